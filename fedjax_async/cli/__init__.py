@@ -3,8 +3,8 @@
 Start with :func:`main`; then read ``flags.py`` (all commands and flags), ``runs.py`` (single runs, comparisons, plans),
 ``sweep_file.py`` and ``sweep.py``, ``saved_flags.py`` and ``saved.py`` (``report``, ``explain``, ``privacy`` and
 ``export``), ``landscape_flags.py`` and ``landscape.py``, ``listing.py`` (``list``), ``data_flags.py`` and ``data.py``.
-Flags are parsed, and missing data sets are reported, without NumPy and JAX; the module of a command is imported when
-the command starts.
+Flags are parsed and missing data sets are reported without NumPy and JAX; the module of a command is imported when the
+command starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["main", "parser"]
 
 
 def _load_plugins(given: list[str] | None) -> None:
-    """Load the plugins of installed packages, and those of the flag; nothing is imported where there are none."""
+    """Load the plugins of installed packages and of the flag; without any, nothing is imported."""
     if given or (given is not None and metadata.entry_points(group="fedjax_async.plugins")):
         from fedjax_async.config import plugins  # noqa: PLC0415 (needs JAX)
 
@@ -34,7 +34,7 @@ def _load_plugins(given: list[str] | None) -> None:
 
 @contextmanager
 def _said() -> Iterator[set[type[Warning]]]:
-    """Print warnings about runs as one line each, the same line once; yields the kinds that came."""
+    """Print each warning about runs once, as one line; yields the set of warning classes seen so far."""
     kinds: set[type[Warning]] = set()
     lines: set[str] = set()
     with warnings.catch_warnings():
@@ -55,9 +55,10 @@ def _said() -> Iterator[set[type[Warning]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or after one line on standard error another number.
+    """Run a command; returns the exit code, 0 for success. Errors are one line on standard error.
 
-    2: unusable input, or too large. 3: results are written, but every upload of a run was rejected. 130: interrupted.
+    2: input that cannot be used, or too little memory. 3: results are written, but every upload of a run was rejected.
+    130: interrupted.
     """
     arguments = parser().parse_args(argv)
     with _said() as kinds:

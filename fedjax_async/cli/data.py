@@ -17,7 +17,7 @@ def list_data(arguments: argparse.Namespace) -> None:
 
 
 def fetch_data(arguments: argparse.Namespace) -> None:
-    """Fetch the named data sets, one after the other."""
+    """Fetch the named data sets."""
     from fedjax_async.data import fetch  # noqa: PLC0415
 
     for name in arguments.names:
@@ -25,7 +25,7 @@ def fetch_data(arguments: argparse.Namespace) -> None:
 
 
 def verify_data(arguments: argparse.Namespace) -> None:
-    """Compare the hashes of the named data sets; ``ValueError`` if any differs."""
+    """Check the hashes of the named data sets; ``ValueError`` if any differs."""
     from fedjax_async.data import verify  # noqa: PLC0415
 
     failed = 0
@@ -40,7 +40,7 @@ def verify_data(arguments: argparse.Namespace) -> None:
 
 
 def import_data(arguments: argparse.Namespace) -> None:
-    """Write a data set to a new folder, client by client, and say how to use it."""
+    """Write a data set to a new folder, divided by clients, and print how to use it."""
     from fedjax_async.data import DATASETS, check_data, federate, write_folder  # noqa: PLC0415
     from fedjax_async.registry import bind  # noqa: PLC0415
     from fedjax_async.types import FederatedData  # noqa: PLC0415
@@ -69,7 +69,7 @@ def import_data(arguments: argparse.Namespace) -> None:
 
 
 def import_fedscale(arguments: argparse.Namespace) -> None:
-    """Write the tables of FedScale's traces, and say how to use them."""
+    """Write the tables of FedScale's traces, and print how to use them."""
     from fedjax_async.clock import fedscale  # noqa: PLC0415
 
     options = {"clients": arguments.clients, "batch_size": arguments.batch_size}

@@ -33,14 +33,22 @@ EPILOG = """examples:
   fedjax-async export runs/one --to model.safetensors --names torch
   fedjax-async data fetch mnist
 
-Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
-METHOD+PART@TIMING. `fedjax-async list --options` shows everything by name.
+A name takes options after a colon: NAME:key=value,key=value. A method may be joined with server parts and a timing:
+METHOD+PART@TIMING. `fedjax-async list --options` shows all names and their options.
+
+words:
+  job          the local training of one client, from dispatch to upload
+  update       an upload that the server applies
+  server step  a new model of the server, made from one update (fedasync) or several (fedbuff, fedavg)
+  staleness    server steps between the sending of a job's start model and the application of its upload
+  wave         arrivals that are trained as one batch; the results are those of training one by one
+  virtual time the simulated time of clients and network, in seconds; the program never waits for it
 
 Compiled programs are kept in $FEDJAX_ASYNC_DATA/compiled or ~/.cache/fedjax_async/compiled, at most 512 MB.
 JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR uses JAX's own cache instead.
 """
 
-# The quickstart: real data and the delays of real devices; all methods and seeds within a minute on two cores.
+# The quickstart: real data and delays of real devices; all methods and seeds take less than a minute on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
@@ -58,7 +66,7 @@ RUN_BASE: dict[str, Any] = {"updates": 200}
 
 
 def _later(module: str, name: str) -> Action:
-    """The function ``name`` of ``module`` in this package, which is imported when it is called: most need JAX."""
+    """The function ``name`` of a module of this package that is imported at the call, because most modules need JAX."""
 
     def act(arguments: argparse.Namespace) -> None:
         getattr(importlib.import_module(f"fedjax_async.cli.{module}"), name)(arguments)
@@ -67,7 +75,7 @@ def _later(module: str, name: str) -> Action:
 
 
 def _compiling(module: str, name: str) -> Action:
-    """As :func:`_later`, with compiled programs kept on the disk."""
+    """As :func:`_later`, with compiled programs kept on disk."""
 
     def act(arguments: argparse.Namespace) -> None:
         compiled.keep_compiled()
@@ -77,7 +85,7 @@ def _compiling(module: str, name: str) -> Action:
 
 
 def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
-    """The function ``name`` of ``runs``, called after a check that the files of the data set exist."""
+    """The function ``name`` of ``runs``, after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
         home.require_datasets([getattr(arguments, "dataset", dataset)])
@@ -92,12 +100,12 @@ def _sweep(arguments: argparse.Namespace) -> None:
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    """The type that parses a setting's text, from its annotation, such as ``"float | None"``."""
+    """The function that parses a setting's text, from its annotation, such as ``"float | None"``."""
     return {"int": whole, "float": real}.get(str(field.type).split(" ", maxsplit=1)[0], str)
 
 
 def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
-    """Add a flag for each setting, in groups; flags that are not given do not enter the namespace."""
+    """Add a flag for each setting, in groups; the namespace has only the flags that were given."""
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Settings):
         if field.name in without:
@@ -106,7 +114,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
         group = groups.setdefault(title, parser.add_argument_group(title))
         default = base.get(field.name, field.default)
         about = field.metadata["about"]
-        if default not in (None, False):  # it takes the place of what happens without one
+        if default not in (None, False):  # it replaces the default that the help text states
             about = f"{about.partition(' [')[0]} [{default}]"
         flag = "--" + field.name.replace("_", "-")
         if field.type == "bool":
@@ -118,7 +126,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
 
 
 def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
-    """``base`` changed by the flags that were given; a flag of the budget replaces all budgets of the base."""
+    """``base`` changed by the given flags; a flag of the budget replaces every budget of the base."""
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
     for rivals in (
         ("time", "updates", "server_steps"),
@@ -131,36 +139,36 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 
 
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
-    """Add ``--seeds``, ``--baseline`` and ``--target``."""
+    """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
     usual = baseline or "fedavg, else the first"
     parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
-        "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
+        "--baseline", default=baseline, metavar="METHOD", help=f"method to which times are relative [{usual}]"
     )
     parser.add_argument(
         "--target",
         default="95%",
         metavar="ACCURACY",
-        help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a share "
-        "such as 95%% of the lowest final accuracy [95%%]",
+        help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a "
+        "percentage of the lowest final accuracy [95%%]",
     )
     _add_finals(parser)
 
 
 def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
-    """Add ``--final`` and ``--interval``; ``usual``: where their defaults come from, if they are not fixed."""
+    """Add ``--final`` and ``--interval``; ``usual``: the text of their defaults, if they are not fixed."""
     parser.add_argument(
         "--final",
         default=None if usual else "tail",
         metavar="WAY",
-        help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        f"tail:K (of the last K) [{usual or 'tail'}]",
+        help="final accuracy in tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
+        f"tail:K (mean of the last K) [{usual or 'tail'}]",
     )
     parser.add_argument(
         "--interval",
         default=None if usual else "t",
         metavar="KIND",
-        help=f"95%% interval over seeds: t or bootstrap [{usual or 't'}]",
+        help=f"95%% confidence interval over seeds: t or bootstrap [{usual or 't'}]",
     )
 
 
@@ -178,17 +186,23 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
     if formats:
         text = "png, pdf or svg; several joined by commas [png]"
         group.add_argument("--format", type=_names, default=("png",), metavar="FORMAT", help=text)
-    text = "width of a paper's column (3.5 inches) or page (7.16 inches) [for the screen]"
+    text = "column or page of a paper (3.5 or 7.16 inches) [for the screen]"
     group.add_argument("--width", metavar="column|page", help=text)
     group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
 
 
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add ``--out``, ``--overwrite`` and ``--quiet``."""
+    """Add the flags of the output folder, of progress, streams and pictures."""
     group = parser.add_argument_group("output")
-    group.add_argument("--out", type=folder, metavar="DIR", default=default, help=f"folder for the results [{default}]")
-    group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
-    group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
+    group.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        default=default,
+        help=f"folder for the results [{default or 'none: only print'}]",
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace results of other settings in DIR")
+    group.add_argument("--again", action="store_true", help="train again, also if DIR has the finished run")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_watching(group)
     _add_drawing(parser)
@@ -207,8 +221,8 @@ def _add_watching(parser: Any) -> None:
     parser.add_argument(
         "--keep-best",
         action="store_true",
-        help="keep the best model in best.npz beside the last one: by validation accuracy if there is a validation "
-        "part, else by test accuracy",
+        help="also keep the best model, in best.npz: by validation accuracy if there is a validation part, else by "
+        "test accuracy",
     )
 
 
@@ -219,7 +233,7 @@ def _add_plugins(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="a Python file or module that registers parts of your own (fedjax_async.register); may be repeated",
+        help="a Python file or module that registers your own parts (fedjax_async.register); may be repeated",
     )
 
 
@@ -228,11 +242,13 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.epilog, sub.formatter_class = SWEEP_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument("file", metavar="FILE.toml", help="the file that describes the sweep")
     sub.add_argument("--out", type=folder, metavar="DIR", help="folder for the results [runs/FILE]")
-    sub.add_argument("--dry-run", action="store_true", help="check and plan everything, print the plan, train nothing")
+    sub.add_argument("--dry-run", action="store_true", help="check everything and print the plan, train nothing")
     sub.add_argument(
-        "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [the device's]"
+        "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [half of the device's]"
     )
-    sub.add_argument("--lanes", type=whole, metavar="N", help="stacks trained at the same time [one per CPU core]")
+    sub.add_argument(
+        "--lanes", type=whole, metavar="N", help="stacks of runs trained at the same time [one per CPU core]"
+    )
     sub.add_argument(
         "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
     )
@@ -241,16 +257,16 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
-        help="train in jobs of a scheduler: slurm or local, with options partition=, time= (minutes), memory= (GB), "
+        help="train as jobs of a scheduler: slurm or local, with options partition=, time= (minutes), memory= (GB), "
         "cpus=, gpus=, account=, qos=, constraint=, at_once=; ray, with cpus=, gpus=, memory=, retries=; or array, "
         "which numbers the jobs for the command `job`",
     )
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
-    text = "measure what it takes to reach this test accuracy [FILE's]"
+    text = "measure the cost of reaching this test accuracy [as in FILE]"
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
-    _add_finals(sub, "FILE's, else tail and t")
+    _add_finals(sub, "as in FILE, else tail and t")
     _add_drawing(sub)
 
 
@@ -258,7 +274,7 @@ def _add_runs(command: Command) -> None:
     """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare eight methods over three seeds on real data within a minute",
+        "compare eight methods over three seeds on real data in less than a minute",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
@@ -266,18 +282,18 @@ def _add_runs(command: Command) -> None:
     _add_settings(quick, base=dataclasses.asdict(QUICKSTART), without=("method",))
     _add_outputs(quick, "runs/quickstart")
 
-    run = command("run", "simulate one method and save its tables and pictures", _simulating("run"))
+    run = command("run", "simulate one method; with --out, save its tables and pictures", _simulating("run"))
     _add_settings(run, base=RUN_BASE)
     _add_outputs(run, None)
 
     resume = command(
-        "resume", "continue a run that was begun with --checkpoint and cut off", _compiling("runs", "resume")
+        "resume", "continue an interrupted run that was started with --checkpoint", _compiling("runs", "resume")
     )
     resume.add_argument("folder", type=folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_drawing(resume)
 
-    compare = command("compare", "the same experiment with several methods and seeds", _simulating("compare"))
+    compare = command("compare", "run the same experiment with several methods and seeds", _simulating("compare"))
     compare.add_argument(
         "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
     )
@@ -285,14 +301,16 @@ def _add_runs(command: Command) -> None:
     _add_settings(compare, base=RUN_BASE, without=("method",))
     _add_outputs(compare, "runs/compare")
 
-    _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
+    _add_sweep(command("sweep", "train many runs from one file: a grid over any settings, side by side", _sweep))
     job = command("job", "train one job of a sweep that was submitted as an array", _later("sweep", "job"))
     job.add_argument("folder", type=folder, metavar="DIR", help="the --out of the sweep, or a copy of it")
     job.add_argument("index", type=whole, metavar="N", help="the number of the job, from 0")
 
-    plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
+    plan = command(
+        "plan", "plan a run without training: print staleness and waves, draw a Gantt chart", _simulating("plan")
+    )
     plan.add_argument(
-        "--gantt", type=file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
+        "--gantt", type=file, metavar="FILE", help="draw a Gantt chart of the clients' jobs into FILE.png, .pdf or .svg"
     )
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
@@ -304,19 +322,22 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
         "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
     )
     sub.add_argument(
-        "--out", type=file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+        "--out",
+        type=file,
+        metavar="FILE.html",
+        help="file of the page [DIR/report.html, or report.html for several folders]",
     )
     sub.add_argument(
         "--target",
         metavar="ACCURACY",
-        help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
+        help="make the tables again with the time to this test accuracy; for comparisons also a METHOD or a percentage",
     )
-    _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
+    _add_finals(sub, "as in the tables of DIR; if given, the tables are made again")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``list``."""
-    sub.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
+    sub.add_argument("what", nargs="?", metavar="KIND", help="show only one kind: " + ", ".join(REGISTRIES))
     sub.add_argument("--options", action="store_true", help="show the options of each name")
 
 
@@ -324,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = Parser(
         prog="fedjax-async",
-        description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
+        description="Simulate asynchronous federated learning in virtual time: many clients train in one batch.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -339,21 +360,25 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     _add_runs(command)
-    _add_report(
-        command("report", "write one HTML page about folders of results, to explore", _later("saved", "report"))
+    _add_report(command("report", "write an interactive HTML page about folders of results", _later("saved", "report")))
+    landscape = command(
+        "landscape",
+        "measure the loss between the models of two or three saved runs",
+        _compiling("landscape", "landscape"),
     )
-    landscape = command("landscape", "the loss between two or three saved runs", _compiling("landscape", "landscape"))
     add_landscape(landscape)
     _add_drawing(landscape)
     explain = command(
-        "explain", "which arrivals of a saved run moved the loss up or down", _compiling("saved", "explained")
+        "explain", "show which arrivals of a saved run raised or lowered the loss", _compiling("saved", "explained")
     )
     add_explain(explain)
     _add_drawing(explain)
-    add_privacy(command("privacy", "epsilon of saved runs with differential privacy", _later("saved", "privacy")))
-    written = "write the model of a saved run as .safetensors or .npz, under our names or PyTorch's"
+    add_privacy(
+        command("privacy", "compute epsilon of saved runs with differential privacy", _later("saved", "privacy"))
+    )
+    written = "write the model of a saved run as .safetensors or .npz, with this package's names or PyTorch's"
     add_export(command("export", written, _later("saved", "exported")))
-    everything = "every method, timing, delay, partition, data set and model by name"
+    everything = "list all names: methods, timings, delays, partitions, data sets, models and other parts"
     _add_list(command("list", everything, _later("listing", "list_names")))
     data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))
     add_data(data, _later, _add_plugins)

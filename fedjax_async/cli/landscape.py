@@ -31,7 +31,7 @@ from fedjax_async.types import FederatedData, Model, Params, Run
 LETTERS = "ABC"
 TABLES = ("paths.csv", "barriers.csv", "plane.csv")
 PARTS = ("test", "train", "validation")
-LEARNED_FROM = 20_000  # training examples, at most, for the curves
+LEARNED_FROM = 20_000  # most training examples for the curves
 MARGIN = 0.25  # around the models, as a share of the larger side of their box
 
 
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
     model: Model
     measure: theory.landscape.Measure
     rows: tuple[jax.Array, jax.Array]  # x and y
-    training: tuple[jax.Array, jax.Array]  # of all clients, to learn curves
+    training: tuple[jax.Array, jax.Array]  # x and y of all clients, to learn curves
     about: str  # the rows, in words
 
 
@@ -49,7 +49,7 @@ class Between(NamedTuple):
     """A path between two models."""
 
     name: str  # "A to B, line"
-    points: tuple[Params, ...]  # of its Bezier curve
+    points: tuple[Params, ...]  # the ends, and the control point of a Bezier curve between them
     scores: Mapping[str, np.ndarray]  # s, loss, accuracy [P]
 
 
@@ -83,7 +83,7 @@ def landscape(arguments: argparse.Namespace) -> None:
         if len(corners) == 3:
             _write_plane(corners, paths, out, subject, arguments.grid, drawing)
         else:
-            print("no plane: two runs without a curve (--steps 0) span none")
+            print("no plane: two runs without a curve (--steps 0) do not span a plane")
     disk.sweep_up(out)
     print(f"written: {out}")
 
@@ -101,7 +101,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def _settings_of(runs: list[Run], folders: list[str]) -> Settings:
-    """The settings of the first run; ``ValueError`` if another has another model or number format."""
+    """The settings of the first run; ``ValueError`` if another run has another model or number format."""
     first = runs[0].settings
     for run, folder in zip(runs[1:], folders[1:]):
         for name in ("model", "compute"):
@@ -154,7 +154,7 @@ def _rows(data: FederatedData, part: str, client: int | None) -> np.ndarray:
 
 
 def _spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """``rows``, or if there are more than ``most`` as many of them at equal distances."""
+    """At most ``most`` of the rows, at equal distances."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)]
 
 
@@ -166,7 +166,7 @@ def _taken(pool: tuple[Any, Any], rows: np.ndarray) -> tuple[jax.Array, jax.Arra
 
 
 def _paths(models: list[Params], subject: Subject, arguments: argparse.Namespace) -> list[Between]:
-    """The line and the learned curve between each two models, measured."""
+    """The line and the learned curve between each pair of models, with their scores."""
     s = np.linspace(0.0, 1.0, arguments.points)
     loss = theory.batch_loss(subject.model)
     found = []
@@ -229,7 +229,7 @@ def _write_plane(
     models = {name: (float(a), float(b), height) for name, (a, b), height in zip(names, at, loss)}
     lines = {}
     for path in paths:
-        if len(path.points) == 2 or not three_runs:  # the curves between three runs leave their plane
+        if len(path.points) == 2 or not three_runs:  # curves between three runs do not lie in their plane
             points = geometry.bezier_points(path.points, 60)
             inside = np.asarray(jax.vmap(lambda p: geometry.plane_coordinates(plane, p))(points))
             lines[path.name] = (inside[:, 0], inside[:, 1])

@@ -1,4 +1,4 @@
-"""The flags of ``landscape`` and what its help teaches."""
+"""The flags of ``landscape`` and the text of its help."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import argparse
 from fedjax_async.cli.parsing import folder, real, whole
 
 LANDSCAPE_EPILOG = """what it does:
-  1. For each two runs, the loss along the straight line between their models (linear mode connectivity), and along a
-     quadratic Bezier curve whose control point is learned by Adam, so that the loss on the curve is low.
+  1. For each pair of runs, the loss along the straight line between their models (linear mode connectivity), and along
+     a quadratic Bezier curve with a control point that Adam learns, so that the loss on the curve is low.
   2. The barrier of each path: how far the loss rises above the line between its values at both ends. No barrier on
-     the line means that the two models lie in one valley; none on the curve, that a bent valley connects them.
+     the line means that the two models lie in one valley; no barrier on the curve, that a bent valley connects them.
   3. The loss on a grid in the plane through three models: of three runs, or of two and the curve's control point.
 
 files in DIR: barriers.csv, paths.csv, plane.csv, and the pictures paths.png and plane.png. Lengths and coordinates
@@ -22,9 +22,9 @@ examples:
   fedjax-async landscape runs/a runs/b --out landscapes/ab
   fedjax-async landscape runs/a runs/b --part train --client 3 --out landscapes/client_3
 
-The runs must have the same model; data and settings are those of RUN_A. Two runs that differ in the seed only often
-have a barrier on the line and none on the curve. A model with running statistics (BatchNorm) is evaluated with those
-mixed from the ends, which may raise the loss between them.
+The runs must have the same model; data and settings are those of RUN_A. Two runs that differ only in the seed often
+have a barrier on the line and none on the curve. For a model with running statistics (BatchNorm), these are
+interpolated between the ends, which may raise the loss between them.
 """
 
 
@@ -42,7 +42,7 @@ def add_landscape(sub: argparse.ArgumentParser) -> None:
         "--out", type=folder, metavar="DIR", default="landscape", help="folder for tables and pictures [landscape]"
     )
     sub.add_argument("--overwrite", action="store_true", help="replace the files of another landscape in DIR")
-    sub.add_argument("--best", action="store_true", help="the best models (--keep-best of run), not the last ones")
+    sub.add_argument("--best", action="store_true", help="use the best models (run --keep-best), not the last ones")
     group = sub.add_argument_group("what is measured")
     text = "part of the data: test, train or validation [test]"
     group.add_argument("--part", default="test", metavar="PART", help=text)
@@ -53,7 +53,7 @@ def add_landscape(sub: argparse.ArgumentParser) -> None:
     group.add_argument("--grid", type=whole, default=25, metavar="N", help=text)
     group.add_argument("--points", type=whole, default=31, metavar="N", help="points along each path [31]")
     group = sub.add_argument_group("the learned curve")
-    text = "steps of Adam on 100 training examples of all clients each; 0: no curve [500]"
+    text = "steps of Adam, each on 100 training examples of all clients; 0: no curve [500]"
     group.add_argument("--steps", type=whole, default=500, metavar="N", help=text)
     group.add_argument("--lr", type=real, default=1e-3, metavar="X", help="learning rate of Adam [0.001]")
-    group.add_argument("--seed", type=whole, default=0, metavar="N", help="of the examples drawn [0]")
+    group.add_argument("--seed", type=whole, default=0, metavar="N", help="seed that draws these examples [0]")

@@ -1,4 +1,4 @@
-"""The parser of flags: an error is one line, and an option that takes a value is given once."""
+"""The parser of flags: an error is one line, and an option with a value may be given only once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
             raise ValueError(text)
         return kind(text)
 
-    parse.__name__ = kind.__name__  # what the message of a wrong value calls the type
+    parse.__name__ = kind.__name__  # the name of the type in the message of a wrong value
     return parse
 
 
@@ -53,11 +53,11 @@ class Parser(argparse.ArgumentParser):
         self.register("action", "store", _StoreOnce)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; arguments left over are an error of this command, which names the nearest flag."""
+        """Parse; unknown arguments are an error of this command, with the nearest flag in the message."""
         given = list(sys.argv[1:] if args is None else args)
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]
         first = str(given[0]).partition("=")[0] if given else ""
-        # of a parser of commands: a wrong flag in the place of the command is no missing command
+        # a wrong flag where the command should be must not be reported as a missing command
         wrong = self._subparsers is not None and first.startswith("--") and not any(f.startswith(first) for f in known)
         found, left = (namespace, given[:1]) if wrong else super().parse_known_args(given, namespace)
         if left:
@@ -66,12 +66,12 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """End with 2 and one line: the usage of a command with 50 flags would hide the message."""
+        """Exit with 2 and one line, without the usage: that of a command with 50 flags would hide the message."""
         self.exit(2, f"fedjax-async: error: {' '.join(message.split())} (see {self.prog} --help)\n")
 
 
 class _StoreOnce(argparse.Action):
-    """Store a value. The namespace lists the options that were given under ``_given``."""
+    """Store a value, once. The namespace keeps the options that were given under ``_given``."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

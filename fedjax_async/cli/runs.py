@@ -47,7 +47,7 @@ def drawing_of(arguments: argparse.Namespace) -> Drawing:
 
 
 def check_finals(arguments: argparse.Namespace) -> None:
-    """``ValueError`` for a ``--final`` or ``--interval`` that does not exist; called before the work."""
+    """``ValueError`` for an unknown ``--final`` or ``--interval``; called before any training."""
     check.optional(lambda field, value: require_final(value), "final", arguments.final)
     check.optional(check.one_of, "interval", arguments.interval, allowed=INTERVALS)
 
@@ -55,7 +55,7 @@ def check_finals(arguments: argparse.Namespace) -> None:
 def resume(arguments: argparse.Namespace) -> None:
     """Continue the run in ``arguments.folder``."""
     arguments.out, arguments.overwrite = arguments.folder, False
-    unfinished(Path(arguments.folder))  # before the folder is made: the name may be wrong
+    unfinished(Path(arguments.folder))  # raises before the folder is made: its name may be wrong
     arguments.again = False
     load_plugins(Path(arguments.folder))
     with claimed(arguments.out):
@@ -73,7 +73,7 @@ def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
-    drawing_of(arguments)  # before the work
+    drawing_of(arguments)  # raises before any training
     if arguments.out:
         require_matplotlib()
     for name in ("overwrite", "again", "width", "title", "keep_best"):
@@ -127,7 +127,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     )
     if "looks" in counters:
         took = 1000 * counters["look_seconds"] / max(counters["looks"], 1)
-        print(f"{counters['looks']} looks of the server, each {took:.1f} ms beside the training")
+        print(f"{counters['looks']} looks of the server, each {took:.1f} ms besides training")
     if run.stopped is not None:
         print(f"stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: {run.stopped.why}")
     if run.best is not None:
@@ -139,7 +139,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
 
 
 def nodes_text(run: Run) -> str:
-    """How far apart the nodes' models are at the end, the accuracy of their mean, and the masses."""
+    """A line about the nodes at the end: accuracy of all and of the mean model, consensus distance, masses."""
     last = {name: column[-1] for name, column in run.evaluations.items()}
     metric = "accuracy" if has_accuracy([run]) else "loss"
     shown = (lambda value: f"{100 * value:.2f} %") if metric == "accuracy" else (lambda value: f"{value:.4f}")
@@ -154,7 +154,7 @@ def nodes_text(run: Run) -> str:
 
 
 def clients_text(run: Run) -> list[str]:
-    """A line for each kind of models, global and clients' own: the final scores on the clients' own tests."""
+    """A line for each kind of model, global or the clients' own: final scores on the clients' own tests."""
     metric = "accuracy" if has_accuracy([run]) else "loss"
     lines = []
     for score in of_metric(client_scores([run]), metric):
@@ -168,7 +168,7 @@ def clients_text(run: Run) -> list[str]:
 
 
 def _unscored(run: Run) -> list[str]:
-    """How to see the models that clients have of their own, where nothing scores them: a line."""
+    """If nothing scores the clients' own models, a line that says how to score them."""
     personal = [f"--{name}" for name in ("personal", "ditto") if run.settings.get(name) is not None]
     if not personal or not run.has_server or run.per_client:
         return []
@@ -177,7 +177,7 @@ def _unscored(run: Run) -> list[str]:
 
 
 def attackers_text(run: Run) -> list[str]:
-    """How many clients and uploads attacked: a line, where the run has an attack."""
+    """A line with the numbers of attackers and malicious uploads, if the run has an attack."""
     count = run.counters
     if "attackers" not in count:
         return []
@@ -188,7 +188,7 @@ def attackers_text(run: Run) -> list[str]:
 
 
 def costs_text(run: Run) -> list[str]:
-    """Energy and carbon of all clients: a line, where they are counted."""
+    """A line with energy and carbon of all clients, if they are counted."""
     if "energy" not in run.evaluations:
         return []
     spent = []
@@ -203,7 +203,7 @@ def _unused(count: int) -> str:
 
 
 def scores_text(run: Run, final: str = FINAL) -> str:
-    """The final scores of a run on the test set and, if there is one, the validation part, as in tables."""
+    """The final scores of a run on the test set and the validation part, if there is one, as in tables."""
     names = ["accuracy", "loss"] if has_accuracy([run]) else ["loss"]
     names += [f"validation_{name}" for name in names if f"validation_{name}" in run.evaluations]
     values = {name: percent(name) * final_value(run, name, final) for name in names}
@@ -227,9 +227,11 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
     check_finals(arguments)
     drawing = drawing_of(arguments)
-    target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
+    target_accuracy(
+        {method: np.ones(1) for method in arguments.methods}, arguments.target
+    )  # raises before any training
     require_matplotlib()
-    callbacks_of(arguments)  # before the work
+    callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
             runs = compare_methods(
@@ -269,14 +271,14 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _training_text(runs: Mapping[str, Run]) -> str:
-    """The clients' optimisers and learning rates, if the methods have different ones: a line, else nothing."""
+    """A line with the clients' optimisers and learning rates, if they differ between methods."""
     methods: dict[str, list[str]] = {}
     for method, run in runs.items():
         methods.setdefault(f"{run.settings['optimizer']} at {run.settings['lr']:g}", []).append(method)
     if len(methods) == 1:
         return ""
     each = "; ".join(f"{training}: {', '.join(names)}" for training, names in methods.items())
-    return f"clients train with {each} (--optimizer and --lr give all the same)\n"
+    return f"clients train with {each} (--optimizer and --lr set them for all)\n"
 
 
 def plan(arguments: argparse.Namespace) -> None:
@@ -291,7 +293,7 @@ def plan(arguments: argparse.Namespace) -> None:
         figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
     else:
         if isinstance(experiment, AdaptiveExperiment):
-            print(f"without looking: policy {settings.policy} will decide on the way")
+            print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
             experiment = experiment.nominal
         used = _print_plan(experiment)
         figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
@@ -312,7 +314,7 @@ def _print_fields(statistics: Any) -> None:
 
 
 def _print_plan(experiment: Experiment) -> np.ndarray:
-    """Print what a plan amounts to; returns which arrivals are used."""
+    """Print the numbers of a plan; returns which arrivals are used, bool[E]."""
     schedule = experiment.schedule
     came = len(schedule.job)
     used = used_arrivals(schedule) if waits_for_close(experiment.components) else came

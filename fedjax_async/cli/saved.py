@@ -1,4 +1,4 @@
-"""The commands about saved runs, but for ``landscape``: ``report``, ``privacy``, ``export`` and ``explain``."""
+"""The commands about saved runs, except ``landscape``: ``report``, ``privacy``, ``export`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.privacy import guarantees
 
-VISIBLE = 1e-3  # relative distance of parameters that is more than rounding
+VISIBLE = 1e-3  # a larger relative distance of parameters is more than rounding
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -53,7 +53,7 @@ def exported(arguments: argparse.Namespace) -> None:
 
 
 def explained(arguments: argparse.Namespace) -> None:
-    """Attribute, write into ``arguments.out`` and print the tables."""
+    """Attribute the change of the loss to arrivals; write tables into ``arguments.out`` and print them."""
     drawing = drawing_of(arguments)
     require_matplotlib()
     out = arguments.out or str(Path(arguments.folder) / "explain")
@@ -71,7 +71,7 @@ def explained(arguments: argparse.Namespace) -> None:
 
 
 def _print_explanation(found: Explanation) -> None:
-    """The whole change, then the tables."""
+    """Print the whole change of the loss, then the tables."""
     exact, first = found.arrivals["change"], found.arrivals["first_order"]
     end, moved = float(found.arrivals["loss"][-1]), int(((exact != 0) | (first != 0)).sum())
     arrivals = f"{moved} arrivals" if moved == len(exact) else f"{moved} of {len(exact)} arrivals moved the model and"
@@ -81,8 +81,8 @@ def _print_explanation(found: Explanation) -> None:
     )
     if found.drift > VISIBLE:
         print(
-            f"the repeated run ends {100 * found.drift:.2g} % away from the saved parameters: it was made on another "
-            "machine or with other versions (versions.json), and the tables are of the repeated one"
+            f"the repeated run ends {100 * found.drift:.2g} % away from the saved parameters: the saved run was made "
+            "on another machine or with other versions (versions.json); the tables describe the repeated run"
         )
     for name, rows_of in TABLES.items():
         rows = rows_of(found)

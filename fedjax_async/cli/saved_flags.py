@@ -1,4 +1,4 @@
-"""The flags of the commands about one saved run, and what their help teaches: ``explain``, ``privacy``, ``export``."""
+"""The flags of the commands about one saved run, and their help texts: ``explain``, ``privacy``, ``export``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import argparse
 from fedjax_async.cli.parsing import file, folder, real, whole
 
 EXPLAIN_EPILOG = """what it does:
-  1. Trains the run once more, with a probe on every arrival that measures the loss F of validation (or test) examples
-     before it and after it. The run ends with the same parameters; the command says if it does not.
-  2. Attributes the change of F to the arrivals. One that moves the server's model from x to x' alone caused
-     F(x') - F(x); to first order that is <grad F(x), x' - x>. Arrivals that share a server step divide its change.
-     All changes together are that of the whole run.
+  1. Trains the run again and measures the loss F of validation (or test) examples before and after every arrival. The
+     run ends with the same parameters; the command prints a note if it does not.
+  2. Attributes the change of F to the arrivals. An arrival that alone moves the server's model from x to x' changes F
+     by F(x') - F(x), to first order <grad F(x), x' - x>. Arrivals of the same server step divide its change. The
+     changes of all arrivals sum to the change of the whole run.
 
-files in DIR: arrivals.csv (a row an arrival), tables by client, by staleness and by class (clients, staleness and
-classes, .csv and .md), and the picture swings.png: above the accuracy, in the colour of the client whose arrival
-changed it, below what each client did to the loss so far. A second call with the same examples reads arrivals.csv.
+files in DIR: arrivals.csv (one row per arrival), tables by client, by staleness and by class (clients, staleness and
+classes, .csv and .md), and the picture swings.png. Its upper panel shows the accuracy, in the colour of the client that
+changed it; the lower panel the change of the loss by each client so far. A second call with the same examples reads
+arrivals.csv.
 
 examples:
   fedjax-async run --method fedasync --validation-fraction 0.1 --out runs/skewed
   fedjax-async explain runs/skewed
   fedjax-async explain runs/skewed --part test --examples 5000 --out explained/test
 
-Runs without a server have no server steps, and are refused. The time grows with the examples: with 1000, an arrival
+Runs without a server are refused, since they have no server steps. Time grows with the examples: with 1000, an arrival
 costs about as much as 100 local steps of batch 32.
 """
 
@@ -41,10 +42,11 @@ def add_explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-PRIVACY_EPILOG = """what it says (extra privacy):
-  epsilon of the client with the largest, by the participations and weights that the run recorded: its uploads compose
-  as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. Of DP-SGD, epsilon of an example. It
-  says "none", and why, where no bound is known: without noise, with rejected uploads, or if the run stopped early.
+PRIVACY_EPILOG = """what it prints (needs fedjax-async[privacy]):
+  The largest epsilon of a client, from the participations and weights that the run recorded: the client's uploads
+  compose as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. For DP-SGD, the epsilon of an
+  example. It prints "none", and why, if no bound is known: without noise, with rejected uploads, or if the run stopped
+  early.
 
 example:
   fedjax-async run --method fedbuff@buffer:size=10 --clients 50 --privacy dp:clip=0.5,noise=1 --out runs/private
@@ -56,7 +58,7 @@ def add_privacy(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``privacy``."""
     sub.epilog, sub.formatter_class = PRIVACY_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument("folders", type=folder, nargs="+", metavar="RUN", help="the --out of a run with --privacy")
-    text = "delta, above 0 and below 1 [n^-1.1 of n clients or examples, printed with epsilon]"
+    text = "delta, above 0 and below 1 [n^-1.1 for n clients or examples]"
     sub.add_argument("--delta", type=real, metavar="X", help=text)
 
 
@@ -73,7 +75,7 @@ examples:
 
 In PyTorch: module.load_state_dict(safetensors.torch.load_file("lenet.safetensors")). Without a server the mean of the
 nodes' models is written, or with --node one of them. With a server, layers that stay with their clients (--personal)
-are written as all clients began with them: a run keeps no client's own.
+are written with their initial weights: a run does not keep those of the clients.
 """
 
 
@@ -84,9 +86,9 @@ def add_export(sub: argparse.ArgumentParser) -> None:
     text = "the file, ending in .safetensors or .npz"
     sub.add_argument("--to", type=file, required=True, metavar="FILE", help=text)
     sub.add_argument("--names", default="own", metavar="NAMES", help="names and layouts: own or torch [own]")
-    text = "with torch, layers that have another name there, LAYER=NAME, joined by commas; --initial-rename reads them"
+    text = "with --names torch: layers with another name in PyTorch, LAYER=NAME, several joined by commas"
     sub.add_argument("--rename", metavar="PAIRS", help=text)
-    sub.add_argument("--best", action="store_true", help="the best model (--keep-best of run), not the last one")
+    sub.add_argument("--best", action="store_true", help="the best model (run --keep-best), not the last one")
     text = "without a server: the model of this node, from 0 [the mean of all]"
     sub.add_argument("--node", type=whole, metavar="N", help=text)
     sub.add_argument("--overwrite", action="store_true", help="replace the file")

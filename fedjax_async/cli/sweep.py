@@ -1,4 +1,4 @@
-"""The command ``sweep``: read the file, then train, submit or collect its runs, and print what happens."""
+"""The commands ``sweep`` (read the file, then train, submit or collect its runs) and ``job``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(path: str | Path) -> File:
 
 
 def _checked(file: File) -> File:
-    """The file; ``ValueError`` for a target, a final value or an interval that does not exist."""
+    """The file; ``ValueError`` for an invalid target, final value or interval."""
     if file.target is not None:
         check.positive("target", file.target)
         check.in_range("target", file.target, 0, 1)
@@ -65,7 +65,7 @@ def _checked(file: File) -> File:
 
 
 def _with_flags(file: File, arguments: argparse.Namespace) -> File:
-    """The file with the flags in the place of its options."""
+    """The file with its options replaced by the flags that were given."""
     given = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
     return _checked(file._replace(**{name: value for name, value in given.items() if value is not None}))
 
@@ -80,7 +80,7 @@ def _axes(points: Sequence[Point]) -> str:
 
 
 def _roles(points: Sequence[Point], given: Mapping[str, str]) -> list[str]:
-    """The settings of each role, and a warning where the test set would choose those that are tuned."""
+    """The settings of each role, and a warning if the test set would choose the tuned ones."""
     roles = roles_of(swept(points), given)
     short = labels(roles)
     names = {role: [short[path] for path, its in roles.items() if its == role] for role in ROLES}
@@ -144,7 +144,7 @@ def _collect(arguments: argparse.Namespace, file: File) -> None:
 
 
 def _is_waited_for(arguments: argparse.Namespace) -> bool:
-    """Whether the scheduler's jobs end with this process; ``ValueError`` for a target that cannot be used."""
+    """Whether this process waits for the scheduler's jobs; ``ValueError`` for a scheduler that cannot be used."""
     return arguments.submit is not None and cluster.parse_target(arguments.submit)[0] in cluster.WAITED
 
 
@@ -169,7 +169,7 @@ def _shown(job: cluster.Job) -> str:
 
 
 def _wait(jobs: Sequence[cluster.Job], again: str) -> None:
-    """Wait for the tasks of Ray; ``ValueError`` once all have ended if any failed."""
+    """Wait for Ray's tasks; ``ValueError`` after all have ended, if any failed."""
     failed = []
     for number, (index, reason) in enumerate(finished([job.handle for job in jobs]), 1):
         failed += [] if reason is None else [f"job {jobs[index].id} ({_shown(jobs[index])}): {reason}"]
@@ -192,7 +192,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
     check_finals(arguments)
-    drawing_of(arguments)  # before the work
+    drawing_of(arguments)  # raises before any training
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {
         "memory_limit": None if arguments.memory_limit is None else parse_size("memory_limit", arguments.memory_limit),

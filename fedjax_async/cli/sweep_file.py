@@ -1,4 +1,4 @@
-"""The file of a sweep: an example, its tables, and the data sets that it names; read without NumPy and JAX."""
+"""The file of a sweep: an example, its tables, and its data sets; read without NumPy and JAX."""
 
 from __future__ import annotations
 
@@ -34,23 +34,26 @@ method.exponent = [0.0, 0.5, 1.0, 2.0]
 method = "fedavg"
 lr = [0.05, 0.1]
 
-[roles]                        # optional: tuned, compared or world, where the usual role is not meant
-method.exponent = "tuned"      # the usual one of an option of the method
+[roles]                        # optional: tuned, compared or world, to change the usual role of a setting
+method.exponent = "tuned"      # the usual role of an option of the method
 """
 
 SWEEP_EPILOG = f"""a complete FILE.toml:
 
 {"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
-Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
-a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
+Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option of a name
+follows a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
 TOML's rules: seeds, target, final and interval stand above the first [table]; an option in the same table as its
 name, such as method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
 
-Every swept setting has a role. Tuned: the best value is chosen, by the mean over seeds of the final accuracy on the
-validation part (usual for lr, batch_size, epochs, ... and options of the method). Compared: a row for each value
-(method, timing, compress, ...). World: nothing is chosen across its values (dataset, partition, clients, delay, model,
-budgets, ...). best.md has the chosen setting of each compared value in each world, with the number of trials, and its
-scores on the test set.
+Every swept setting has a role:
+  tuned     the best value is chosen, by the mean over seeds of the final accuracy on the validation part: usual for lr,
+            batch_size, epochs, ... and options of the method
+  compared  each value is a row of the tables: method, timing, compress, ...
+  world     each value is another problem, and nothing is chosen across problems: dataset, partition, clients, delay,
+            model, budgets, ...
+best.md has the chosen values for each compared value in each world, the number of trials, and the scores on the test
+set.
 
   fedjax-async sweep mixing.toml --dry-run
   fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
@@ -59,10 +62,10 @@ scores on the test set.
   fedjax-async sweep mixing.toml --submit array
   fedjax-async sweep mixing.toml --collect
 
-Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
-every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far. Ray's jobs end
-with the command, so it waits for them; those of lost workers are run again. With array nothing is started: a batch
-service runs `fedjax-async job DIR N` for each number N that is printed.
+Each run is saved as soon as it is finished; the same command continues with the missing ones. With --submit every
+stack of runs (runs that train side by side) becomes a job, and --collect writes the tables of the runs that are
+finished so far. Ray's jobs end with the command, so it waits for them; jobs of lost workers run again. With array
+nothing is started: a batch service runs `fedjax-async job DIR N` for each number N that is printed.
 """
 
 

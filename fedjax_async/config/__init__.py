@@ -2,18 +2,18 @@
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
-``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy; ``resolving.py`` is
-what all share.
+``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy; all use
+``resolving.py``.
 
-Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (whom each setting concerns),
+Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (where each setting has an effect),
 ``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
 as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
 training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as
-``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (what a sweep varies a setting for) and
-``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in the place of names), ``plugins.py``
-(names for factories of the user's own) and ``contracts.py`` (what such parts must return) let a user's own parts stand
-wherever the package's do. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` gives
-a run as a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and
+``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in place of names), ``plugins.py`` (names
+for factories of the user's own) and ``contracts.py`` (checks of what such parts return) let users replace any part of
+the package by their own. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes
+a run a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING

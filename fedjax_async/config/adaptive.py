@@ -1,7 +1,7 @@
-"""Adaptive runs: an experiment whose plan is made while it runs, by a policy that looks at it.
+"""Adaptive runs: a policy looks at the run and plans it while it trains.
 
-Before the run a *nominal* plan is made, in which the policy decides nothing. It checks all that a planned run checks
-before anything is compiled, and tells how large the run will be.
+Before the run a *nominal* plan is made, in which the policy decides nothing. It allows the checks of a planned run
+before anything is compiled, and shows how large the run will be.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from fedjax_async.config.experiment import Experiment, Resolved
 
 EXECUTORS = {"waves": WavesExecutor, "reference": ReferenceExecutor}
-JOBS = 8  # of which the mean is taken for what a server knows of a client's speed
+JOBS = 8  # jobs of a client; a policy knows their mean duration beforehand
 Replan = Callable[[Decisions], Schedule]
 
 
 class _GrowingPlan:
-    """What becomes of an adaptive run: its plan as far as it is known, and in the end its schedule."""
+    """The plan of an adaptive run as far as it is decided, and at the end its schedule."""
 
     def __init__(self) -> None:
         self.plan: Any = None  # Plan
@@ -58,7 +58,7 @@ class _GrowingPlan:
 class AdaptiveExperiment(NamedTuple):
     """A run with a policy that is ready to start: nothing has been compiled or trained yet.
 
-    Its methods are those of ``Experiment``; before it runs, schedule and points are those of the ``nominal`` plan.
+    It has the methods of ``Experiment``. Before it runs, schedule and points are those of the ``nominal`` plan.
     """
 
     settings: Settings
@@ -86,7 +86,7 @@ class AdaptiveExperiment(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The root of learning's chance."""
+        """The root key of learning."""
         return self.nominal.key
 
     @property
@@ -101,12 +101,12 @@ class AdaptiveExperiment(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule, nominal until the run is over."""
+        """The schedule; until the end of the run, the nominal one."""
         return self.nominal.schedule if self.growing.schedule is None else self.growing.schedule
 
     @property
     def points(self) -> Points:
-        """The evaluations, as far as they are decided; nominal before the run."""
+        """The evaluations decided so far; before the run, those of the nominal plan."""
         return self.nominal.points if self.growing.plan is None else self.growing.plan.points
 
     @property
@@ -116,7 +116,7 @@ class AdaptiveExperiment(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The arrivals of the nominal plan."""
+        """The number of arrivals of the nominal plan."""
         return self.nominal.total
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -124,15 +124,15 @@ class AdaptiveExperiment(NamedTuple):
         return self.nominal.counts() if self.growing.plan is None else self.growing.plan.counts()
 
     def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What an engine found at an evaluation, as the results have it."""
+        """The scores of evaluation ``row`` as the columns of the results."""
         return self.nominal.columns(row, scores)
 
     def shared(self) -> tuple[Any, ...]:
-        """What must be equal for two runs to share programs."""
+        """What two runs must have in common to share programs."""
         return self.nominal.shared()
 
     def run(self, **options: Any) -> EngineOutcome:
-        """Run it on the engine of its settings; ``options``: those of its executor."""
+        """Run on the engine that the settings name; ``options``: those of its executor."""
         e, s = self.nominal, self.settings
         plan = self.growing.plan = Plan(every_of(s), s.time)
         self.growing.schedule = None
@@ -173,9 +173,9 @@ class AdaptiveExperiment(NamedTuple):
 
 
 def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExperiment:
-    """The adaptive run of a nominal one; ``ValueError`` for what cannot adapt.
+    """The adaptive run of a nominal experiment; ``ValueError`` for settings that cannot be adaptive.
 
-    ``replan(decisions)``: plans the run, asking ``decisions``.
+    ``replan(decisions)`` plans the run and asks ``decisions``.
     """
     s, components = run.settings, run.components
     allowed = "a timing of the package: one of your own asks no policy"
@@ -191,13 +191,13 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
         seed=s.seed,
     )
     policy = checked_policy(model, prior)
-    allowed = "left out, or given with compress: uploads that are not compressed all have the same bytes"
+    allowed = "left out, or given with compress: uploads that are not compressed all have the same size"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
     if policy.buffer is not None:
         longest = nominal.schedule._replace(step=np.zeros(in_flight(nominal.schedule), np.int64))
         check_capacity(shapes_of_server(components, run.shapes, Facts(len(data.size)))[0], longest)
     for name in (OBSERVED, "chosen", "buffer"):
-        check.require(name not in nominal.probes, "probe name", name, "another: a policy's own table has this one")
+        check.require(name not in nominal.probes, "probe name", name, "another: a table of the policy has this one")
     _try(replan, policy)
     every = bool(np.all(nominal.schedule.closes)) and policy.buffer is None and s.faults is None
     facts = Facts(len(data.size), every, s.updates or 0, s.server_steps or 0)
@@ -211,7 +211,7 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
 
 
 def checked_policy(model: Any, prior: Prior) -> Policy:
-    """What a policy model makes of what is known beforehand; ``ValueError`` if it is no policy."""
+    """The policy that a policy model makes from ``prior``; ``ValueError`` if it is not a policy."""
     contract = own.KINDS["policy"]
     contracts.fits(callable(model), "policy", model, contract)
     try:
@@ -239,7 +239,7 @@ def policy_of(s: Settings) -> PolicyModel:
 
 
 def in_flight(schedule: Schedule) -> int:
-    """The most jobs under way at a time."""
+    """The largest number of jobs in flight at a time."""
     return int(concurrency(schedule)[1].max(initial=1))
 
 
@@ -250,7 +250,7 @@ def all_arrive(s: Settings, policy: Policy) -> bool:
 
 
 def _seconds(run: Resolved) -> np.ndarray:
-    """What a server knows of its clients' speed: the mean time of some jobs; float64[N]."""
+    """What a policy knows of the clients' speed: mean virtual seconds of ``JOBS`` jobs; float64[N]."""
     count = len(run.components.data.size)
     delays = run.delay(count, run.settings.seed)
     sizes = (np.asarray(run.local_steps, np.int64)[:, None], run.traffic.down, run.traffic.up)
@@ -276,12 +276,12 @@ class _Nothing:
 
 def _try(replan: Replan, policy: Policy) -> None:
     """``ValueError`` if the timing cannot ask this policy."""
-    with contextlib.suppress(NothingArrives):  # it ended at once
+    with contextlib.suppress(NothingArrives):  # raised because _Nothing ends the run at once
         replan(Decisions(policy, _Nothing()))
 
 
 def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
-    """Whether the rule uses the updates, or the server steps, that the whole run will have."""
+    """Whether the rule uses the total number of updates, and of server steps, of the run."""
     data, hyper = components.data, components.hyper
 
     def outputs(updates: Array, steps: Array, params: Params, key: Key, pool: Any) -> Any:
@@ -308,7 +308,7 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
 
 @lru_cache(maxsize=16)
 def observed_loss(model: Model) -> Callable[..., dict[str, Array]]:
-    """The probe of a client's losses under the model that it started from: loss, and rms_loss."""
+    """The probe of a client's loss under its start model, on its training part: mean and root mean square."""
 
     def observed(state: Any, memory: Any, arrival: Any, parts: Any) -> dict[str, Array]:
         def measure(x: Array, y: Array) -> tuple[Array, Array]:

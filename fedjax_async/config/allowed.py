@@ -1,4 +1,4 @@
-"""Which values a setting may have, beside its type: checks by setting, and examples of texts for messages."""
+"""Checks of the values of settings, beyond their types, and example values for error messages."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def moments(text: str) -> list[float]:
     return found
 
 
-# Checks of values other than the default.
 MOST_LANES = 1024  # each is a thread of the host
 
+# Checks of values other than the default.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
@@ -105,7 +105,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "memory_limit": _size,
 }
 
-# Of settings that hold a text and have no default that could be the example.
+# Examples for settings that hold a text and have no default to show.
 EXAMPLES = {
     "timing": "a text such as 'every'",
     "policy": "a text such as 'oort'",

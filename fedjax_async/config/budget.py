@@ -18,10 +18,11 @@ def until_of(s: Settings) -> Until:
 
 
 def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool) -> Schedule:
-    """``planned(budget)``; ``ValueError`` if it completes no server step, naming the budget and what the first needs.
+    """The schedule for the budget of the settings; ``ValueError`` if it completes no server step.
 
-    ``waits``: whether the model changes only when a server step is complete. ``planned``: makes the schedule of the run
-    for a budget; for any other than that of the settings only if ``any_budget``.
+    The message names the budget and what the first server step needs. ``planned``: makes the schedule for a budget.
+    ``waits``: whether the model changes only when a server step is complete. ``any_budget``: whether ``planned`` takes
+    other budgets than that of the settings.
     """
     came = 0
     try:
@@ -38,11 +39,11 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
     budget, allowed = f"time = {s.time}", "enough to complete a server step"
     if first is not None:
         end = rounded_up(float(first.time[-1]))
-        allowed = f"at least {end}, when the first server step is complete: before, the model never changes"
+        allowed = f"at least {end}, when the first server step is complete: before it the model never changes"
     if came == s.updates:
         budget = f"updates = {s.updates}"
         if first is not None:
-            allowed = f"at least {len(first.job)}, as the first server step has: with fewer the model never changes"
+            allowed = f"at least {len(first.job)}, as the first server step needs: with fewer the model never changes"
     raise ValueError(f"{budget}: must be {allowed}")
 
 
@@ -56,6 +57,6 @@ def _first_step(planned: Planned) -> Schedule | None:
 
 
 def rounded_up(seconds: float) -> float:
-    """With six digits, so that it is enough."""
+    """``seconds`` rounded up to six digits."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 5)
     return float(f"{math.ceil(seconds / unit) * unit:.6g}")

@@ -1,4 +1,4 @@
-"""What clients do in a run: local training and compression of the uploads, as settings and method ask for.
+"""What clients do in a run: local training and compression of uploads, by the settings and the method.
 
 :func:`training_of` gives local training as a function of its traced numbers, :func:`compressing` adds compression, and
 :func:`traffic_of` counts the bytes of a message.
@@ -46,13 +46,13 @@ Private = Callable[[Path], bool] | None
 def client_of(
     model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
 ) -> tuple[Client, dict[str, float]]:
-    """Local training: the object of the settings, the factory that they name, or else the method's."""
+    """Local training by the object or factory of the settings, or else the method's, and its traced numbers."""
     given = own.thing_of("client", s.client)
     if given is not None and not callable(given):
         allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
-        filled = ignored_by(())  # from the method, if they are not given: checked in the line above
+        filled = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
         return cast(ClientAlgorithm, own.lasting(given)), {}
@@ -78,7 +78,7 @@ _BRINGS = "the client algorithm (client) does not take it"
 
 
 def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[str]) -> None:
-    """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
+    """``ValueError`` for settings that local training with the options ``takes`` would ignore."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": DEFAULTS["decay"]}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
         through = " or ".join(sorted(THROUGH[name]))
@@ -93,7 +93,7 @@ def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[s
 def training_of(
     model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
 ) -> tuple[ClientFamily, dict[str, float]]:
-    """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
+    """Client algorithms as a function of traced numbers, and the numbers that settings and method ask for."""
     filled = with_optimizer(s, chosen)
     spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
     made = registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
@@ -130,7 +130,7 @@ def _training(
 ) -> ClientFamily:
     """Local training by the factory ``client``, as a function of its traced hyperparameters.
 
-    ``text``: of the options, since 1, 1.0 and True are equal.
+    ``text``: the options as a text, to keep 1, 1.0 and True apart in the cache.
     """
     scale = registry.bind("decay", DECAYS, decay)()
     allowed = "a function of the version, a WithinJob, or None"
@@ -157,20 +157,20 @@ def _training(
 
 
 def plain_training(model: Model, s: Settings, batch_size: int) -> ClientFamily:
-    """Local training with the optimiser and rate of the settings, of all leaves, private ones too."""
+    """Local training of all leaves, also private ones, with the optimiser and rate of the settings."""
     usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
-    alone = dataclasses.replace(s, privacy=None)  # nothing of it is sent
+    alone = dataclasses.replace(s, privacy=None)  # nothing is sent
     return training_of(_without_private(model), alone, batch_size, usual)[0]
 
 
 @lru_cache(maxsize=64)
 def _without_private(model: Model) -> Model:
-    """Training of a whole model: its start has the private leaves already, and the trained ones are used."""
+    """The model to train as a whole: the start already has the private leaves, and the result keeps them."""
     return model._replace(private=None)
 
 
 def with_ditto(client: Client, model: Model, s: Settings, batch_size: int) -> tuple[Client, dict[str, float]]:
-    """``client`` with a personal model where the settings ask for one, and the weight that draws it to the global."""
+    """``client`` with a personal model (Ditto) if the settings ask for one, and the weight of its proximal term."""
     if s.ditto is None:
         return client, {}
     return _ditto(client, plain_training(model, s, batch_size)), {"ditto": float(s.ditto)}
@@ -188,7 +188,7 @@ def _ditto(client: Client, personal: ClientFamily) -> ClientFamily:
 
 
 class Training(Protocol):
-    """A method's defaults of settings of local training: a preset, or a method object."""
+    """A method's defaults for settings of local training: a preset or a method object."""
 
     @property
     def optimizer(self) -> str: ...
@@ -201,7 +201,7 @@ class Training(Protocol):
 
 
 class Usual(Training, Protocol):
-    """The same of a method with a server, with the compression of uploads."""
+    """The same for a method with a server, with the compression of uploads."""
 
     @property
     def compress(self) -> str | None: ...
@@ -211,7 +211,7 @@ class Usual(Training, Protocol):
 
 
 def with_optimizer(settings: Settings, usual: Training) -> Settings:
-    """The settings with the method's own optimiser and learning rate filled in where they leave them open."""
+    """Fill in the method's optimiser and learning rate where the settings leave them open."""
     return dataclasses.replace(
         settings,
         optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
@@ -220,9 +220,9 @@ def with_optimizer(settings: Settings, usual: Training) -> Settings:
 
 
 def with_uploads(settings: Settings, usual: Usual) -> Settings:
-    """The settings with the method's own compression filled in where they leave it open.
+    """Fill in the method's compression where the settings leave it open.
 
-    ``ValueError`` for options of compression in a run that has none.
+    Raises ``ValueError`` for options of compression in a run without compression.
     """
     compress = settings.compress or usual.compress
     if compress is None:
@@ -290,7 +290,7 @@ def _compression(
 
     def family(hyper: Hyper) -> ClientAlgorithm:
         given = {option: hyper[f"compress.{option}"] for option in traced}
-        # hyperparameters are floats; whole ones on the host are what a factory checks
+        # hyperparameters are floats, but factories check on the host that options such as k are whole numbers
         numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
         compressor = factory(**dict(static), **numbers)
         return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private, like=_shapes(*like))
@@ -309,10 +309,10 @@ def _shapes(structure: Any, leaves: Any) -> Any:
 
 
 def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic:
-    """Bytes of one message in each direction, from the shapes that are sent: private leaves are not.
+    """Bytes of one message in each direction, from the shapes that are sent, without private leaves.
 
-    ``message``: its params and its extra. A compressed upload counts as the longest that its compressor can make of
-    these shapes. Raises ``ValueError`` above 256 MiB.
+    ``message``: its params and its extra. A compressed upload counts with the largest size that the compressor can
+    give for these shapes. Raises ``ValueError`` above 256 MiB.
     """
     if s.compress is None:
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
@@ -335,7 +335,7 @@ def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tup
 
     found: list[Any] = []
     for part in jax.eval_shape(payload_of, like):
-        # the sizes of some payloads depend on whole numbers in them; those are the same for every vector
+        # the size of some payloads depends on whole numbers in them, which are the same for every vector
         numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
         parts, inside = jax.tree.flatten(part)
         filled = [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts]

@@ -1,16 +1,16 @@
-"""Whom each setting concerns: the one table from which every refusal of a setting without effect follows.
+"""Where each setting has an effect: one table decides which settings are refused.
 
-A setting that a run would not read must be refused, or its user believes that it did something. So each field of
+A setting that a run would ignore must be refused, or its user believes that it did something. So each field of
 ``Settings`` has a row in ``TABLE``, with a mark for each use of settings:
 
 - ``server``, ``nodes``: a run with a server, and a run without one;
 - ``reference``: ``engine="reference"``, one event at a time;
-- ``sweep``: one run of a sweep, which gives all its runs together what is marked ``-``;
+- ``sweep``: one run of a sweep; settings marked ``-`` are made for all runs of the sweep together;
 - ``trajectory``: a run as a differentiable function (``config.trajectory``);
-- ``explain``: a saved run that ``results.explain`` trains once more, without what is marked ``-``;
+- ``explain``: a saved run that ``results.explain`` trains again, without the settings marked ``-``;
 - ``own_client``: local training by a ``ClientAlgorithm`` of the user's own;
-- ``dealt``: data that are dealt to clients already (``FederatedData``);
-- ``adaptive``: a run with a policy, whose plan is made on the way.
+- ``dealt``: data that are already divided among clients (``FederatedData``);
+- ``adaptive``: a run with a policy, which is planned while it runs.
 
 ``x``: the setting has an effect there. ``-``: it has none, and is refused if it is given (``explain`` and comparisons
 of runs with and without a server leave it out instead). ``role`` is what a sweep varies the setting for, unless another
@@ -113,17 +113,17 @@ REFUSALS: Mapping[Use, str] = {
     "server": ": {method} runs with a server",
     "nodes": ": {method} runs without a server",
     "reference": " with engine = 'reference', which trains one job at a time",
-    "sweep": " of the runs of a sweep, which sees to it as a whole",
-    "trajectory": ": a trajectory trains one job at a time and has losses and accuracies only",
+    "sweep": " of the runs of a sweep: it is decided for the whole sweep",
+    "trajectory": ": a trajectory trains one job at a time and returns only losses and accuracies",
     "own_client": ": the client algorithm (client) does not take it",
     "dealt": " with data of your own",
-    "adaptive": " with a policy, in a run that is planned on the way",
+    "adaptive": " with a policy, which plans the run while it trains",
 }
 # What is added for some settings.
 HINTS: Mapping[tuple[str, Use], str] = {
     ("per_client", "nodes"): ": nodes are always evaluated on their own tests",
     ("server_steps", "nodes"): " (updates are events)",
-    ("on_bad", "trajectory"): "; it leaves bad uploads out and cannot stop for them",
+    ("on_bad", "trajectory"): "; it leaves out bad uploads and cannot raise an error for them",
     ("privacy", "adaptive"): ": its guarantees follow from a plan that does not depend on the data",
     ("slots", "trajectory"): "; rounding has no gradient",
     ("fine_tune", "own_client"): ", and fine-tuning needs the optimiser of the settings",
@@ -134,7 +134,7 @@ class Concern(NamedTuple):
     """A row of the table."""
 
     role: str
-    uses: Mapping[str, bool]  # of every use, whether the setting has an effect there
+    uses: Mapping[str, bool]  # use -> whether the setting has an effect there
 
 
 def _read(table: str) -> dict[str, Concern]:
@@ -152,7 +152,7 @@ CONCERNS = _read(TABLE)
 
 
 def without_effect(use: Use) -> list[str]:
-    """The settings that have no effect in a use.
+    """The settings that have no effect in ``use``.
 
     >>> without_effect("sweep")
     ['lanes', 'devices', 'memory_limit', 'checkpoint']
@@ -161,7 +161,9 @@ def without_effect(use: Use) -> list[str]:
 
 
 def refuse(use: Use, given: Mapping[str, Any], **words: str) -> None:
-    """``ValueError`` for the first of the given settings, name -> value, that has no effect in the use.
+    """``ValueError`` for the first of the given settings (name -> value) that has no effect in ``use``.
+
+    ``words``: fill the braces of the message.
 
     >>> refuse("nodes", {"timing": "every"}, method="pushcen")
     Traceback (most recent call last):

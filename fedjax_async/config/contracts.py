@@ -1,4 +1,4 @@
-"""The user's own parts against their contracts, before a run: one abstract evaluation, nothing is compiled or trained.
+"""Check the user's own parts against their contracts before a run, by abstract evaluation: nothing is compiled.
 
 Every error is a ``ValueError`` that names the part, what it returned and what it must return (``types.py``).
 """
@@ -39,7 +39,7 @@ from fedjax_async.types import (
     ServerAlgorithm,
 )
 
-ROWS = 3  # examples of the batch that a model is tried on; no usual size, so that a mean over it is seen
+ROWS = 3  # examples of the trial batch; an unusual number, so that a missing batch axis is noticed
 
 
 def is_own(s: Settings, *fields: str) -> bool:
@@ -54,7 +54,7 @@ def has_own_timing(s: Settings) -> bool:
 
 
 def returned(part: str, contract: str, function: Callable[..., Any], *given: Any, note: str = "") -> Any:
-    """What a part returns; an error inside it names the part. ``note``: what it was given, to say in the error."""
+    """What a part returns; if it raises, the error names the part. ``note``: what it was given, for the error."""
     try:
         return function(*given)
     except Exception as error:
@@ -95,7 +95,7 @@ def _pair(part: str, found: Any, contract: str) -> Any:
 
 
 def alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> None:
-    """The same structure, shapes and types as ``like``; ``note``: where ``like`` comes from."""
+    """``ValueError`` unless ``found`` has structure, shapes and dtypes of ``like``; ``note``: where that is from."""
     same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
     note = f" ({note})" if note else ""
     fits(same, part, found, f"{contract} of the structure {_shown(like)}{note}")
@@ -108,7 +108,7 @@ def alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> No
 
 
 def check_model(s: Settings, model: Model, data: FederatedData) -> None:
-    """A model of the user's own: params of float arrays, one row of outputs and one loss an example."""
+    """Check a model of the user's own: params of float arrays, one row of outputs and one loss per example."""
     if not is_own(s, "model"):
         return
     kind = "init(key) -> params"
@@ -121,13 +121,13 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
         note = f"x is {_shown(jax.eval_shape(data.decode, x))}"
         outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x, note=note)
         good = is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
-        fits(good, "model.apply", outputs, f"an array of a row an example, [{ROWS}, ...] for {ROWS} of them")
+        fits(good, "model.apply", outputs, f"an array of one row per example, [{ROWS}, ...] for {ROWS} of them")
         if model.loss is cross_entropy:
             _check_labels(outputs, y, note)
         note = f"outputs are {_shown(outputs)}, y is {_shown(y)}"
         loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y, note=note)
         good = is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
-        fits(good, "model.loss", loss, f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean")
+        fits(good, "model.loss", loss, f"a number per example, float[{ROWS}] for {ROWS} of them, and not their mean")
         if model.train is not None:
             mask = jnp.ones(ROWS, loss.dtype)
             pair = "(outputs, params), the outputs as apply's"
@@ -142,7 +142,7 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
 
 
 def _check_labels(outputs: Any, y: Any, note: str) -> None:
-    """What the usual loss, the cross entropy, needs: a row of logits for each label, which is an integer."""
+    """Check what the cross entropy needs: a row of logits for each label, and integer labels."""
     labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
     sequences = y.ndim == 2 and outputs.shape[:-1] == y.shape
     good = (y.ndim == 1 or sequences) and jnp.issubdtype(y.dtype, jnp.integer)
@@ -161,7 +161,7 @@ def _rows(rows: Any) -> jax.ShapeDtypeStruct:
 def check_learning(
     s: Settings, chosen: Method, client: Client, hyper: Hyper, params: Params, data: FederatedData
 ) -> None:
-    """A server rule or client algorithm of the user's own: one job from the first message to the closed step."""
+    """Check a server rule or client algorithm of the user's own: one job, from its message to its server step."""
     if not is_own(s, "method", "client"):
         return
 
@@ -196,7 +196,7 @@ def check_learning(
 
 
 def _tried_client(client: Any, params: Params, key: Key, message: Message, pool: tuple[Any, Any]) -> Any:
-    """One job of one step; its upload."""
+    """Check one job of one local step; returns its upload."""
     fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
     zero = jnp.int32(0)
     rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
@@ -233,7 +233,7 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
 
 
 def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message, upload: Any, params: Params) -> None:
-    """One arrival, and the end of its server step."""
+    """Check one arrival and the close of its server step."""
     zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
     extra, key = message.extra, jax.random.key(0)
     arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
@@ -241,7 +241,7 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
     contract, note = f"receive(state, memory, arrival) -> {kind}", f"the client uploads {_shown(upload)}"
     found = returned("method.receive", contract, rule.receive, state, memory, arrival, note=note)
     fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
-    fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is no Info")
+    fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is not an Info")
     alike("method.receive's state", found[0], state, "state")
     alike("method.receive's memory", found[1], memory, "memory")
     weight, columns = found[2]
@@ -264,7 +264,7 @@ def is_scalar(value: Any) -> bool:
 
 
 def check_columns(part: str, columns: Any) -> None:
-    """Columns that a part adds to a table: ``{name: number}``, named as none that is there already."""
+    """Check the columns that a part adds to a table: ``{name: number}``, with names that are not taken."""
     fits(isinstance(columns, Mapping), part, columns, "{name: number}")
     for name, value in columns.items():
         named, field = isinstance(name, str) and name != "", f"name of a column of {part}"
@@ -273,19 +273,21 @@ def check_columns(part: str, columns: Any) -> None:
 
 
 def check_metric(name: str, metric: Metric, model: Model, params: Params, data: FederatedData) -> None:
-    """A metric on the model's outputs for a few test rows; ``params``: their shapes."""
+    """Check a metric on the model's outputs for a few test rows; ``params``: their shapes."""
     part, finish = f"metrics[{name!r}]", metric.finish
 
     def tried(params: Params, x: Any, y: Any) -> None:
-        kind = "(outputs, y) -> [B], a number an example"
+        kind = "(outputs, y) -> [B], a number per example"
         values = returned(part, kind, metric.values, model.apply(params, x), y)
-        many = f"arrays of a row an example, [{ROWS}, ...] for {ROWS} of them"
+        many = f"arrays of one row per example, [{ROWS}, ...] for {ROWS} of them"
         good = bool(jax.tree.leaves(values)) and all(
             is_array(leaf) and leaf.ndim > 0 and leaf.shape[0] == ROWS and _is_number(leaf)
             for leaf in jax.tree.leaves(values)
         )
         if finish is None:
-            one = f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean (or a Metric with finish)"
+            one = (
+                f"a number per example, float[{ROWS}] for {ROWS} of them, and not their mean (or a Metric with finish)"
+            )
             fits(good and is_array(values) and values.ndim == 1, part, values, one)
             return
         fits(good, f"{part}.values", values, many)
@@ -305,13 +307,13 @@ def _is_number(leaf: Any) -> bool:
 
 
 def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
-    """Delay, availability, fault and network models of the user's own: their kind, and two jobs."""
+    """Check the user's own delay, availability, fault and network models: their types, and what they give two jobs."""
     clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])
 
     def made(field: str, kind: type, *given: Any) -> Any:
         model = own.thing_of(field, getattr(s, field))
         if model is None and field != "delay":
-            return None  # registered ones are made by the clock
+            return None  # the clock makes registered ones
         model = delay if field == "delay" else model
         contract = own.KINDS[field]
         fits(callable(model), field, model, contract)
@@ -328,14 +330,14 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
     if is_own(s, "faults"):
         made("faults", Faults, num_clients, s.seed, 0)
     if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
-        contract = "(start, end) of a stretch in virtual seconds, start < end or both infinite"
+        contract = "(start, end) of a window in virtual seconds, start < end or both infinite"
         window = returned("availability's window", f"window(client, time) -> {contract}", there.window, 0, 0.0)
         good = isinstance(window, tuple) and len(window) == 2 and all(isinstance(t, (int, float)) for t in window)
         fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
 
 
 def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:
-    """Two jobs; jobs of several clients at once; and these one by one in another order: the same seconds."""
+    """Check durations: jobs asked for together, and one by one in another order, take the same seconds."""
     part, call = "delay's durations", "durations(clients, numbers, local_steps, bytes_down, bytes_up)"
     _seconds(part, call, durations, clients, numbers, np.ones_like(clients), 0, 0)
     clients = np.unique(clients)[:, None]
@@ -344,14 +346,14 @@ def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers
         (alone,) = np.ravel(_seconds(part, call, durations, clients[i], numbers[j : j + 1], 1, 0, 0))
         if not np.isclose(alone, seconds, rtol=1e-9, equal_nan=True):
             raise ValueError(
-                f"{part}: must be the same whenever they are asked for, but job {numbers[j]} of client {clients[i, 0]} "
+                f"{part}: must be the same at every call, but job {numbers[j]} of client {clients[i, 0]} "
                 f"took {seconds:.6g} s and then {alone:.6g} s; draw by client and number, not by the order of calls: "
                 'clock.Draws(seed, "NAME", clients, numbers).random()'
             )
 
 
 def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) -> np.ndarray:
-    contract = "an array of virtual seconds, one a job"
+    contract = "an array of virtual seconds, one per job"
     found = returned(part, f"{call} of integers and arrays that broadcast, which returns {contract}", function, *given)
     shape = np.broadcast_shapes(*map(np.shape, given))
     is_array = isinstance(found, np.ndarray)
@@ -363,7 +365,7 @@ def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) ->
 
 
 def checked_timing(timing: Any) -> Timing:
-    """A timing policy of the user's own that returns a consistent ``Schedule``."""
+    """A timing policy of the user's own, with a check that it returns a consistent ``Schedule``."""
 
     def planned(scenario: Any) -> Schedule:
         found = returned("timing", own.KINDS["timing"], timing, scenario)
@@ -376,11 +378,11 @@ def checked_timing(timing: Any) -> Timing:
 
 
 def checked_partition(partition: Any) -> Partitioner:
-    """A partitioner of the user's own that returns an index array a client."""
+    """A partitioner of the user's own, with a check that it returns one index array per client."""
     check.require(callable(partition), "partition", own.shown(partition), f"a name or {own.KINDS['partition']}")
 
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        contract = "a list of arrays of row numbers, one a client"
+        contract = "a list of arrays of row numbers, one per client"
         found = returned("partition", own.KINDS["partition"], partition, labels, num_clients, rng)
         fits(isinstance(found, (list, tuple)) and len(found) == num_clients, "partition", found, contract)
         for rows in found:

@@ -29,13 +29,13 @@ EDGE = 1e-3  # numbers below 1 start at least this far from 0 and 1
 
 
 class Tuned(NamedTuple):
-    """What :func:`tune` found."""
+    """The result of :func:`tune`."""
 
     hyper: dict[str, Any]  # for ``Trajectory.function``: all numbers of the run, the tuned ones at their best
     values: dict[str, np.ndarray]  # path -> the number before each step and at the end, [rows, ...]
-    losses: np.ndarray  # float[rows], the objective with these numbers, a mean over the seeds; steps + 1 rows or fewer
+    losses: np.ndarray  # float[rows], the objective at each row of values, a mean over seeds; at most steps + 1 rows
     best: int  # the row with the lowest loss
-    settings: Settings | None  # with the best numbers in place; None where some have values per client or staleness
+    settings: Settings | None  # with the best numbers; None if some have values per client or staleness
 
 
 class _Number(NamedTuple):
@@ -44,11 +44,11 @@ class _Number(NamedTuple):
     path: str
     name: str  # in ``hyper``
     kind: str
-    share: bool  # whether it lies below 1
+    share: bool  # whether it must not exceed 1
     length: int  # values; 0: a scalar
 
     def free(self, value: Array) -> Array:
-        """The coordinate in which descent moves: log, or logit for shares; [length]."""
+        """The coordinate that descent changes: the logarithm, or the logit of a share; [length]."""
         inside = jnp.clip(value, EDGE, 1 - EDGE) if self.share else value
         found = jnp.log(inside) - (jnp.log1p(-inside) if self.share else 0.0)
         return jnp.full(self.length, found) if self.length else found
@@ -74,30 +74,32 @@ def tune(
     memory_limit: str = "8GB",
     **objects: Any,
 ) -> Tuned:
-    """Descend on the validation loss at the end of a run, along its gradient with respect to the run's numbers.
+    """Minimise the validation loss at the end of a run by gradient descent on the run's numbers.
 
     ``names`` are paths of numbers that are not 0, such as ``["method.mixing", "lr"]``; or a mapping from paths to
     ``"run"``, ``"client"`` (a value for each client) or ``"staleness"`` (a value for each staleness up to the largest
-    one; later ones take the last value). Positive numbers move by their logarithm, those that must not exceed 1 by
-    their logit, so that they stay in range.
+    one; larger ones take the last value). Descent changes the logarithm of a number, or its logit if the number must
+    not exceed 1, so that it stays in range.
 
     Args:
-      settings: need a validation part (``validation_fraction``): the test set is never looked at.
-      steps: of descent. One costs four to five runs of ``trajectory`` a seed, besides compiling once a seed.
-      rate: of Adam on the logarithms and logits [0.1]; ``optimizer``: an optax transformation in its place.
-      seeds: the mean loss over runs with these seeds, or so many seeds, is minimised [the settings' seed]. The
-        schedule of each is planned before and does not change.
-      last: the mean over so many last evaluations is minimised.
-      staleness_values: at most so many values by staleness; all larger ones share the last [no limit].
-      segment, objects: as in :func:`trajectory`, whose limits hold.
-      memory_limit: refuse gradients that need more temporary memory, by XLA's plan.
+      settings: need a validation part (``validation_fraction``); the test set is never used.
+      steps: number of descent steps. Each costs four to five runs of ``trajectory`` per seed, besides one compilation
+        per seed.
+      rate: learning rate of Adam on the logarithms and logits [0.1].
+      optimizer: an optax transformation in place of Adam.
+      seeds: a list of seeds, or their number; the mean loss over their runs is minimised [the settings' seed]. The
+        schedules are planned once and do not change.
+      last: the mean over this many last evaluations is minimised.
+      staleness_values: at most this many values by staleness; all larger ones share the last [no limit].
+      segment, objects: as in :func:`trajectory`, with the same limits.
+      memory_limit: refuse gradients that need more temporary memory, by XLA's estimate.
 
-    For small models and runs: each arrival is trained by itself, twice a gradient. 1,000 arrivals of an MLP of 50,000
-    parameters with an epoch of local steps take about 12 s of processor time a step of descent.
+    Use it for small models and runs: each arrival is trained alone, twice per gradient. 1,000 arrivals of an MLP with
+    50,000 parameters and one epoch of local steps take about 12 s of processor time per step of descent.
 
-    Returns: a :class:`Tuned`. The descent ends early, with fewer rows, where a step leads to a loss that is not finite.
+    Returns: a :class:`Tuned`. It has fewer rows if a step leads to a loss that is not finite, which ends the descent.
 
-    Raises: ``ValueError`` for unknown names, numbers whose gradient is 0, settings without validation part, losses that
+    Raises: ``ValueError`` for unknown names, numbers with gradient 0, settings without a validation part, losses that
     are not finite at the start, and runs that need more memory or have local training in loops of unknown length.
     """
     require_settings(settings, objects)
@@ -141,7 +143,7 @@ def tune(
 
 
 def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
-    """The optimiser of the descent; ``ValueError`` if it is none, or beside a rate."""
+    """The optimiser of the descent; ``ValueError`` if ``given`` is not an optimiser, or a rate is given too."""
     if given is None:
         check.optional(check.positive, "rate", rate)
         return optax.adam(0.1 if rate is None else rate)
@@ -184,7 +186,7 @@ def _require_slopes(slope: Mapping[str, Array]) -> None:
 
 
 def _kinds(names: Any) -> dict[str, str]:
-    """Path -> kind of value; ``names`` is a mapping of both, or a list of paths."""
+    """Path -> kind of value; ``names`` is such a mapping, or a list of paths."""
     several = np.iterable(names) and not isinstance(names, str)
     listed = names if isinstance(names, Mapping) or not several else list(names)
     several = several and len(listed) > 0 and all(isinstance(path, str) for path in listed)
@@ -197,7 +199,7 @@ def _kinds(names: Any) -> dict[str, str]:
 
 
 def _number(settings: Settings, hyper: Mapping[str, Any], path: str, kind: str, count: int) -> _Number:
-    """The number that a path names; ``ValueError`` naming those that there are."""
+    """The number that a path names; ``ValueError`` naming the known ones for any other path."""
     field, _, option = path.partition(".")
     names = (path,) if field != "method" else (f"server.{option}", f"client.{option}", option)
     found = next((name for name in names if name in hyper and not name.startswith("compress.")), None)
@@ -205,7 +207,7 @@ def _number(settings: Settings, hyper: Mapping[str, Any], path: str, kind: str, 
     allowed = f"one of {', '.join(known)} (an option of value 0 is switched off and cannot be tuned)"
     check.require(found is not None, "names", path, allowed)
     value = float(hyper[str(found)])
-    paths.changed(fields_of(settings), {path: value})  # refuses options of objects, which no path reaches
+    paths.changed(fields_of(settings), {path: value})  # refuses options of objects: no path reaches them
     check.require(value > 0, path, value, "positive: tuning moves by its logarithm")
     return _Number(path, str(found), kind, value <= 1 and _refuses_more(settings, path), count)
 
@@ -230,7 +232,7 @@ def _objective(run: Any, with_numbers: Callable[[Any], dict[str, Any]], last: in
 
 
 def _require_gradient(settings: Settings) -> None:
-    """``ValueError`` if reverse mode has no gradient of a local step: from shapes, before a run is planned."""
+    """``ValueError`` if reverse mode cannot differentiate a local step; found from shapes, before planning."""
     run = resolve(settings)
     components, data = run.components, run.components.data
     rule = rule_of(components.server, components.hyper, Facts(len(data.size)))
@@ -258,8 +260,7 @@ def _require_gradient(settings: Settings) -> None:
 def _require_room(run: Any, limit: int, given: str) -> None:
     """``ValueError`` for a model that cannot fit, before anything compiles.
 
-    Reverse mode keeps a model for each of ``segment + E / segment`` arrivals, or for all E, and so ``2 sqrt(E)`` at
-    least.
+    Reverse mode keeps a model for each of ``segment + E / segment`` arrivals, or for all E: at least ``2 sqrt(E)``.
     """
     arrivals = max(len(run.schedule.job), 1)
     copies = max(int(min(arrivals, 2 * arrivals**0.5)), 1)

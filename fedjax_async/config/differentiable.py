@@ -25,8 +25,8 @@ class Trajectory(NamedTuple):
 
     function: Callable[[Any, Params], dict[str, Array]]  # f(hyper, params) -> scores
     hyper: dict[str, Array]  # by name: "lr", "proximal", "server.mixing", "optimizer.momentum", ...; float[]
-    params: Params  # the first params
-    times: Any  # float64[V], virtual times of the evaluations
+    params: Params  # the initial parameters
+    times: Any  # float64[V], virtual seconds of the evaluations
     schedule: Schedule  # planned; ``hyper`` does not change it
 
 
@@ -42,29 +42,31 @@ def require_settings(settings: Any, objects: Mapping[str, Any]) -> None:
 
 
 def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any) -> Trajectory:
-    """The run of ``settings`` as a pure function, through which ``jax.grad`` and ``jax.jvp`` pass.
+    """The run of ``settings`` as a pure function, for ``jax.grad`` and ``jax.jvp``.
 
-    ``f(hyper, params)`` returns what ``simulate`` would: ``loss`` and ``accuracy`` at every evaluation, float[V];
-    ``validation_loss`` and ``validation_accuracy`` where clients hold examples out; ``params``, those at the end. The
+    ``f(hyper, params)`` returns the values of ``simulate``: ``loss`` and ``accuracy`` at every evaluation, float[V];
+    ``validation_loss`` and ``validation_accuracy`` if clients have a validation part; ``params``, those at the end. The
     schedule is planned before and does not depend on ``hyper``. A number in ``hyper`` may be replaced by
-    ``PerClient(values)``, one value for each client, or ``PerStaleness(values)``. An option of value 0 is not among
-    them: zero switches a term off. ``hyper`` may also have ``example_weight``, factors of the training losses (1 if
-    left out): a number, ``PerClient``, or ``PerExample``, one for each row of the data. The derivative of a loss with
-    respect to it is the influence of a client or an example. It belongs to the package's local training: a client
-    algorithm of your own has to multiply its losses by ``data.weight``.
+    ``PerClient(values)``, one value per client, or ``PerStaleness(values)``. An option with value 0 is not in
+    ``hyper``: zero switches a term off.
+
+    ``hyper`` may also have ``example_weight``, factors of the training losses (1 if left out): a number, ``PerClient``,
+    or ``PerExample``, one value per row of the data. The derivative of a loss with respect to it is the influence of a
+    client or an example. The package's local training applies it; a client algorithm of your own has to multiply its
+    losses by ``data.weight``.
 
     Args:
       segment: arrivals between two checkpoints of reverse mode. By default all E, so that memory grows with E times a
-        few copies of the model; or the root of E where that may need more than 4 GiB. Then memory grows with
+        few copies of the model; if that may need more than 4 GiB, the square root of E. Then memory grows with
         ``segment + E / segment`` copies, and every arrival is computed once more.
       objects: as in ``prepare``.
 
-    For small models: one job is trained at a time. Models whose layers have gradients of their own (convolutions in
-    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (AsyncCurve's with
-    ``order=after``) only ``jax.jvp``.
+    Use it for small models: one job is trained at a time. Models with layers that define their own gradients
+    (convolutions in tiles, BatchNorm) support only ``jax.grad``; local training in loops of unknown length
+    (AsyncCurve's with ``order=after``) supports only ``jax.jvp``.
 
-    Raises: ``ValueError`` as ``prepare``, for data that are streamed, and for settings that only ``simulate`` has.
-    ``f`` raises it for names that are not in ``hyper``, and for values of another number than clients or rows.
+    Raises: ``ValueError`` as ``prepare``, for streamed data, and for settings that only ``simulate`` has. ``f`` raises
+    it for missing and unknown names, and for a wrong number of values.
 
     >>> f, hyper, params, *_ = trajectory(Settings(method="fedasync", model="logistic", clients=3, updates=4, steps=1))
     >>> sorted(hyper)
@@ -92,7 +94,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
 
 
 def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[Any, int]) -> Any:
-    """One of the numbers that a trajectory gets, as arrays; ``ValueError`` for an unknown name or a wrong length."""
+    """A number of ``hyper`` as arrays; ``ValueError`` for an unknown name or a wrong length."""
     registry.find("hyper", dict.fromkeys((*hyper, EXAMPLE_WEIGHT)), name)
     if not isinstance(value, (PerClient, PerStaleness, PerExample)):
         allowed = "one number, or PerClient(values) or PerStaleness(values)"
@@ -103,6 +105,6 @@ def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[An
     check.require(only, f"hyper[{name!r}]", kind, f"PerClient or PerStaleness: PerExample is for {EXAMPLE_WEIGHT}")
     wanted = counts.get(type(value))
     good = shape == (wanted,) if wanted is not None else len(shape) == 1 and shape[0] > 0
-    allowed = "one value a staleness" if wanted is None else f"[{wanted}], one value each"
+    allowed = "one value per staleness" if wanted is None else f"[{wanted}], one value each"
     check.require(good, f"shape of {kind} of hyper[{name!r}]", list(shape), allowed)
     return type(value)(jnp.asarray(value.values))

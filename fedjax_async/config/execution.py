@@ -27,8 +27,9 @@ def execute(
 ) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 
-    ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
-    the newest checkpoint in it. ``watch``: who looks at the evaluations, the settings' own rules among them.
+    ``checkpoints``: the folder for checkpoints, if the settings ask for them; the run continues from the newest one in
+    it. ``watch``: looks at the evaluations, by default for the stopping rules of the settings. Raises ``ValueError``
+    for checkpoints without a folder or with several processes.
     """
     e, s = experiment, experiment.settings
     watch = Watch(e) if watch is None else watch

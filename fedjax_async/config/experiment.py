@@ -78,12 +78,12 @@ ENGINES = {"waves": run_waves, "reference": run_reference}
 class Experiment(NamedTuple):
     """A run that is ready to start: nothing has been compiled or trained yet.
 
-    ``PeerExperiment`` has the same methods for a run without a server, ``AdaptiveExperiment`` for one whose plan is
-    made on the way, so that whoever executes, watches or saves a run need not tell them apart.
+    ``PeerExperiment`` has the same methods for a run without a server, ``AdaptiveExperiment`` for a run that is planned
+    while it trains. Code that executes, watches or saves a run need not tell them apart.
     """
 
     settings: Settings
-    described: dict[str, Any]  # the settings as results keep them: names of objects replaced
+    described: dict[str, Any]  # the settings as results keep them, with names in place of objects
     components: Components
     schedule: Schedule
     params: Params
@@ -96,7 +96,7 @@ class Experiment(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The arrivals of the run."""
+        """The number of arrivals of the run."""
         return len(self.schedule.job)
 
     @property
@@ -110,12 +110,12 @@ class Experiment(NamedTuple):
         return position, np.concatenate([[0], np.cumsum(self.schedule.closes)])[position]
 
     def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What an engine found at an evaluation, as the results have it."""
+        """The scores of evaluation ``row`` as the columns of the results."""
         del row
         return scores
 
     def run(self, **options: Any) -> EngineOutcome:
-        """Run it on the engine of its settings; ``options``: those of ``run_waves`` or ``run_reference``."""
+        """Run on the engine that the settings name; ``options``: those of ``run_waves`` or ``run_reference``."""
         engine: Callable[..., EngineOutcome] = ENGINES[self.settings.engine]
         given = {"per_client": self.settings.per_client, "probes": self.probes, "measures": self.measures, **options}
         return engine(self.components, self.schedule, self.params, self.key, self.points, **given)
@@ -132,7 +132,7 @@ class Experiment(NamedTuple):
         return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
 
     def shared(self) -> tuple[Any, ...]:
-        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
+        """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
         d = self.components.data
         held_back = d.validation_size is not None and bool(np.any(d.validation_size))
         data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
@@ -151,7 +151,7 @@ class Resolved(NamedTuple):
     shapes: Params  # shapes of the parameters
     timing: Timing
     delay: DelayModel
-    local_steps: np.ndarray  # int64[N], of a job of each client
+    local_steps: np.ndarray  # int64[N], local steps of a job of each client
     traffic: Traffic
     measures: Measures = NOTHING
 
@@ -171,15 +171,15 @@ def prepare(
 
     A method without a server gives a ``PeerExperiment``, a policy an ``AdaptiveExperiment``.
 
-    Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
-    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A
-    factory gets a model that decodes raw rows, and takes what it names of the settings. A client algorithm trains on
-    raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser, minibatches and proximal
-    term; the settings' ``batch_size`` then only counts its local steps. Its uploads are compressed if the settings or
-    the method ask for it.
+    Objects given here replace those of the settings: a ``Method`` (server rule, timing, proximal weight), a ``Model``
+    of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A factory gets a
+    model that decodes raw rows, and the settings that its parameters name. A client algorithm trains on raw rows (give
+    it ``models.decoded(model, data.decode)``) and has its own optimiser, minibatches and proximal term;
+    ``batch_size`` is then used only to count its local steps. Its uploads are compressed if the settings or the method
+    ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
-    ``planning(share)`` is called now and then with the share of the budget that is planned.
+    ``planning(share)`` is called from time to time with the share of the budget that is planned.
     """
     settings = with_objects(settings, method=method, model=model, data=data, client=client)
     if without_server(settings):
@@ -232,24 +232,29 @@ def timing_of(s: Settings) -> Timing:
     if given is not None:
         check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    usual = method_of(s.method).timing  # the @timing of the spec, if there is one
     timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
     return timing
 
 
 def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
-    """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`."""
+    """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`.
+
+    Raises ``ValueError`` for a budget without a server step, too many evaluations, and times outside the run.
+    """
     s = run.settings
     every = every_of(s)
-    if sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1:  # the length is known
+    if (
+        sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1
+    ):  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
-    # a timing policy of the user's own may know no other budget than the one that it is given
+    # a timing policy of the user's own may support only the budget of the settings
     known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
     schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or min(every.at) <= end
-    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
+    check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
@@ -279,14 +284,14 @@ def _plan(
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
-    """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
+    """Build what the engine executes: initial parameters, probes, start models in the precision ``slots``."""
     s, components = run.settings, run.components
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
     components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
     check_secure(s, components.server, components.hyper, schedule, probes)
     longest = int(np.max(np.bincount(schedule.step), initial=0))
     facts = facts_of(schedule)._replace(longest_step=longest)
-    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of so few uploads
+    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of too few uploads
     if s.per_client:
         owners(components.data)
     state, _ = shapes_of_server(components, run.shapes, facts_of(schedule))

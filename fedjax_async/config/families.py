@@ -1,7 +1,7 @@
 """A method's rule with its server parts, as a function of its traced numbers.
 
-Runs that differ in these numbers only share compiled programs. In ``hyper`` an option of the rule is called
-``server.OPTION``, one of a part ``server.PART.OPTION``.
+Runs that differ only in these numbers share compiled programs. In ``hyper`` an option of the rule is called
+``server.OPTION``, an option of a part ``server.PART.OPTION``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def server_family(
 
 
 class _Factory(NamedTuple):
-    """A factory with its static options and the names of its traced ones; ``name``: of a part, or empty."""
+    """A factory with its static options and the names of its traced ones; ``name``: the part's, empty for the rule."""
 
     name: str
     factory: Callable[..., Any]
@@ -51,7 +51,10 @@ class _Factory(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _family(rule: _Factory, parts: tuple[_Factory, ...], text: str) -> ServerFamily:
-    """A rule as a function of its traced options. ``text``: of the static ones, since 1, 1.0 and True are equal."""
+    """A rule as a function of its traced options.
+
+    ``text``: the static options as a text, to keep 1, 1.0 and True apart in the cache.
+    """
 
     def server(hyper: Hyper) -> ServerAlgorithm:
         factory = with_parts(rule.factory, {part.name: part.made(hyper) for part in parts}) if parts else rule.factory

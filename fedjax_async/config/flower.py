@@ -30,25 +30,25 @@ INSTALL = "left out without Flower: pip install 'fedjax-async[flower]'"
 def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     """A ``flwr.serverapp.strategy.Strategy`` whose server step is the rule of ``method``.
 
-    All nodes of a round start from one model and are waited for, since Flower's rounds are synchronous. The method's
-    timing says when server steps close: with ``cohort`` once a round, with ``every`` at each reply, in the order of the
-    replies, with ``buffer:size=K`` at every K-th reply, over rounds. The staleness of a reply is the number of steps
+    Flower's rounds are synchronous: all nodes of a round start from one model, and the round waits for all of them. The
+    method's timing says when server steps close: ``cohort`` once per round; ``every`` at each reply, in the order of
+    the replies; ``buffer:size=K`` at every K-th reply, across rounds. The staleness of a reply is the number of steps
     that earlier replies of its round closed. A reply that is not finite is rejected.
 
     Args:
-      method: as in a run, ``"fedbuff+swa@buffer:size=5"``. Its clients must need nothing but the model: methods with
-        local training, messages or compression of their own (SCAFFOLD, FedDyn, AsyncCurve...) are refused. A proximal
-        weight goes to the clients as ``proximal-mu``, as that of Flower's own FedProx.
-      clients: the most nodes that will ever take part.
-      rounds: of the whole run; schedules of the rule depend on it.
+      method: as in a run, such as ``"fedbuff+swa@buffer:size=5"``. Its clients must need only the model: methods with
+        their own local training, messages or compression (SCAFFOLD, FedDyn, AsyncCurve...) are refused. A proximal
+        weight is sent to the clients as ``proximal-mu``, as in Flower's own FedProx.
+      clients: the largest number of nodes that take part in the run.
+      rounds: rounds of the whole run; schedules of the rule depend on it.
       options: of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``, ``min_available_nodes`` and others.
 
-    The metrics of a reply hold ``num-examples`` (``weighted_by_key``), and for rules that read it (FedNova)
-    ``local-steps``, K of the job. Integer arrays, such as BatchNorm's counts, are those of the newest reply. Round 1
-    starts the rule anew.
+    The metrics of a reply must hold ``num-examples`` (``weighted_by_key``), and for rules that read it (FedNova)
+    ``local-steps``, K of the job. Integer arrays, such as BatchNorm's counts, are taken from the newest reply. Round 1
+    starts the rule again.
 
-    Raises: ``ValueError`` naming what cannot be used, and without Flower; in a run, for a reply to no message, or whose
-    arrays or metrics do not fit.
+    Raises: ``ValueError`` naming what cannot be used, and if Flower is not installed; during a run, for a reply of a
+    node that was sent no model, and for a reply with arrays or metrics that do not fit.
     """
     check.whole("clients", clients)
     check.whole("rounds", rounds)
@@ -63,7 +63,7 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
 
 
 def _closes_after(method: str, chosen: Method) -> int | None:
-    """The replies of a server step; None: all of a round. ``ValueError`` for a method that Flower's rounds lack."""
+    """Replies per server step; None: all of a round. ``ValueError`` for a method that Flower's rounds cannot run."""
     plain = chosen.client is local_training and not local_options(method) and chosen.compress is None
     check.require(plain, "method", method, "one whose clients train by themselves and upload the whole model")
     name, given = registry.parse_spec("timing", chosen.timing)
@@ -87,7 +87,7 @@ def nodes_of_a_round(clients: int, base: Callable[..., Any], options: Mapping[st
 
 
 def facts_of(clients: int, rounds: int, size: int | None, nodes: int) -> Facts:
-    """What the rule is told of a run whose rounds have so many ``nodes``; ``ValueError`` if no step ever closes."""
+    """The facts of a run with ``nodes`` replies per round; ``ValueError`` if no server step ever closes."""
     updates = nodes * rounds
     allowed = f"at most the {updates} replies of the run (it would never fill)"
     check.require(size is None or size <= updates, "size", size, allowed)
@@ -98,7 +98,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Rounds:
-    """The state of a rule between rounds: of the server, of its memory of each node, and what was sent."""
+    """The state of a rule between rounds: the server's, its memory of each node, and the models sent."""
 
     def __init__(self, rule: ServerAlgorithm, clients: int, size: int | None, method: str) -> None:
         self.rule, self.clients, self.size, self.method = rule, clients, size, method
@@ -107,12 +107,12 @@ class Rounds:
         self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
 
     def begin(self, arrays: Arrays) -> None:
-        """Start anew from these arrays; ``ValueError`` for a rule whose clients need more than a model."""
+        """Start again from these arrays; ``ValueError`` for a rule that sends clients more than a model."""
         self.layout = layout_of(arrays)
         self.dtypes = {name: array.dtype for name, array in arrays.items()}
         self.memory: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}  # node id -> number of the client
-        self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, steps closed before
+        self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, server steps closed before
         self.steps = self.waiting = 0
         self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
         self.state, self.blank = self.rule.init(self._params(arrays))
@@ -129,7 +129,12 @@ class Rounds:
 
         numbers = jnp.int32(1), jnp.float32(1)
         work = any(tree.leaves_read(sent, *numbers, self.state, self.blank)[:2])
-        check.require(not work, "method", self.method, "one whose messages do not depend on the work of their jobs")
+        check.require(
+            not work,
+            "method",
+            self.method,
+            "one with messages that do not depend on the steps or weights of their jobs",
+        )
 
         def received(steps: Any, start: Params, state: Any, memory: Any) -> Any:
             zero = jnp.int32(0)
@@ -140,7 +145,7 @@ class Rounds:
         self.reads_steps = tree.leaves_read(received, numbers[0], message.params, self.state, self.blank)[0]
 
     def _params(self, arrays: Arrays) -> Params:
-        """The arrays of floats; those of whole numbers are kept as they are."""
+        """The arrays of floats; arrays of whole numbers are kept unchanged in ``fixed``."""
         whole = {name: a for name, a in arrays.items() if _kind(a) != "floats"}
         self.fixed |= whole
         return {name: jnp.asarray(a) for name, a in arrays.items() if name not in whole}
@@ -155,7 +160,7 @@ class Rounds:
         return self._arrays(self.rule.params(self.state))
 
     def message(self, node: int, now: int) -> dict[str, np.ndarray]:
-        """The model for a node."""
+        """The model for ``node`` in round ``now``; ``ValueError`` for more nodes than ``clients``."""
         number = self.numbers.setdefault(node, len(self.numbers))
         allowed = f"at most {self.clients}, as strategy(clients=...) says"
         check.require(number < self.clients, "nodes", len(self.numbers), allowed)
@@ -165,7 +170,7 @@ class Rounds:
         return self._arrays(message.params)
 
     def reply(self, node: int, arrays: Arrays, weight: Any, now: int, last: bool, local_steps: Any = None) -> None:
-        """Receive a node's trained model, ``last`` of its round."""
+        """Receive a node's trained model; ``last``: it is the last reply of round ``now``."""
         where, waited_for = f"reply of node {node}", sorted(self.sent)
         check.require(node in self.sent, "node of a reply", node, f"one that was sent a model, once: {waited_for}")
         layout = layout_of(arrays)
@@ -206,7 +211,7 @@ def _kind(array: np.ndarray) -> str:
 
 
 def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
-    """The class is made here: Flower is imported by those who use it."""
+    """The strategy's class is made here, so that Flower is imported only if it is used."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict  # noqa: PLC0415
     from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
 

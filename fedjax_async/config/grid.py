@@ -1,7 +1,7 @@
 """Many runs from one description: every combination of a grid, listed points, and seeds.
 
-What is swept is named as in :class:`~fedjax_async.config.settings.Settings`: ``lr``, ``delay``, ``seed``; an
-option inside a spec by a dot: ``method.mixing``, ``delay.sigma``, ``optimizer.momentum``, ``timing.size``.
+Swept settings have their names in :class:`~fedjax_async.config.settings.Settings`: ``lr``, ``delay``, ``seed``; an
+option of a spec follows a dot: ``method.mixing``, ``delay.sigma``, ``optimizer.momentum``, ``timing.size``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def labels(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _escaped(value: Any) -> str:
-    """A value as part of a file name; different values of a setting stay different."""
+    """A value as part of a file name; different values give different texts."""
     text = value if isinstance(value, str) else option_text("value", value)
     return "".join(c if c in PLAIN else SWAPPED.get(c) or "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
 
 
 def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    """The folder's name of a point; different values, different names (over-long ones end in a hash).
+    """The name of a point's folder; different values give different names (long names end in a hash).
 
     >>> point_name({"method": "fedbuff@buffer:size=5", "seed": 1}, {"method": "method", "seed": "seed"})
     'method=fedbuff@buffer~size=5,seed=1'
@@ -62,7 +62,7 @@ def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
 
 
 def setting_title(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    """A point for people to read, without the seed: ``mixing=0.4, exponent=0.5``."""
+    """A readable title of a point, without the seed: ``mixing=0.4, exponent=0.5``."""
     return ", ".join(f"{short[path]}={value}" for path, value in values.items() if path != "seed") or "base"
 
 
@@ -96,7 +96,7 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
 
 
 def seeds_of(seeds: int | Iterable[int], first: int) -> list[int]:
-    """The seeds that a number of seeds, counted from ``first``, or a list of them stands for."""
+    """The list of seeds, or ``seeds`` of them counted from ``first``; ``ValueError`` for equal or invalid seeds."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         listed = list(seeds)
         for seed in listed:
@@ -118,7 +118,7 @@ def expand(
 
     Args:
       base: what all runs share: ``Settings``, or a mapping by path.
-      grid: path -> list of values, also of one; every combination is a run, the last path varies fastest.
+      grid: path -> list of values; every combination is a run, and the last path varies fastest.
       points: further runs, each a mapping path -> value; a list of values makes it a small grid of its own.
       seeds: a number of seeds, counted from the base's, or a list of them.
 
@@ -138,7 +138,7 @@ def expand(
     check.require(any(axes) or seeds is not None, "grid", grid, "at least one setting with its values")
     if seeds is not None:
         listed = any("seed" in each for each in axes)
-        check.require(not listed, "seeds", seeds, "left out where the grid or a point says seed")
+        check.require(not listed, "seeds", seeds, "left out if the grid or a point sets seed")
         found = _axes({"seed": seeds_of(seeds, fields["seed"])}, fields)
         axes = [each | found for each in axes or [{}]]
     count = sum(math.prod(map(len, each.values())) for each in axes)

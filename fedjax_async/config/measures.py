@@ -1,4 +1,4 @@
-"""What settings ask to measure beside loss and accuracy: from names and functions to ``engine.measures.Measures``."""
+"""Metrics, training loss and fine-tuning that settings ask for: from names to ``engine.measures.Measures``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_async.engine.measures import Measures, Sample, require_measurable
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import FederatedData, Model, Params
 
-# Columns of the evaluations, and starts of the columns of clients, which no metric may have.
+# No metric may have a name in TAKEN, a column of the evaluations, or a name that begins as in STARTS.
 TAKEN = (
     "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up",
     "energy", "carbon", "run", "seed",
@@ -46,7 +46,7 @@ def metrics_of(setting: Any) -> tuple[tuple[str, Metric], ...]:
 def require_column(name: str, others: Collection[str] = ()) -> None:
     """``ValueError`` unless a metric may have the column ``name``; ``others``: columns of other metrics."""
     free = name not in (*TAKEN, *others) and not name.startswith(STARTS)
-    check.require(free, "metrics", name, "named otherwise: there is a column of this name, or of this beginning")
+    check.require(free, "metrics", name, "another name: there is a column with this name or this beginning")
 
 
 def _column(spec: str) -> str:
@@ -71,7 +71,7 @@ def _metric(name: str, thing: Any) -> Metric:
 
 
 def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, batch_size: int) -> Measures:
-    """What the settings ask to measure, checked; ``params``: their shapes."""
+    """The measures that the settings ask for, checked; ``params``: their shapes."""
     metrics = metrics_of(s.metrics)
     for name, metric in metrics:
         check_metric(name, metric, model, params, data)

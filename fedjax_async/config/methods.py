@@ -33,13 +33,15 @@ Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its no
 class Method(NamedTuple):
     """A method as a run needs it; build one to run a rule of your own.
 
-    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
-    ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
-    ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
-    takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
-    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. The ``model`` that it gets decodes raw
-    rows (images) by itself. ``optimizer`` and ``lr`` are the defaults of the settings of those names. What the factory
-    does not take may not be set, here or in the settings: ``ValueError``.
+    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of ``hyper`` that
+    returns the rule: runs that differ only in these numbers share compiled programs. ``proximal`` is the weight mu of
+    the local term ``(mu/2) ||w - w_0||^2``. ``compress``, ``feedback``, ``optimizer`` and ``lr`` are the defaults of
+    the settings with these names.
+
+    ``client`` is a factory of local training. It takes what it needs of ``model, *, optimizer, lr, batch_size,
+    proximal, scale, per_example``, and ``client_options``, pairs of name and value. Its ``model`` decodes raw rows
+    (images). What the factory does not take may not be set, here or in the settings: ``ValueError``. ``plain_sgd``
+    says that the method only makes sense with plain SGD.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -58,11 +60,11 @@ class Method(NamedTuple):
 class PeerMethod(NamedTuple):
     """A method without a server as a run needs it; build one to run peers of your own.
 
-    ``peer``: a ``PeerAlgorithm``, a function of ``hyper`` that returns one, or ``f(stays)`` that returns either, with
-    ``stays(path)`` whether a leaf of the params stays with its node. ``exchange`` and ``topology`` are specs such as
-    ``"push_sum:policy=merge"`` and ``"gossip:receivers=4"``, the defaults of the settings of those names; so is
-    ``compress``, of methods that compress their messages. ``shared``: options that the exchange must have, too. The
-    rest as in :class:`Method`.
+    ``peer``: a ``PeerAlgorithm``, a function of ``hyper`` that returns one, or ``f(stays)`` that returns either.
+    ``stays(path)`` says whether a leaf of the params stays with its node. ``exchange`` and ``topology`` are specs such
+    as ``"push_sum:policy=merge"`` and ``"gossip:receivers=4"``, the defaults of the settings with these names; so is
+    ``compress``, for methods that compress their messages. ``shared``: options that the exchange takes too, with the
+    values that it must have. The rest is as in :class:`Method`.
     """
 
     peer: Peer | Callable[[Stays], Peer]
@@ -86,7 +88,10 @@ LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot se
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Option -> default of a method: those of its rule (or node) and of its local training, and ``proximal``."""
+    """Option -> default of a method: options of its rule (or nodes) and of its local training, and ``proximal``.
+
+    Raises ``ValueError`` for an unknown method.
+    """
     preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     defaults = {key: parameter.default for key, parameter in registry.options_of(rule_factory(preset)).items()}
     own = {key: parameter.default for key, parameter in client_options(preset.client).items()}
@@ -127,21 +132,21 @@ def rule_of(spec: str) -> str:
     return own.parts_of("method", spec.partition("@")[0])[0]
 
 
-# Settings of local training -> options of a factory through which it takes them.
+# Setting of local training -> the options of a factory that carry it.
 THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
 
 
 def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
     """The settings that local training with the options ``takes`` would ignore.
 
-    ``plain_sgd``: ``training_of`` refuses other optimisers with a reason of their own, so that none is ignored.
+    ``plain_sgd``: then ``training_of`` refuses other optimisers with another message, so they are not listed here.
     """
     refused = {"optimizer"} if plain_sgd else set()
     return [name for name, through in THROUGH.items() if not through & {*takes} and name not in refused]
 
 
 def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
-    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: beside ``GIVEN``."""
+    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: besides ``GIVEN``."""
     found = list(inspect.signature(factory).parameters.values())
     named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     first = [p for p in found if p not in named]
@@ -155,7 +160,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 
 
 def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Chosen:
-    """The method with local training by a factory of the user's own, in the place of a name in ``client``."""
+    """The method with local training by a factory of the user's own."""
     check_factory("client", factory)
     return _with_local(chosen, own.lasting(factory), (), {})
 
@@ -170,7 +175,7 @@ def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[s
 
 
 def with_client(chosen: Chosen, spec: str) -> Chosen:
-    """The method with the local training that a spec names: a factory that the user registered."""
+    """The method with local training by the registered factory that a spec names."""
     factory, options = registered_client(spec)
     name = spec.partition(":")[0]
     for option in options:
@@ -188,7 +193,7 @@ def _with_local(
 
 
 def checked_method(given: Any) -> Method:
-    """A method object; ``ValueError`` for anything else, which says what to wrap."""
+    """The method object; for anything else a ``ValueError`` that says what to wrap."""
     wrap = "a Method; wrap the rule: Method(rule, timing='every') (of nodes without a server: PeerMethod(peer))"
     check.require(not isinstance(given, PeerAlgorithm), "method", "a PeerAlgorithm", "wrapped: PeerMethod(algorithm)")
     if isinstance(given, ServerAlgorithm):
@@ -201,7 +206,7 @@ def checked_method(given: Any) -> Method:
 
 
 def check_fields(given: Method | Preset, kind: str) -> None:
-    """``ValueError`` for a field that ``Method`` and ``Preset`` share and is out of range, as ``KIND.FIELD``."""
+    """``ValueError`` naming ``KIND.FIELD`` for a field of both ``Method`` and ``Preset`` that is out of range."""
     check.require(isinstance(given.timing, str), f"{kind}.timing", given.timing, "a text such as 'every'")
     registry.bind("timing", TIMINGS, given.timing)()
     check_local_fields(given, kind)
@@ -209,7 +214,7 @@ def check_fields(given: Method | Preset, kind: str) -> None:
 
 
 def check_local_fields(given: Method | Preset | PeerMethod, kind: str) -> None:
-    """``ValueError`` for a field about local training and compression that is out of range, as ``KIND.FIELD``."""
+    """``ValueError`` naming ``KIND.FIELD`` for a field of local training or compression that is out of range."""
     check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")
     check.require(float(given.proximal) >= 0, f"{kind}.proximal", given.proximal, "a finite number >= 0")
     check.require(isinstance(given.optimizer, str), f"{kind}.optimizer", given.optimizer, "a text such as 'sgd'")
@@ -233,7 +238,7 @@ def _check_method(given: Method) -> None:
     check_local_options(given)
     unread = [name for name in given.hyper if not name.startswith("client.")]
     read = callable(given.server) or not unread
-    check.require(read, "method.hyper", given.hyper, "left out: the rule is finished, and no function of hyper")
+    check.require(read, "method.hyper", given.hyper, "left out: method.server is a rule, not a function of hyper")
 
 
 def check_local_options(given: Method | PeerMethod) -> None:
@@ -274,14 +279,14 @@ def _is_server(thing: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it is a finite number, or an array of one."""
+    """Whether it is a finite number or a scalar array of one."""
     if isinstance(value, bool) or (not isinstance(value, Real) and getattr(value, "shape", None) != ()):
         return False
     return math.isfinite(float(value))
 
 
 def local_options(spec: str) -> list[str]:
-    """The options of local training that a method gives by itself: another client algorithm would ignore them."""
+    """The options of local training that a method sets: another client algorithm would ignore them."""
     if own.thing_of("method", spec) is not None:
         chosen: Any = preset_of(spec)
         traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
@@ -293,7 +298,10 @@ def local_options(spec: str) -> list[str]:
 
 
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
-    """Name, options and own timing or exchange (``what``) of a method's spec; ``ValueError`` for unknown options."""
+    """Name, options and own timing or exchange of a method's spec; ``ValueError`` for unknown options.
+
+    ``what``: ``"TIMING"`` or ``"EXCHANGE"``, for the message.
+    """
     rule, own_one = rule_of(spec), spec.partition("@")[2]
     name, options = registry.parse_spec("method", rule)
     preset = registry.find("method", METHODS, name)
@@ -312,8 +320,8 @@ def method(spec: str) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
-    ``(mu/2) ||w - w_0||^2``. After a ``+`` follow server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. What
-    follows an ``@`` is the timing, instead of the method's usual one.
+    ``(mu/2) ||w - w_0||^2``. A ``+`` joins server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. An ``@`` sets
+    the timing in place of the method's default. Raises ``ValueError`` for unknown names and values out of range.
 
     >>> method("fedprox").timing, method("fedprox:proximal=0.1+swa@every").timing
     ('cohort', 'every')
@@ -354,9 +362,9 @@ def _method_of(spec: str) -> Method:
 
 
 def method_of(spec: str) -> Method:
-    """The method of a spec, or the method object that stands for one.
+    """The method of a spec, or the object that the setting holds.
 
-    Equal specs give the same objects, so that runs that share components share compiled programs.
+    Equal specs give the same object, so that their runs share compiled programs.
     """
     given = own.thing_of("method", spec)
     return _method_of(spec) if given is None else own.lasting(checked_method(given))

@@ -1,8 +1,8 @@
-"""Objects of the user's own where a name may stand: ``named`` gives one a name, its fingerprint tells it from others.
+"""Objects of the user's own in place of names: ``named`` gives one a name, its fingerprint tells it from others.
 
-A setting holds such an object as a :class:`Named`, which is a text: the name that tables, folders and files show.
-``own_parts`` lists the fingerprints of all own parts of a run, objects and registered names alike. They stand in
-``settings.json`` under ``own``, so that two runs are the same only if the code of their own parts is.
+A setting holds such an object as a :class:`Named`, a text: the name that tables, folders and files show. ``own_parts``
+lists the fingerprints of all own parts of a run, both objects and registered names. They are kept in ``settings.json``
+under ``own``, so that two runs are the same only if the code of their own parts is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {
     "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
     "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",
     "network": "a network model, model(num_clients, seed) -> clock.Network",
-    "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one of arrays)",
+    "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one from arrays)",
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
     "augment": "a function of raw images, augment(key, x) -> x",
     "model": "a Model, or a flax module",
@@ -38,9 +38,9 @@ KINDS = {
 }
 # settings that may join models: drop:probability=0.1+late:extra=30
 JOINED = ("policy", "availability", "faults", "augment", "privacy")
-ABSENT = object()  # in the place of an object that a file names
+ABSENT = object()  # stands for an object that a file names and that is not loaded
 SHOWN = 12  # characters of a fingerprint in a text
-PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds
+PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # types that settings do not take as objects
 
 
 class Named(str):
@@ -52,7 +52,7 @@ class Named(str):
     thing: Any
     fingerprint: str | None
     given: bool  # whether the user gave the name
-    parts: Mapping[str, str | None]  # the names in the text with their fingerprints: one, unless it is a spec of a file
+    parts: Mapping[str, str | None]  # name -> fingerprint: one, or several for a dict of metrics or a spec of a file
 
     def __new__(
         cls,
@@ -83,12 +83,12 @@ class Named(str):
 
 
 def shown(thing: Any) -> str:
-    """An object in an error message."""
+    """How error messages show an object."""
     return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
 
 
 def is_params(thing: Any) -> bool:
-    """Whether it is a container of arrays, such as ``Run.params``: the one kind of plain containers that may stand."""
+    """Whether it is an array or a container of arrays, such as ``Run.params``."""
     parts = list(thing.values()) if isinstance(thing, Mapping) else thing
     if not isinstance(parts, (list, tuple)):
         return hasattr(thing, "shape") and hasattr(thing, "dtype")
@@ -99,15 +99,16 @@ def named(name: str, thing: Any) -> Named:
     """Give an object of your own the name under which results keep it: ``method=named("fair", Method(rule))``.
 
     ``thing``: a ``Method``, ``Model`` or flax module, ``FederatedData`` or ``Dataset``, ``ClientAlgorithm``, delay
-    model, timing policy, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers: so
-    another object under the same name is another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
+    model, timing policy, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers, so
+    another object under the same name makes another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
 
-    Raises ``ValueError`` for an object that has no fingerprint, naming the part (``fingerprints.fingerprint``).
+    Raises ``ValueError`` for other names, for values that are not objects of one's own, and for an object without a
+    fingerprint, naming its part (``fingerprints.fingerprint``).
     """
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
-    check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not of points alone")
+    check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not only of '.'")
     thing = thing.thing if isinstance(thing, Named) else thing
     plain = isinstance(thing, (str, *PLAIN)) and not is_params(thing)
     check.require(thing is not None and not plain, "object", thing, "an object of your own")
@@ -115,7 +116,7 @@ def named(name: str, thing: Any) -> Named:
 
 
 def as_setting(field: str, value: Any) -> Named:
-    """An object as a setting holds it: under the name that it carries (data sets do), else as ``(object: ...)``."""
+    """An object as a setting holds it: under its own name (data sets have one), else as ``(object: ...)``."""
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     if field == "metrics" and isinstance(value, Mapping):
@@ -145,7 +146,7 @@ def _metrics(given: Mapping[str, Any]) -> Named:
     check.require(len(given) > 0, "metrics", dict(given), "at least one name and metric")
     for name in given:
         fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
-        check.require(fits, "name of a metric", name, "letters, digits and '_', the first no digit")
+        check.require(fits, "name of a metric", name, "letters, digits and '_', not starting with a digit")
     things = dict(given)
     return Named(
         ",".join(given), things, fingerprint(things), parts={name: fingerprint(m) for name, m in given.items()}
@@ -153,7 +154,7 @@ def _metrics(given: Mapping[str, Any]) -> Named:
 
 
 def thing_of(field: str, value: Any) -> Any:
-    """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for one known from a file only."""
+    """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for an object that is not loaded."""
     if not isinstance(value, Named):
         return None
     if value.thing is ABSENT:
@@ -165,7 +166,7 @@ def thing_of(field: str, value: Any) -> Any:
 
 
 def object_or_spec(field: str, value: Any) -> Any:
-    """What the rooms take: the object that a setting holds, else the name as it is."""
+    """The object that a setting holds, else its spec: what other packages take."""
     thing = thing_of(field, value)
     return value if thing is None else thing
 
@@ -178,9 +179,9 @@ def known_parts() -> dict[str, Any]:
 
 
 def parts_of(field: str, spec: str) -> list[str]:
-    """The specs in the text of a setting: several where it joins models or parts by ``+``, or lists metrics.
+    """The specs in the text of a setting: several if it joins models or parts by ``+``, or lists metrics.
 
-    Of a method, the text before its ``@``.
+    For a method, ``spec`` is the text before its ``@``.
     """
     if field == "metrics":
         return registry.listed(spec)
@@ -190,7 +191,7 @@ def parts_of(field: str, spec: str) -> list[str]:
 
 
 def names_in(field: str, spec: str) -> list[str]:
-    """The names that a spec mentions; a method's parts with their ``+``, its own timing or exchange with its ``@``."""
+    """The names in a spec; a method's parts start with ``+``, its own timing or exchange with ``@``."""
     if field == "method":
         rule, at, timing = spec.partition("@")
         name, *parts = (one.partition(":")[0] for one in parts_of(field, rule))
@@ -220,7 +221,7 @@ def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
 
 
 def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
-    """``ValueError`` unless each object among the settings has a name; it says what to write."""
+    """``ValueError`` unless each object among the settings has a name; the message says what to write."""
     for field, value in field_values.items():
         if isinstance(value, Named) and not value.given:
             raise ValueError(
@@ -230,10 +231,10 @@ def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
 
 
 def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of settings from a file, with own parts: the objects given, or stand-ins that only have a name.
+    """The fields of settings from a file, with own parts: the given objects, or placeholders that only have a name.
 
-    An object takes the name that the file has for it. Raises ``ValueError`` naming the part where an object given, or
-    a name registered by now, has another fingerprint than the file says.
+    An object takes the name that the file has for it. Raises ``ValueError`` naming the part if a given object or a
+    registered name has another fingerprint than in the file.
     """
     fields = dict(content)
     saved: Mapping[str, Mapping[str, str | None]] = fields.pop("own", {})
@@ -252,7 +253,7 @@ def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str
 
 
 def _under(name: str, field: str, thing: Any) -> Named:
-    """An object under the name that a file has for it; one that was named otherwise is refused."""
+    """An object under the name that a file has for it; ``ValueError`` if it has another name."""
     held = thing if isinstance(thing, Named) else as_setting(field, thing)
     other = (isinstance(thing, Named) or field == "metrics") and str(held) != name
     check.require(not other, field, str(held), f"named {name!r}, as when the run began")
@@ -261,16 +262,16 @@ def _under(name: str, field: str, thing: Any) -> Named:
 
 # --- compiled programs ------------------------------------------------------------------------------
 
-MOST_FUNCTIONS = 512  # that are remembered
-_seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> the function, and by fingerprint what stands for it
+MOST_FUNCTIONS = 512  # kept in _seen
+_seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> (function, fingerprint -> the function to use)
 
 
 def lasting(thing: Any) -> Any:
-    """An object whose functions can be the keys of compiled programs: two of them are equal only if they do the same.
+    """``thing`` with functions that can be keys of compiled programs: they are equal only if they do the same.
 
-    Programs are found by the functions that they were made of. Two objects with a ``__call__`` may be equal without
-    doing the same, and a function does other things after a variable that it reads has changed. Such functions are
-    replaced by others with an identity of their own. All else stays the object that it is.
+    Compiled programs are looked up by the functions that they were made from. But two callable objects may be equal and
+    do different things, and a function changes when a variable that it reads changes. Such functions are replaced by
+    wrappers that equal only themselves; everything else is returned unchanged.
     """
     if isinstance(thing, tuple) and hasattr(thing, "_replace"):
         fields = zip(thing._fields, thing)  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """One setting by its path: ``lr``, ``delay``, or an option inside a spec, ``method.mixing``, ``timing.size``.
 
-Where a spec joins several models, the path names the model too: ``faults.drop.probability``. So do paths of a method's
-server parts: ``method.swa.start``.
+If a spec joins several models, the path also names the model: ``faults.drop.probability``. Paths of a method's server
+parts name the part: ``method.swa.start``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from fedjax_async.config.settings import SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
-OF_METHODS = ("timing", "topology", "exchange", "compress", "optimizer")  # settings that have defaults of the method
+OF_METHODS = (
+    "timing",
+    "topology",
+    "exchange",
+    "compress",
+    "optimizer",
+)  # settings with a default that depends on the method
 USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
 
 
@@ -71,7 +77,7 @@ def option_text(path: str, value: Any) -> str:
 
 
 def _parts(method: str) -> tuple[str, str, str]:
-    """A method, ``@`` and its own timing or exchange; the last two are empty without one."""
+    """A method, ``@``, and its own timing or exchange; the last two are empty if it has none."""
     return (method, "", "") if isinstance(method, Named) else method.partition("@")
 
 
@@ -84,7 +90,7 @@ def _spec(fields: Fields, field: str) -> str | None:
         return fields[field] or USUAL.get(field)
     usual = preset_of(fields["method"])
     kind = "exchange" if is_decentralised(usual) else "timing"
-    # a method's own "@timing" goes before the run's timing, and that before the method's default
+    # in this order: the method's own "@timing", the run's timing, the method's default
     given = own_one if field == kind else ""
     spec: str | None = given or fields[field] or getattr(usual, field, None)
     return spec
@@ -122,7 +128,7 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
     without = f"{where.field} = {str(fields[where.field])!r} has no {name!r}"
     if where.field == "method" and name in known_parts():
-        paths = f"beside a method with this part, {first}+{name}"
+        paths = f"given for a method with this part, {first}+{name}"
     check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
     allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
     check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)
@@ -155,12 +161,12 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _unknown(path: str, fields: Fields) -> ValueError:
-    """The error for a path that is neither a setting nor an option, naming the nearest that is."""
+    """The error for a path that is neither a setting nor an option; it names the nearest known path."""
     first = path.partition(".")[0]
     if first in SWEEP_KEYS:
         return ValueError(f"{path}: must stand above the first [table] of a sweep's file, or be an argument of sweep")
     if first in FLAGS:
-        return ValueError(f"{path}: is no setting of a run but a flag of the command, --{first.replace('_', '-')}")
+        return ValueError(f"{path}: is not a setting of a run but a flag of the command, --{first.replace('_', '-')}")
     known = [*FIELDS]
     for field in FIELDS.keys() & REGISTRIES.keys():
         models = _models(fields, field)
@@ -238,7 +244,7 @@ def _joint(field: str) -> str:
 
 
 def value_of(settings: Settings, path: str) -> Any:
-    """What a run has for a path: the setting, or the option where its spec states it, else None.
+    """The value of a path in a run: the setting, or the option if its spec gives it, else None.
 
     >>> run = Settings(updates=9, lr=0.1, method="fedbuff@buffer:size=5")
     >>> value_of(run, "lr"), value_of(run, "timing.size"), value_of(run, "delay.mean")
@@ -253,7 +259,7 @@ def value_of(settings: Settings, path: str) -> Any:
 
 
 def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
-    """``value_of`` each path; a spec leaves out the options that have a path of their own.
+    """``value_of`` each path; a spec is shown without the options that have their own path.
 
     >>> values_of(Settings(updates=9, method="fedasync:mixing=0.4,clip=1"), ["method", "method.mixing"])
     {'method': 'fedasync:clip=1', 'method.mixing': 0.4}
@@ -264,7 +270,9 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
         specs = parts_of(field, rule)
-        of_parts = [where for where in addresses if where.name or field != "method"]  # the others mean the rule
+        of_parts = [
+            where for where in addresses if where.name or field != "method"
+        ]  # the others are options of the rule
         kept = [_without(one, field, of_parts if i else addresses) for i, one in enumerate(specs)]
         text = _joint(field).join(kept)
         found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]

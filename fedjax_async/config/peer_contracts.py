@@ -1,4 +1,4 @@
-"""What nodes do, against the contract of ``PeerAlgorithm``, before a run: one abstract event, nothing is trained."""
+"""Check the contract of ``PeerAlgorithm`` before a run, by one abstract event: nothing is trained."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _COLUMNS = "columns, a mapping, name -> scalar"
 def shapes_of_message(
     peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Params, data: FederatedData
 ) -> Any:
-    """The shapes of one message, of an event that mixes it too.
+    """The shapes of one message, from an abstract event that pushes it and mixes it.
 
-    Raises ``ValueError`` that names the function of ``PeerAlgorithm`` which raises, or returns something else than its
-    contract says.
+    Raises ``ValueError`` naming the function of ``PeerAlgorithm`` that raises or breaks its contract.
     """
 
     def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
@@ -48,7 +47,7 @@ def shapes_of_message(
 def _pushed(
     node: PeerAlgorithm, client: ClientAlgorithm, row: Any, params: Params, key: Key, pool: tuple[Any, Any]
 ) -> tuple[Any, Any]:
-    """The row after one training without a step, and the messages that it sends."""
+    """The row after a training without local steps, and the messages that the node pushes."""
     begin = returned("peer.start", "start(row) -> Message", node.start, row)
     fits(isinstance(begin, Message), "peer.start", begin, "a Message")
     begin = begin._replace(version=jnp.int32(0), local_steps=jnp.int32(1))

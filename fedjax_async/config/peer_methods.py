@@ -76,7 +76,7 @@ def _compressors(spec: str | None) -> list[Compressor]:
 
 @registry.cached_by_name(maxsize=64)
 def _compressor(spec: str) -> Compressor:
-    from fedjax_async.config.clients import compressor_of  # noqa: PLC0415 (which imports this room's methods)
+    from fedjax_async.config.clients import compressor_of  # noqa: PLC0415 (needed only with compression)
 
     return own.lasting(compressor_of(spec))  # type: ignore[no-any-return]
 
@@ -89,7 +89,10 @@ def _family(
     compress: str | None,
     text: str,
 ) -> Callable[[Stays], Peer]:
-    """A method's nodes as a function of ``stays``; ``text``: of the static options, since 1, 1.0 and True are equal."""
+    """A method's nodes as a function of ``stays``.
+
+    ``text``: the static options as a text, to keep 1, 1.0 and True apart in the cache.
+    """
 
     @lru_cache(maxsize=64)
     def of_model(stays: Stays) -> Peer:
@@ -103,10 +106,10 @@ def _family(
 
 
 def peer_method_of(spec: str, compress: str | None = None) -> PeerMethod:
-    """The decentralised method of a spec, or the object that stands for one; ``compress``: of its messages.
+    """The decentralised method of a spec, or the object that the setting holds; ``compress``: the compressor's spec.
 
     ``pushcen:k=16@push_sum:policy=merge``: options of nodes and local training, and after an ``@`` the exchange. Equal
-    specs give the same objects, so that runs that share components share compiled programs.
+    specs give the same object, so that their runs share compiled programs.
     """
     given = own.thing_of("method", spec)
     if given is None:
@@ -129,17 +132,17 @@ def check_exchange(kind: str, exchange: Any, topology: Any) -> None:
     """``ValueError`` unless both are usable specs, naming them as ``KIND.exchange`` and ``KIND.topology``."""
     usual = (("exchange", exchange, "EXCHANGES", EXCHANGES), ("topology", topology, "TOPOLOGIES", TOPOLOGIES))
     for field, spec, name, known in usual:
-        allowed = f"a text, a name of clock.{name}; a run takes objects"
+        allowed = f"a text, a name of clock.{name}; only a run takes an object"
         check.require(isinstance(spec, str), f"{kind}.{field}", spec, allowed)
         registry.bind(field, known, spec)()  # checks the ranges
 
 
-# --- what a run makes of it ---------------------------------------------------------------------------
+# --- the objects of a run ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
 def stays_of(model: Model) -> Stays:
-    """Which leaves of a model stay with their node: running statistics, and what the model declares private."""
+    """Which leaves of a model stay with their node: running statistics and private leaves."""
     private = model.private
 
     def stays(path: Path) -> bool:
@@ -170,9 +173,9 @@ def sends_nothing(spec: str, setting: Any) -> bool:
 
 
 def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:
-    """The exchange of the setting, or else the method's, with the options that both take.
+    """The exchange of the setting, or else the method's, with the method's values of options that both take.
 
-    Raises ``ValueError`` where the exchange states another value for one of these.
+    Raises ``ValueError`` if the exchange's spec has another value for one of them.
     """
     given = own.thing_of("exchange", setting)
     if given is not None:
@@ -184,6 +187,8 @@ def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:
     shared = {option: value for option, value in chosen.shared.items() if option in known}
     for option, value in shared.items():
         have = options.get(option, value)
-        check.require(have == value, f"exchange's {option}", have, f"{value}, as of the method, which takes it too")
+        check.require(
+            have == value, f"exchange's {option}", have, f"{value}, as in the method, which has the same option"
+        )
     made: Exchange = registry.bind("exchange", EXCHANGES, spec, **shared)()
     return made

@@ -44,24 +44,24 @@ PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 class PeerExperiment(NamedTuple):
     """A run without a server that is ready to start: nothing has been compiled or trained yet.
 
-    Its methods are those of ``Experiment``.
+    It has the methods of ``Experiment``.
     """
 
     settings: Settings
-    described: dict[str, Any]  # the settings as results keep them: names of objects replaced
+    described: dict[str, Any]  # the settings as results keep them, with names in place of objects
     components: PeerComponents
     schedule: PeerSchedule
     params: Params
     key: Key
-    points: Points  # positions count the events that end by then
-    planned: dict[str, np.ndarray]  # columns of the evaluations that the plan decides
+    points: Points  # position: number of events that have ended by then
+    planned: dict[str, np.ndarray]  # the columns of the evaluations that follow from the plan
     global_tests: str
     norm_limit: float = math.inf
     probes: Mapping[str, Any] = {}
 
     @property
     def total(self) -> int:
-        """The compute events of the run."""
+        """The number of compute events of the run."""
         return len(self.schedule.client)
 
     @property
@@ -70,17 +70,17 @@ class PeerExperiment(NamedTuple):
         return True
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Events before each evaluation, twice: each is an update of its own; int64[V] both."""
+        """Events before each evaluation, twice: each event is one update and one step; int64[V] both."""
         return self.points.position, self.points.position
 
     def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What an engine found at an evaluation, as the results have it."""
+        """The scores of evaluation ``row`` as the columns of the results."""
         there = online(self.schedule, self.points.time[row : row + 1])[0]
         found = scores_of_nodes(scores, there, self.components.data)
         return found | {name: column[row] for name, column in self.planned.items() if not name.startswith("bytes_")}
 
     def run(self, **options: Any) -> PeerOutcome:
-        """Run it on the engine of its settings; ``options``: those of the engine."""
+        """Run on the engine that the settings name; ``options``: those of the engine."""
         name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
         if name == "waves":
             given["probes"] = self.probes
@@ -94,7 +94,7 @@ class PeerExperiment(NamedTuple):
         return record_peers(self.described, self.schedule, self.points, outcome, self.planned, data, work)
 
     def shared(self) -> tuple[Any, ...]:
-        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
+        """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
         data = self.components.data
         return self.components.peer, self.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
 
@@ -107,7 +107,7 @@ class PeerResolved(NamedTuple):
     components: PeerComponents
     exchange: Exchange
     delay: DelayModel
-    local_steps: np.ndarray  # int64[N], of an event of each node
+    local_steps: np.ndarray  # int64[N], local steps of an event of each node
     message_bytes: int
     global_tests: str
 
@@ -129,7 +129,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     delay, data = delay_of(s), data_of(s)
     chosen = peer_method_of(s.method, s.compress)
     exchange = exchange_of(chosen, s.exchange)
-    allowed = "at least 2: a node alone has none to push to (method = 'independent' trains without messages)"
+    allowed = "at least 2: a single node has no receiver (method = 'independent' trains without messages)"
     check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
     trainer, hyper = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
@@ -143,12 +143,12 @@ def resolve_peers(settings: Settings) -> PeerResolved:
 
 @lru_cache(maxsize=64)
 def _without_private(model: Model) -> Model:
-    """The model for local training: the node's row has the leaves that stay with it, its client need not keep them."""
+    """The model for local training: the node's row keeps the leaves that stay with it, so its client need not."""
     return model if model.private is None else model._replace(private=None)
 
 
 def _whole_batches(chosen: PeerMethod) -> bool:
-    """Whether its local training leaves the last partial batch of an epoch out, as the released code does."""
+    """Whether local training leaves out the last partial batch of an epoch, as the released code does."""
     options = dict(chosen.client_options)
     shuffle = options.get("shuffle")
     return shuffle is False or (shuffle is None and options.get("reference") == "released")
@@ -164,7 +164,7 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
 
 
 def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> int:
-    """Bytes of one message on the network, from shapes; a compressed one counts as the longest that there may be."""
+    """Bytes of one message on the network, from shapes; a compressed one counts with its largest possible size."""
     peer = components.peer
     shapes = shapes_of_message(peer, components.client, components.hyper, params, components.data)
     if s.compress is not None:
@@ -174,9 +174,12 @@ def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> i
 
 
 def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = None) -> tuple[PeerSchedule, Points]:
-    """Plan who trains, pushes and mixes when, and choose the evaluations; ``planning``: see ``prepare``."""
+    """Plan when nodes train, push and mix, and choose the evaluations; ``planning``: see ``prepare``.
+
+    Raises ``ValueError`` for a budget without an event, too many evaluations, and times outside the run.
+    """
     s, every = run.settings, every_of(run.settings)
-    if (s.time is None) != (s.updates is None):  # the length is known
+    if (s.time is None) != (s.updates is None):  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates)
     try:
         schedule = _plan(run, until_of(s), planning)
@@ -187,7 +190,7 @@ def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = 
     spent = len(schedule.client) == s.updates
     end = s.time if s.time is not None and not spent else float(schedule.end.max())
     within = every.at is None or min(every.at) <= end
-    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
+    check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     return schedule, peer_points(schedule, every, None if spent else s.time)
 
 
@@ -207,7 +210,9 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
         local_steps=run.local_steps,
         until=until,
         seed=s.seed,
-        topology=own.object_or_spec("topology", s.topology or "gossip"),  # none given: no messages
+        topology=own.object_or_spec(
+            "topology", s.topology or "gossip"
+        ),  # not used if it is None: then nodes send no messages
         message_bytes=run.message_bytes,
         availability=own.object_or_spec("availability", s.availability),
         faults=own.object_or_spec("faults", s.faults),
@@ -222,7 +227,9 @@ def built_peers(
     """Build what the engine executes: initial parameters, checked probes, planned columns of the evaluations."""
     s, components = run.settings, run.components
     nodes = len(components.data.size)
-    check.require(schedule.num_clients == nodes, "exchange", f"{schedule.num_clients} nodes", f"{nodes}, as the data")
+    check.require(
+        schedule.num_clients == nodes, "exchange", f"{schedule.num_clients} nodes", f"{nodes}, as in the data"
+    )
     cut = bound(components.peer, components.hyper).fragments
     allowed = f"one that sends {cut} fragments, as {s.method} cuts its messages"
     check.require(schedule.fragments == cut, "exchange", f"{schedule.fragments} fragments", allowed)

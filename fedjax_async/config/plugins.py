@@ -1,6 +1,6 @@
 """Names for factories of the user's own: ``register``, and the files, modules and packages that call it.
 
-What is registered stands in ``registry.ADDED``, beside the registries of the rooms, which are the tests' lists.
+Registered names are kept in ``registry.ADDED``, apart from the package's own registries, which the tests go through.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fedjax_async.types import ServerAlgorithm
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 GROUP = "fedjax_async.plugins"  # of entry points in installed packages
-LOADED: list[str] = []  # the files and modules that were loaded, for processes that go on with a run or a sweep
-_calls: list[tuple[str, str]] = []  # every registration, the same one too
+LOADED: list[str] = []  # files and modules that were loaded, for processes that continue a run or a sweep
+_calls: list[tuple[str, str]] = []  # every call of register, also repeated ones
 _without_parts: set[str] = set()  # files and modules that were imported and registered nothing
 CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
@@ -65,9 +65,9 @@ GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a p
 
 
 def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> Callable[[Factory], Factory]:
-    """Give a factory of your own a name that stands wherever a built-in one may: ``method="fair:limit=2"``.
+    """Register a factory of your own under a name, to use like a built-in one: ``method="fair:limit=2"``.
 
-    A decorator; the factory's keyword-only parameters are the options of the name. Annotate a number ``types.Traced``
+    A decorator. The factory's keyword-only parameters are the options of the name. Annotate a number ``types.Traced``
     to let a sweep vary it within one compiled program.
 
     Args:
@@ -75,12 +75,12 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
         ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``policy`` (a ``clock.PolicyModel``), ``topology``, ``exchange``, ``availability``,
-        ``faults``, ``network``, ``partition``,
-        ``augment`` (``augment(key, x) -> x``), ``attack`` (a ``server.Attack``), ``privacy`` (a ``server.Privacy``),
-        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
+        ``faults``, ``network``, ``partition``, ``augment`` (``augment(key, x) -> x``), ``attack`` (a
+        ``server.Attack``), ``privacy`` (a ``server.Privacy``), ``compress``, ``decay`` or ``metrics``
+        (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.
-      replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
-      preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,
+      replace: allow other code under a registered name, as a notebook needs; otherwise that is an error.
+      preset: for a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,
         ``plain_sgd``, ``optimizer`` and ``lr``, as in ``Method``; without a server ``exchange`` and ``topology``
         instead of ``timing`` and ``feedback``, as in ``PeerMethod``.
 
@@ -101,7 +101,7 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     fits = isinstance(name, str) and re.fullmatch(pattern, name) is not None
     allowed = "lower-case letters and _" if plain else "lower-case letters, digits and _"
     check.require(fits, f"name of a {kind}", name, allowed)
-    check.require(name not in builtin, f"name of a {kind}", name, "another: the package has this one")
+    check.require(name not in builtin, f"name of a {kind}", name, "another name: the package has this one")
     check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")
     for option in preset:
         registry.find("preset", dict.fromkeys([*_OF_SERVER, *_OF_PEERS]), option)
@@ -129,7 +129,7 @@ NODES = ("stays", "compressor")  # the positional parameters of factories of a `
 
 
 def _check_preset(preset: Mapping[str, Any]) -> None:
-    """``ValueError`` for a value of a method's preset that is out of range; its factory is not known yet."""
+    """``ValueError`` for a value of a method's preset that is out of range, before its factory is known."""
     of_server = {field: value for field, value in preset.items() if field in _OF_SERVER}
     given = Preset(ServerAlgorithm, about="", **({"timing": "every"} | of_server))
     check_fields(given, "preset")
@@ -138,7 +138,7 @@ def _check_preset(preset: Mapping[str, Any]) -> None:
 
 
 def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Preset | PeerPreset:
-    """The preset of a factory, with a server or, if it takes ``stays``, without."""
+    """The preset of a factory: without a server if the factory takes ``stays``, else with one."""
     nodes, about = _positional(factory), registry.summary(factory)
     kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
     for field, value in preset.items():
@@ -189,7 +189,7 @@ def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> No
 def load_plugin(source: str) -> None:
     """Run a plugin: a file ``PATH.py``, or a module by its dotted name; it calls :func:`register`.
 
-    Raises: ``ValueError`` naming the plugin if it cannot be found, or where its code raises.
+    Raises: ``ValueError`` naming the plugin if it cannot be found, raises an error, or registers nothing.
     """
     path = Path(source)
     loaded, registered = set(sys.modules), len(_calls)
@@ -216,7 +216,7 @@ def load_plugin(source: str) -> None:
 
 
 def _run_file(path: Path) -> None:
-    """Import a file under a name of its own; its folder is where it may import helpers from. A second time: nothing."""
+    """Import a file, once, under a name of its own; it may import modules from its folder."""
     content = path.read_bytes()
     name = f"{path.stem}_{hashlib.sha256(_full(path).encode() + content).hexdigest()[:8]}"
     if name in sys.modules:
@@ -255,7 +255,7 @@ def load_installed() -> None:
 
 
 def load(sources: Iterable[str]) -> None:
-    """Load what installed packages offer, then the plugins of these files and modules."""
+    """Load the plugins of installed packages, then these files and modules."""
     load_installed()
     for source in sources:
         load_plugin(source)

@@ -1,4 +1,4 @@
-"""The data and the model that settings name: a data set dealt to clients, a model on its raw rows."""
+"""The data and the model of a run: a data set divided among clients, and a model on its raw rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedjax_async.types import FederatedData, Key, Model, Params
 
 @registry.cached_by_name(maxsize=4)
 def _dataset(dataset: str) -> Any:
-    """The data set that a spec names, or the object that stands for one."""
+    """The data set that a spec names, or the object that the setting holds."""
     given = own.thing_of("dataset", dataset)
     if given is None:
         given = registry.bind("dataset", DATASETS, dataset)()
@@ -45,7 +45,7 @@ def _comes_by_clients(dataset: Any) -> bool:
 
 
 def brings_client_tests(s: Settings) -> bool:
-    """Whether the data set comes with clients of its own, or with test examples of the natural owners that it keeps."""
+    """Whether the data set already has test parts of clients: its own clients, or natural owners that are kept."""
     dataset = _dataset(s.dataset)
     owned = not _comes_by_clients(dataset) and dataset.test_groups is not None
     return _comes_by_clients(dataset) or (owned and str(s.partition or "natural") == "natural")
@@ -57,7 +57,9 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     whole = _dataset(dataset)
     if count is None:
         return whole
-    check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
+    check.require(
+        not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} is already divided among clients"
+    )
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
     fields = ("test_x", "test_y", *(("test_groups",) if whole.test_groups is not None else ()))
@@ -77,7 +79,7 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
 
 @registry.cached_by_name(maxsize=64)
 def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
-    """The data of :func:`_data`, with inputs standardised as asked for."""
+    """The data of :func:`_data`, with standardised inputs."""
     data = _data(*dealt)
     return data if normalise is None else normalised(data, normalise)
 
@@ -89,10 +91,10 @@ def _attacked(attack: str, seed: int, *inputs: Any) -> FederatedData:
 
 
 def data_of(s: Settings) -> FederatedData:
-    """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
+    """The clients' data: a data set divided by the settings' partition and seed, or data that are already divided.
 
-    Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` where data
-    are dealt already and the settings say how to cut a data set, validation parts aside.
+    Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` if the data
+    are already divided and the settings ask for another division; a validation part may be held out of both.
     """
     if isinstance(_dataset(s.dataset), FederatedData):
         concerns.refuse("dealt", given_in(s))
@@ -102,14 +104,14 @@ def data_of(s: Settings) -> FederatedData:
 
 
 def with_owners(settings: Settings) -> Settings:
-    """The settings with their partition filled in: the data set's own clients, where it has them."""
+    """Fill in the partition, ``natural`` if the data set has clients of its own, and the number of such clients."""
     dataset = _dataset(settings.dataset)
     natural = _comes_by_clients(dataset) or dataset.groups is not None
     usual = "natural" if natural else USUAL_PARTITION
     partition = settings.partition or usual
     if not isinstance(dataset, FederatedData):
         return dataclasses.replace(settings, partition=partition)
-    allowed = "left out: the clients' data are given, and nothing is left to deal"
+    allowed = "left out: the clients' data are given, already divided"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
     if settings.clients != DEFAULTS["clients"]:
         check_count(settings.clients, dataset)
@@ -117,16 +119,16 @@ def with_owners(settings: Settings) -> Settings:
 
 
 def check_count(clients: Any, data: FederatedData) -> None:
-    """``ValueError`` unless it is the number of clients that the data are dealt to."""
+    """``ValueError`` unless ``clients`` is the number of clients in the data."""
     count = len(data.size)
-    check.require(clients == count, "clients", clients, f"left out, or {count}: the data come for {count} clients")
+    check.require(clients == count, "clients", clients, f"left out, or {count}: the data have {count} clients")
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 
 def model_of(s: Settings, data: FederatedData) -> Model:
-    """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
+    """The model of the settings, a name or an object, on the raw rows of ``data``."""
     chosen = _model(s.model, input_shape(data), data.num_classes)
     augment = _augment(s.augment)
     if augment is not None:
@@ -135,7 +137,7 @@ def model_of(s: Settings, data: FederatedData) -> Model:
 
 
 def _augment(spec: str | None) -> Any:
-    """The augmentation that a spec names, or the object that stands for one; None without any."""
+    """The augmentation that a spec names, or the object that the setting holds; None without one."""
     given = own.thing_of("augment", spec)
     if given is None:
         return None if spec is None else augmentation(spec)
@@ -145,7 +147,7 @@ def _augment(spec: str | None) -> Any:
 
 @registry.cached_by_name(maxsize=16)
 def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
-    """The model that a spec names, or the object that stands for one; a flax module becomes a classifier."""
+    """The model that a spec names, or the object that the setting holds; a flax module becomes a classifier."""
     given = own.thing_of("model", spec)
     if given is None:
         try:
@@ -172,7 +174,7 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
 
 @lru_cache(maxsize=64)
 def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -> Model:
-    """The model on raw rows, computing in the dtype asked for, which trains on augmented rows if asked for."""
+    """The model on raw rows, with arithmetic in ``compute``; it trains on augmented rows if there is an ``augment``."""
     ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
     ready = rematerialised(ready) if remat else ready
     return ready if augment is None else augmented(ready, augment)
@@ -184,7 +186,7 @@ def input_shape(data: FederatedData) -> tuple[int, ...]:
 
 
 def check_model(model: Model, params: Params, data: FederatedData) -> None:
-    """The model must have one output a class, and keep some but not all of its leaves private."""
+    """``ValueError`` unless the model has one output per class, and ``private`` selects some but not all leaves."""
     if model.private is not None:
         paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         kept = [path for path in paths if model.private(path)]
@@ -195,7 +197,7 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
     if data.num_classes is not None:
         classes, positions = outputs.shape[-1], outputs.shape[1:-1]
         check.require(
-            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
+            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one per class of {data.name}"
         )
         wanted = tuple(data.y.shape[1:])
         labels = f"labels of shape {['B', *wanted]}"
@@ -222,14 +224,14 @@ def initial(model: Model, compute: str) -> Any:
     return jax.jit(make)
 
 
-PARAMS = "params.npz"  # of the folder of a run: the parameters at its end
+PARAMS = "params.npz"  # in the folder of a run: its final parameters
 
 
 def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Key]:
     """The parameters that a run starts from, and its key: the model's own, or those that the setting ``initial`` names.
 
-    A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``), of layers that
-    ``initial_rename`` names otherwise. ``ValueError`` naming the file and the array that does not fit.
+    A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``); ``initial_rename`` gives
+    the layers that have another name there. Raises ``ValueError`` naming the file and the array that does not fit.
     """
     params, key = initial(model, s.compute)(jax.random.key(s.seed))
     if s.initial is None:
@@ -266,6 +268,6 @@ def _read_start(s: Settings, params: Params, data: FederatedData, renamed: dict[
 
 
 def flattened_of(s: Settings, data: FederatedData) -> dict[str, int]:
-    """The dense layers of the settings' model behind a flattened map, with its channels."""
+    """Layer -> channels, for each dense layer that follows a flattened feature map."""
     shape = input_shape(data)
     return flattened(_model(s.model, shape, data.num_classes), shape)

@@ -1,7 +1,7 @@
-"""Privacy and attacks of a run: from the specs of two settings to the server rule, the data and the clients.
+"""Privacy and attacks of a run: what two settings change in the server rule, the data and the clients.
 
 :func:`protecting` wraps the server rule, :func:`with_attackers` marks the clients that attack and changes their labels,
-:func:`per_example_of` gives DP-SGD to local training. Two numbers depend on the schedule: :func:`noise_numbers`.
+:func:`per_example_of` gives DP-SGD to local training. The noise depends on the schedule: :func:`noise_numbers`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, att
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
-ATTACK_RNG = 2  # beside the seed, of the generator that draws the attackers
+ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
 
 
 @registry.cached_by_name(maxsize=64)
 def privacy_of(spec: str | None) -> Privacy:
-    """What the parts of a spec such as ``dp:clip=0.5+secure:size=10`` protect together."""
+    """The privacy of a spec such as ``dp:clip=0.5+secure:size=10``, its parts combined."""
     if spec is None:
         return Privacy()
     parts = []
@@ -59,7 +59,7 @@ def per_example_of(s: Settings, takes: Collection[str]) -> PerExample | None:
 
 
 def with_attackers(data: FederatedData, spec: str, seed: int) -> FederatedData:
-    """The data with the clients that attack, drawn by the seed, and with the labels that they train on."""
+    """The data with attackers marked, drawn by the seed, and with the labels that attackers train on."""
     attack = attack_of(spec)
     with registry.naming("attack", spec, registry.options_of(attackers)):
         marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
@@ -100,7 +100,7 @@ def protecting(
         name, options = registry.parse_spec("attack", s.attack)
         attack_of(s.attack)  # checks names and ranges
         factory = registry.find("attack", ATTACKS, name)
-        # which clients attack is in the data, so that runs of other shares share programs
+        # the data say which clients attack, so runs with other shares of attackers share programs
         static, varied = split_options(factory, options, without=registry.options_of(attackers))
         numbers |= {f"attack.{option}": value for option, value in varied.items()}
         if s.norm_limit is not None:
@@ -111,7 +111,7 @@ def protecting(
 
 
 def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
-    """Traced numbers of the clip and of each upload's noise, where a sum has at least so many ``uploads``."""
+    """Traced numbers of the clip and of each upload's noise; ``uploads``: the fewest uploads of a sum."""
     asked = privacy_of(s.privacy).uploads
     if asked is None:
         return {}
@@ -127,17 +127,17 @@ def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
 
 
 class Multipliers(NamedTuple):
-    """How the noise multiplier z is divided."""
+    """How the noise multiplier z is divided between the uploads and the count for the adaptive clip."""
 
-    uploads: float  # of the uploads, as a multiple of the clip
-    below: float  # sigma_b, of the number of uploads within the clip; 0 if it is not counted
+    uploads: float  # z_Delta, for the uploads, as a multiple of the clip
+    below: float  # sigma_b, for the number of uploads within the clip; 0 if it is not counted
 
 
 def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:
     """``z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` and ``sigma_b``: Andrew et al. (2021), Theorem 1.
 
-    It is ``z (1 - (z / (2 sigma_b))^2)^(-1/2)`` here, which neither overflows nor divides by zero. Shifted by 1/2, what
-    a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
+    Computed as ``z (1 - (z / (2 sigma_b))^2)^(-1/2)``, which neither overflows nor divides by zero. A client's term in
+    the count is shifted by 1/2, so it is at most 1/2 in size and its noise multiplier is ``2 sigma_b``.
     """
     if quantile is None or noise == 0:
         return Multipliers(float(noise), 0.0)
@@ -181,19 +181,19 @@ def _attacked(
 
 
 def uploads_of_a_sum(server: Server, hyper: Mapping[str, float], schedule: Schedule) -> int:
-    """K, the fewest uploads of a server step that the run closes; 1 for a rule that uses single uploads."""
+    """K, the fewest uploads of a closed server step; 1 for a rule that uses single uploads."""
     counts = uploads_of_steps(schedule)
     sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
     return int(counts.min()) if sums and len(counts) else 1
 
 
 def uploads_of_steps(schedule: Schedule) -> np.ndarray:
-    """The arrivals of each server step that is closed."""
+    """The number of arrivals of each closed server step; int64[steps]."""
     return np.bincount(schedule.step)[schedule.step[schedule.closes]]
 
 
 def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedule: Schedule, probes: Any) -> None:
-    """``ValueError`` where secure aggregation is asked for, and the run needs single uploads."""
+    """``ValueError`` for secure aggregation in a run that needs single uploads, or has steps of too few uploads."""
     asked = privacy_of(s.privacy)
     if asked.least is None:
         return

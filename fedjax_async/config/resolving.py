@@ -1,6 +1,6 @@
-"""From what a call gives to complete settings, for runs with and without a server: keywords, objects, derived defaults.
+"""Complete the settings of a run, with or without a server: keywords, objects, derived defaults.
 
-The file ends with the parts that both kinds of runs make of them: model, delay model, evaluations.
+The last functions build the parts that both kinds of runs need: model, delay model, evaluations.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def without_server(settings: Settings) -> bool:
 
 
 def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
-    """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
+    """Replace the names of settings by the objects that are given; ``data`` becomes the setting ``dataset``.
+
+    Raises ``ValueError`` unless ``data`` is ``FederatedData``.
+    """
     kinds = (FederatedData, own.Named)
-    allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes it of arrays"
+    allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes one from arrays"
     if isinstance(data, (Dataset, Federation)):
         allowed = "FederatedData; a Dataset or Federation is given as dataset="
     check.require(data is None or isinstance(data, kinds), "data", f"a {type(data).__name__}", allowed)
@@ -56,7 +59,10 @@ def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Set
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
-    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    """Change ``settings`` by keyword: fields by name, and ``data``, a ``FederatedData``.
+
+    Raises ``ValueError`` for unknown names, and for keywords that exclude each other.
+    """
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     method = changes.get("method", Settings.method if settings is None else settings.method)
@@ -78,7 +84,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
 
 
 def _require_setting(name: str, value: Any, method: Any) -> None:
-    """``ValueError`` unless ``name`` is a setting; that of an option of the method says how it is written."""
+    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option."""
     known = {**Settings.__dataclass_fields__, "data": None}
     if name not in known and name not in SYNONYMS and isinstance(method, str) and not isinstance(method, own.Named):
         rule, _ = registry.parse_spec("method", rule_of(method))
@@ -90,8 +96,8 @@ def _require_setting(name: str, value: Any, method: Any) -> None:
 def resolved(settings: Settings) -> Settings:
     """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
 
-    Without a server, the topology and the test parts of the nodes too. Optimiser and rate stay open where neither the
-    local training nor fine-tuning takes them. ``ValueError`` for settings of the other kind of run.
+    Without a server also the topology and the test fraction. Optimiser and rate stay open if the factory of local
+    training does not take them and the run has no fine-tuning or Ditto. ``ValueError`` for settings without effect.
     """
     usual, settings = preset_of(settings.method), with_evaluations(settings)
     concerns.refuse("nodes" if is_decentralised(usual) else "server", given_in(settings), method=str(settings.method))
@@ -109,9 +115,9 @@ def resolved(settings: Settings) -> Settings:
 
 
 def with_evaluations(s: Settings) -> Settings:
-    """The settings of a run with a policy with about 50 evaluations filled in, if they ask for none.
+    """Fill in about 50 evaluations for a run with a policy, if the settings ask for none.
 
-    Without a policy they are chosen once the run is planned.
+    Without a policy, evaluations are chosen after planning.
     """
     alone = s.time is not None and s.updates is None and s.server_steps is None
     if s.policy is None or alone or any(getattr(s, name) is not None for name in EVALUATIONS):
@@ -124,7 +130,7 @@ def with_evaluations(s: Settings) -> Settings:
 
 
 def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
-    """The settings of a run without a server with its topology, compressor and test parts filled in.
+    """Fill in topology, compressor and test fraction of a run without a server.
 
     Nodes that send nothing have no topology.
     """
@@ -146,11 +152,11 @@ def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
 
 
 def settings_in_comparison(common: Settings, method: str, others: Collection[str]) -> Settings:
-    """The settings of one method of a comparison: those that only ``others`` take, of the other kind, are left out.
+    """The ``common`` settings for one method of a comparison with ``others``.
 
-    So is the topology for nodes that send nothing. A timing or an exchange of the method's own goes before the common
-    one. Where methods with and without a server are compared, all train and test on the same examples:
-    ``test_fraction`` is 0.2 for all unless it is given.
+    Where methods with and without a server are compared, settings that only the other kind takes are left out, and all
+    train and test on the same examples: ``test_fraction`` is 0.2 unless it is given. Nodes that send nothing have no
+    topology. A timing or exchange in the method's spec replaces the common one.
     """
     peers = {name: is_decentralised(preset_of(name)) for name in (method, *others)}
     changes: dict[str, Any] = {"method": method}
@@ -168,13 +174,13 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings with derived defaults; ``ValueError`` for parts known from a file only, and without 64-bit mode."""
+    """The settings with derived defaults; ``ValueError`` for own parts not loaded, and float64 without 64-bit mode."""
     if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
     for field in own.KINDS:
-        own.thing_of(field, getattr(settings, field))  # refuses what is known from a file only
+        own.thing_of(field, getattr(settings, field))  # refuses own parts that are not loaded
     return resolved(settings)
 
 
@@ -192,7 +198,7 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
 
 
 def length_of_batch(s: Settings, data: FederatedData) -> int:
-    """Examples of a minibatch: a batch longer than every client's data would only be padded."""
+    """Examples per minibatch: a batch larger than every client's data would only be padded."""
     return min(s.batch_size, int(data.size.max()))
 
 
@@ -209,5 +215,5 @@ def delay_of(s: Settings) -> DelayModel:
 
 
 def every_of(s: Settings) -> Every:
-    """How often the settings evaluate."""
+    """When the settings ask for evaluations."""
     return Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))

@@ -1,4 +1,4 @@
-"""What a sweep varies a setting for: to tune it, to compare its values, as another world, or as a seed."""
+"""The role of each setting that a sweep varies: tuned, compared, world or seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES = {
     "seed": "results are averaged over it",
 }
 
-_OPTIONS_TUNED = ("method", "timing")  # compared themselves
+_OPTIONS_TUNED = ("method", "timing")  # they are compared, but their options are tuned
 
 
 def usual_role(path: str) -> str:

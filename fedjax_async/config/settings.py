@@ -1,4 +1,4 @@
-"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them.
+"""All settings of a run, as plain values: the command line sets them, ``settings.json`` keeps them.
 
 A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``allowed.py``.
 """
@@ -12,15 +12,15 @@ from typing import Any
 from fedjax_async import check
 from fedjax_async.config import allowed, concerns, own
 
-SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
-USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
+SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
+USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of their examples
 
 
 def _field(default: Any, about: str, group: str) -> Any:
     return dataclasses.field(default=default, metadata={"about": about, "group": group})
 
 
-# What other programs call a setting.
+# Names of settings in other programs, for error messages.
 SYNONYMS = {
     "batch": "batch_size",
     "learning_rate": "lr",
@@ -37,185 +37,197 @@ EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One run. Names with options are specs, ``NAME:key=value,key=value``; see ``fedjax-async list``.
+    """The settings of one run. A name with options is a spec, ``NAME:key=value,key=value``; see ``fedjax-async list``.
 
-    Where a name stands for a part of the run, an object of your own may stand too (``config.own``).
+    A setting that names a part of the run also takes an object of your own (``config.own``).
+
+    Raises: ``ValueError`` for values out of range, settings that exclude each other, and a run without an end.
     """
 
-    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5", "method")
+    method: str = _field(
+        "fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5 (`list methods` shows all)", "method"
+    )
     timing: str | None = _field(
-        None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
+        None, "when the server takes a step, e.g. buffer:size=5 [the method's; left out with METHOD@TIMING]", "method"
     )
     policy: str | None = _field(
         None,
-        "who trains next, how large a buffer is or what is uploaded, decided by looking at the run, e.g. "
-        "power_of_choice:d=20 or oort+true_bytes (list policies shows all)",
+        "decides during the run which clients train next, how large the buffer is or which updates are uploaded, e.g. "
+        "power_of_choice:d=20 or oort+true_bytes (`list policies` shows all)",
         "method",
     )
     topology: str | None = _field(
-        None, "without a server: whom nodes push to, e.g. gossip:receivers=10 or ring (default: the method's)", "method"
+        None, "without a server: where nodes send messages, e.g. gossip:receivers=10 or ring [the method's]", "method"
     )
     exchange: str | None = _field(
         None,
-        "without a server: which messages nodes push and mix, e.g. push_sum:policy=merge (default: the method's; not "
-        "for METHOD@EXCHANGE)",
+        "without a server: how nodes send and mix messages, e.g. push_sum:policy=merge [the method's; left out with "
+        "METHOD@EXCHANGE]",
         "method",
     )
-    delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
+    delay: str = _field("rpi", "how long the jobs of clients take, e.g. lognormal:sigma=0.5", "method")
 
-    availability: str | None = _field(None, "when clients are there, e.g. sessions:on=600,off=300", "world")
-    faults: str | None = _field(None, "what goes wrong, e.g. drop:probability=0.1+duplicate:probability=0.05", "world")
-    network: str | None = _field(None, "links on top of the delays, e.g. link:down=1e6,up=2e5", "world")
-    timeout: float | None = _field(None, "the server gives a job up after this many virtual seconds", "world")
-    late: str = _field("apply", "uploads that come after their timeout: apply or drop", "world")
-    max_staleness: int | None = _field(None, "the server drops uploads staler than this", "world")
-    norm_limit: float | None = _field(None, "the server rejects uploads of a larger Euclidean norm", "world")
-
-    dataset: str = _field("fashion_mnist_6k", "data set", "data")
-    partition: str | None = _field(
-        None, f"who owns which examples (default: {USUAL_PARTITION}, or natural owners)", "data"
+    availability: str | None = _field(None, "when clients are online, e.g. sessions:on=600,off=300", "world")
+    faults: str | None = _field(
+        None, "faults to simulate, e.g. drop:probability=0.1+duplicate:probability=0.05", "world"
     )
-    clients: int = _field(10, "number of clients N", "data")
+    network: str | None = _field(
+        None, "transfer times, added to the delays, e.g. link:down=1e6,up=2e5 (bytes per second)", "world"
+    )
+    timeout: float | None = _field(None, "the server gives up a job after X virtual seconds", "world")
+    late: str = _field("apply", "what happens to an upload that arrives after the timeout: apply or drop", "world")
+    max_staleness: int | None = _field(None, "the server drops uploads with a staleness above N server steps", "world")
+    norm_limit: float | None = _field(None, "uploads of a larger Euclidean norm are rejected", "world")
+
+    dataset: str = _field("fashion_mnist_6k", "data set (`list datasets` shows all)", "data")
+    partition: str | None = _field(
+        None, f"how examples are divided among clients, e.g. iid [{USUAL_PARTITION}, or the natural owners]", "data"
+    )
+    clients: int = _field(10, "number of clients", "data")
     test_fraction: float | None = _field(
-        None, "part of each client's examples kept for its own test [none; without a server 0.2]", "data"
+        None, "fraction of each client's examples kept for its own test [none; without a server 0.2]", "data"
     )
     validation_fraction: float | None = _field(
-        None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
+        None, "fraction of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
     normalise: str | None = _field(
         None,
-        "inputs standardised by the data set's published constants (published, the default where it has some), by the "
-        "training part's own mean and deviation (training), or not at all (none)",
+        "how inputs are standardised: published (with the data set's published constants; the default if it has "
+        "some), training (with the mean and deviation of the training part) or none",
         "data",
     )
-    augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
+    augment: str | None = _field(None, "random changes of training images, e.g. crop:padding=4+flip", "data")
 
     attack: str | None = _field(
-        None, "clients that attack, e.g. sign_flip:share=0.2 (list attacks shows all)", "security"
+        None, "attack by some of the clients, e.g. sign_flip:share=0.2 (`list attacks` shows all)", "security"
     )
     privacy: str | None = _field(
         None,
-        "clip and noise of uploads (dp:clip=1,noise=0.5) or of gradients (dp_sgd), and secure aggregation "
-        "(secure:size=10); joined with +",
+        "clip and noise for uploads (dp:clip=1,noise=0.5) or for gradients (dp_sgd), or secure aggregation "
+        "(secure:size=10); + joins several",
         "security",
     )
 
-    model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
+    model: str = _field("lenet5", "model, e.g. mlp:hidden=64 (`list models` shows all)", "training")
     initial: str | None = _field(
         None,
-        "start from the weights in this file (.npz, .safetensors, .pt) or of this folder's run [random]",
+        "initial weights: a file (.npz, .safetensors, .pt) or the folder of a run [random]",
         "training",
     )
     initial_rename: str | None = _field(
         None,
-        "layers with another name in that file, which then has PyTorch's names: LAYER=NAME, several joined by commas, "
-        "as --rename of export",
+        "layers that have another name in the file of --initial, which then has PyTorch's names: LAYER=NAME, several "
+        "joined by commas, as --rename of export",
         "training",
     )
-    client: str | None = _field(
-        None, "local training of your own, by its registered name (default: the method's)", "training"
-    )
+    client: str | None = _field(None, "your own local training, by its registered name [the method's]", "training")
     optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
     lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
     decay: str = _field(
-        "constant", "learning rate over server steps, e.g. cosine:steps=500; linear: within each job", "training"
+        "constant",
+        "schedule of the learning rate over server steps, e.g. cosine:steps=500; linear: within each job",
+        "training",
     )
     batch_size: int = _field(32, "local minibatch size B", "training")
-    epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
-    steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
+    epochs: float | None = _field(None, "local epochs per job, also fractions [1, unless --steps is given]", "training")
+    steps: int | None = _field(None, "local steps per job, instead of epochs", "training")
     compute: str = _field("float32", "arithmetic of the local steps: float32, bfloat16 or float64", "training")
 
     personal: str | None = _field(
         None,
-        "layers that stay with their client, by name, e.g. output or conv*,fc1; norms: all normalisation layers "
-        "(FedBN); --per-client scores the clients' models",
+        "layers that are never uploaded and stay with their client, e.g. output or conv*,fc1; norms: all "
+        "normalisation layers (FedBN); --per-client scores the clients' models",
         "personalisation",
     )
     ditto: float | None = _field(
         None,
-        "train a personal model of each client beside the global job, drawn to the global model with this weight; "
+        "each client also trains a personal model (Ditto), pulled towards the global model with this weight; "
         "--per-client scores it",
         "personalisation",
     )
 
     compress: str | None = _field(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compression")
     feedback: str | None = _field(
-        None, "what the compressor loses: off, ef (error feedback, the default) or ef21", "compression"
+        None, "error feedback for the compressor: off, ef (the default) or ef21", "compression"
     )
     compress_per: str | None = _field(
-        None, "what is compressed as one vector: whole (default), layer or tensor", "compression"
+        None, "what is compressed as one vector: whole (all, the default), layer or tensor", "compression"
     )
 
-    time: float | None = _field(None, "end after this many virtual seconds", "budget")
+    time: float | None = _field(None, "end after X virtual seconds", "budget")
     updates: int | None = _field(
-        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
+        None, "end after N uploads; uploads of an incomplete server step are not used", "budget"
     )
-    server_steps: int | None = _field(None, "end after this many server steps", "budget")
-    eval_time: float | None = _field(None, "evaluate every so many virtual seconds [a fiftieth of the run]", "budget")
-    eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
-    eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
+    server_steps: int | None = _field(None, "end after N server steps", "budget")
+    eval_time: float | None = _field(None, "evaluate every X virtual seconds [a fiftieth of the run]", "budget")
+    eval_updates: int | None = _field(None, "evaluate every N updates", "budget")
+    eval_steps: int | None = _field(None, "evaluate every N server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
-    eval_examples: int | None = _field(None, "evaluate on so many test examples, evenly spaced [all]", "budget")
+    eval_examples: int | None = _field(None, "evaluate on N test examples, evenly spaced [all]", "budget")
     stop_at: float | None = _field(
         None,
-        "stop at the evaluation that reaches this accuracy, such as 0.9 (without class labels: this loss); of the "
-        "validation part if there is one, else of the test set",
+        "stop at the first evaluation that reaches this accuracy, such as 0.9 (without class labels: this loss), on "
+        "the validation part if there is one, else on the test set",
         "budget",
     )
     patience: int | None = _field(
-        None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
+        None, "stop after N evaluations in a row without a better accuracy (or loss)", "budget"
     )
-    per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
+    per_client: bool = _field(False, "also evaluate on each client's own test part", "budget")
     global_tests: str | None = _field(
         None,
-        "without a server: score every node's model, and the mean model, on the global test set too: at all "
-        "evaluations, at the ends or never [ends]",
+        "without a server: when every node's model and the mean model are also scored on the global test set: all "
+        "(evaluations), ends (the first and the last) or never [ends]",
         "budget",
     )
 
     metrics: str | None = _field(
-        None, "measure these too, beside loss and accuracy, e.g. top:k=5,macro_f1 (list metrics shows all)", "measures"
+        None, "more metrics beside loss and accuracy, e.g. top:k=5,macro_f1 (`list metrics` shows all)", "measures"
     )
-    train_loss: bool = _field(False, "measure the loss on the clients' training examples too", "measures")
+    train_loss: bool = _field(False, "also measure the loss on the clients' training examples", "measures")
     train_examples: int | None = _field(
-        None, "training loss on so many examples, drawn by the seed [all]; implies --train-loss", "measures"
+        None, "measure the training loss on N examples, drawn by the seed [all]; implies --train-loss", "measures"
     )
     fine_tune: int | None = _field(
         None,
-        "at every evaluation, each client trains a copy of the global model for so many local steps and scores it on "
-        "its own test part",
+        "at every evaluation, each client trains a copy of the global model for N local steps and scores it on its "
+        "own test part",
         "measures",
     )
 
     energy: str | None = _field(
         None,
-        "count what jobs and messages cost the devices, in columns energy and carbon, e.g. boards or csv:path=FILE",
+        "count what jobs and messages cost the devices (columns energy and carbon), e.g. boards or csv:path=FILE",
         "measures",
     )
 
-    seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
-    engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
-    max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
-    lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
-    batching: str | None = _field(None, "vmap or loop: how a batch is trained (default: loop on a CPU)", "execution")
+    seed: int = _field(
+        0, "seed of all that is random: partition, delays, initial weights, minibatches... [0]", "execution"
+    )
+    engine: str = _field("waves", "waves (jobs in batches) or reference (one event at a time, slow)", "execution")
+    max_width: int | None = _field(None, "most jobs in one batch [by backend]", "execution")
+    lanes: int | None = _field(None, "batches trained at the same time [one per CPU core]", "execution")
+    batching: str | None = _field(None, "how a batch is trained: vmap or loop [loop on a CPU, else vmap]", "execution")
     fixed_steps: bool = _field(
         False,
-        "compile the number of local steps in, which must be the same for all jobs: less to do a step when vmapped",
+        "compile for a fixed number of local steps, the same for all jobs: less work per step under vmap",
         "execution",
     )
     waves_per_call: int | None = _field(
-        None, "most waves trained and received in one call, in one lane, for small models on a GPU", "execution"
+        None, "most waves in one call of the compiled program, with one lane; for small models on a GPU", "execution"
     )
-    devices: int | None = _field(None, "devices that share the jobs of a batch (default: one)", "execution")
-    memory_limit: str | None = _field(None, "device memory a run may use, e.g. 4GB: batches shrink to fit", "execution")
+    devices: int | None = _field(None, "devices that share the jobs of a batch [one]", "execution")
+    memory_limit: str | None = _field(None, "most device memory of a run, e.g. 4GB: batches shrink to fit", "execution")
     slots: str = _field("full", "precision of the start models kept for clients: full or bfloat16", "execution")
     remat: bool = _field(False, "recompute activations instead of keeping them: less memory, more work", "execution")
-    checkpoint: int | None = _field(None, "save a checkpoint every so many updates (with --out)", "execution")
-    on_bad: str = _field("reject", "non-finite uploads: reject (and count) or raise", "execution")
+    checkpoint: int | None = _field(None, "save a checkpoint every N updates (with --out)", "execution")
+    on_bad: str = _field(
+        "reject", "what happens to a non-finite upload: reject (and count) or raise (an error)", "execution"
+    )
 
     def __post_init__(self) -> None:
-        """Check what does not depend on other rooms; names are checked where they are resolved."""
+        """Check what needs no other package; names are checked where they are resolved."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
@@ -274,8 +286,8 @@ def given_in(settings: Settings) -> dict[str, Any]:
 def as_dict(settings: Settings) -> dict[str, Any]:
     """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
 
-    ``own`` and the ``OPTIONAL`` settings are left out where there are none. What an own client algorithm brings itself
-    is None.
+    ``own`` is left out if it is empty, an ``OPTIONAL`` setting if it is None or False. Settings that a client algorithm
+    of the user's own does not take are None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
@@ -292,7 +304,7 @@ def _trains_by_itself(settings: Settings) -> bool:
     client = settings.client
     if not isinstance(client, own.Named):
         return False
-    if client.thing is own.ABSENT:  # known from a file, which keeps the optimiser or the rate that a factory takes
+    if client.thing is own.ABSENT:  # read from a file, where a factory has its optimiser or rate
         return settings.optimizer is None and settings.lr is None
     return not callable(client.thing)
 
@@ -303,7 +315,10 @@ def require_named(settings: Settings) -> None:
 
 
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
-    """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
+    """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, to replace their names.
+
+    Raises ``ValueError`` for an own part with other code than the file says, and for values out of range.
+    """
     fields = own.restored(content, objects or {})
     brought = concerns.without_effect("own_client")
     return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})

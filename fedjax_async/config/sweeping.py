@@ -1,4 +1,4 @@
-"""Many runs in few programs: which runs may share one, how many fit side by side, and running them."""
+"""Many runs in few compiled programs: which runs share one, how many fit side by side, and running them."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from fedjax_async.types import Run
 
 # Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.
 CPU_STACK = 8
-# Jobs of a batch in a stack on a CPU: runs side by side fill longer batches than one run does.
+# Jobs per batch of a stack on a CPU: runs side by side fill larger batches than one run does.
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
-# Updates between checkpoints where a folder for them is given: of a stack, and of a run without a server by itself.
+# Updates between checkpoints, if a folder for them is given: of a stack, and of a run that is trained alone.
 CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
-CHECKPOINT_SECONDS = 300.0  # of a stack too: 2,000 updates of long jobs may take hours
+CHECKPOINT_SECONDS = 300.0  # also between checkpoints of a stack: 2,000 updates of long jobs may take hours
 
 
 class Group(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
-    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; without a server or with a policy one each
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each without a server or with a policy
     lanes: int  # stacks trained at the same time
-    batches: int  # of a stack, trained at the same time: where there are fewer stacks than lanes
+    batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes
     num_bytes: int  # estimated device memory in use at a time
     updates: int  # of all members together
     about: str  # what the runs share
 
 
 def _shared(e: Prepared) -> tuple[Any, ...]:
-    """What must be equal for two runs to share a program."""
+    """What two runs must have in common to share programs."""
     p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
@@ -82,10 +82,10 @@ def plan_groups(
 ) -> list[Group]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
-    ``memory_limit``: bytes of device memory for everything that runs at a time. ``lanes``: stacks at a time, by
-    default one a CPU core, or as many as fit; a group of fewer stacks trains several batches of each at a time.
-    ``planning(i)(share)`` is told what share of run i is planned. Nothing is compiled. ``ValueError`` where one run
-    alone needs more memory, or one a lane where ``lanes`` is given.
+    ``memory_limit``: bytes of device memory for everything that runs at the same time. ``lanes``: stacks at the same
+    time, by default one per CPU core, or as many as fit; a group with fewer stacks trains several batches of each.
+    ``planning(i)(share)`` is called with the share of run i that is planned. Nothing is compiled. Raises ``ValueError``
+    if one run needs more memory, or one run per lane if ``lanes`` is given.
     """
     if lanes is not None:
         check.whole("lanes", lanes)
@@ -114,13 +114,13 @@ Alone = PeerExperiment | AdaptiveExperiment  # runs that are not trained side by
 
 
 def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, Alone]]:
-    """The planned runs with a server, which can be trained side by side, and the others, which cannot."""
+    """The planned runs with a server, which can be trained side by side, and the other runs."""
     servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
     return servers, {i: e for i, e in experiments.items() if not isinstance(e, Experiment)}
 
 
 def _one_by_one(members: tuple[int, ...], each: Sequence[Alone], limit: int | None, lanes: int | None) -> Group:
-    """Runs without a server, or with a policy: one after the other, in the same programs; each uses all lanes."""
+    """Runs without a server, or with a policy: one after the other, with the same programs; each uses all lanes."""
     needed = max(_num_bytes(e.nominal) if isinstance(e, AdaptiveExperiment) else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
     stacks = tuple((i,) for i in members)
@@ -134,7 +134,7 @@ def _about(s: Settings) -> str:
 
 
 def _bytes_of_nodes(e: PeerExperiment) -> int:
-    """Device memory of one run, roughly: data, what nodes keep, a message a node, and models to train with."""
+    """Device memory of one run, roughly: data, what nodes keep, a message per node, and models to train with."""
     p, nodes = e.components, e.schedule.num_clients
     row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
     own = jax.eval_shape(lambda params: bound(p.client, p.hyper).init(params), e.params)
@@ -158,11 +158,13 @@ def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], li
     if lanes is None:
         lanes = max(1, min(default_lanes(), (limit - data) // largest))
     room = (limit - data) // lanes
-    check.require(largest <= room, "memory_limit", limit, f"at least {data + lanes * largest} bytes for one run a lane")
+    check.require(
+        largest <= room, "memory_limit", limit, f"at least {data + lanes * largest} bytes for one run per lane"
+    )
     most = max(1, room // largest)
     if jax.default_backend() == "cpu":
         most = min(most, CPU_STACK)
-    # as many stacks as lanes, or a multiple, and all of nearly the same length
+    # as many stacks as lanes or a multiple of it, all of nearly the same length
     rounds = -(-len(members) // (most * lanes))
     count = min(len(members), rounds * lanes)
     length = -(-len(members) // count)
@@ -176,7 +178,7 @@ def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], li
 
 
 def _num_bytes(e: Experiment) -> int:
-    """Device memory of one run, roughly: slots, rows, tables, what is remembered, and four models to train with."""
+    """Device memory of one run, roughly: slots, rows, tables, states, and four models to train with."""
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.components.data
     state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
@@ -207,11 +209,11 @@ def execute_group(
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
     ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
-    ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there. ``probes``: of every
-    run, those that the group was planned with. ``watch(i, experiment)``: who looks at the evaluations of member ``i``.
+    ``folder``: where checkpoints of unfinished stacks are kept; the same call continues from them. ``probes``: those of
+    every run, as the group was planned. ``watch(i, experiment)``: the :class:`Watch` of member ``i``.
 
-    Each run of a stack stops by itself. The device goes on training it with the others until all of its stack are
-    through, and what comes after its stop is left out of its results.
+    Each run of a stack stops on its own. The device keeps training it until the whole stack has ended, and its results
+    leave out what comes after its stop.
     """
     prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
@@ -248,9 +250,9 @@ def execute_group(
 
 
 def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, Path | None]:
-    """The run as it is executed alone in so many lanes, and where its checkpoints are; the oracle has neither.
+    """The run as it is executed alone with ``lanes`` lanes, and the folder of its checkpoints.
 
-    Its results keep their settings.
+    The oracle has neither. The results of the run keep its own settings.
     """
     if e.settings.engine == "reference":
         return e, None
@@ -260,7 +262,7 @@ def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, 
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
-    """The progress callback of one of several runs, which comes after ``before`` updates of others."""
+    """The progress callback of one of several runs, after ``before`` updates of other runs."""
 
     def report(done: int, of: int, **status: float) -> None:
         del of
@@ -289,9 +291,9 @@ def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
 
 
 def _name(members: Sequence[Prepared], lanes: int) -> str:
-    """Of the folder for the checkpoints of runs side by side.
+    """The name of the folder for checkpoints of runs trained side by side.
 
-    By itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere.
+    A stack that is trained alone, as a job of a cluster, may be cut into other batches: then its folder is another.
     """
     identity = {"settings": [e.described for e in members]}
     return hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]

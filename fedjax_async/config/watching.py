@@ -1,7 +1,8 @@
-"""Who looks at the evaluations of a run: its stopping rules, the best model, callbacks.
+"""Looking at the evaluations of a run: stopping rules, the best model, callbacks.
 
-One :class:`Watch` a run, whatever runs it: ``execute`` and ``execute_group`` give its observer to the engine. It hands
-each evaluation to everyone in order, and adds to the finished run why it stopped and what its best model is.
+Each run has one :class:`Watch`: ``execute`` and ``execute_group`` give its observer to the engine. It passes each
+evaluation to streams, stopping rules and callbacks, in this order. It adds to the finished run why it stopped and its
+best model.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _one_at_a_time = threading.RLock()  # stacks run in threads of their own; a call
 
 
 def name_of(callback: Any) -> str:
-    """What messages call a callback."""
+    """The name of a callback in messages."""
     return str(getattr(callback, "__qualname__", type(callback).__qualname__))
 
 
 def asked(callback: Callback, evaluation: Evaluation) -> Stop | None:
-    """What a callback says of an evaluation; ``ValueError`` naming it where it fails or returns anything else."""
+    """What a callback returns for an evaluation; ``ValueError`` naming it if it raises or returns anything else."""
     try:
         with _one_at_a_time:
             found = callback(evaluation)
@@ -49,9 +50,9 @@ def asked(callback: Callback, evaluation: Evaluation) -> Stop | None:
 
 
 class Judge:
-    """What counts as better: the validation accuracy if clients hold out a validation part, else the test accuracy.
+    """Compares evaluations by validation accuracy if clients have a validation part, else by test accuracy.
 
-    The loss takes the place of the accuracy where targets are not class labels.
+    If targets are not class labels, by the loss.
     """
 
     def __init__(self, data: FederatedData) -> None:
@@ -59,12 +60,12 @@ class Judge:
         self._metric = "accuracy" if self.labelled else "loss"
 
     def column(self, scores: Mapping[str, Any]) -> str:
-        """The score that is compared."""
+        """The column that is compared."""
         held_out = f"validation_{self._metric}"
         return held_out if held_out in scores else self._metric
 
     def name(self, scores: Mapping[str, Any]) -> str:
-        """The score that is compared, to be read: ``test accuracy``."""
+        """The compared score in words: ``test accuracy``."""
         part = "validation" if self.column(scores).startswith("validation_") else "test"
         return f"{part} {self._metric}"
 
@@ -80,7 +81,7 @@ class Judge:
 
 
 class _Improvement:
-    """The best value so far, and how many evaluations ago it was."""
+    """The best value so far, and the number of evaluations since then."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -94,10 +95,10 @@ class _Improvement:
 
 
 class Watch:
-    """Looks at the evaluations of one run; ``name``: what they and messages call it.
+    """Looks at the evaluations of one run; ``name``: the run's name in evaluations and messages.
 
-    ``callbacks``: called at each evaluation. Any of them may stop the run, unless it is among ``streams``, which have a
-    ``close(complete)`` too. ``keep_best``: keep the best model.
+    ``callbacks`` and ``streams`` are called at each evaluation. A callback may stop the run; a stream cannot, and has a
+    method ``close(complete)``. ``keep_best``: keep the best model.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Watch:
 
     @property
     def observer(self) -> Observer | None:
-        """What the engine is given; None if nobody looks."""
+        """What the engine calls at evaluations; None if nothing looks at them."""
         s = self._e.settings
         models = bool(self._callbacks) or self._keep_best or s.stop_at is not None or s.patience is not None
         return Observer(self._observe, models) if models or self._streams else None
@@ -159,7 +160,7 @@ class Watch:
         return None
 
     def finish(self, run: Run, outcome: EngineOutcome | PeerOutcome) -> Run:
-        """The run with why it stopped and its best model; streams are complete and closed."""
+        """Add to the run why it stopped and its best model, and close the streams as complete."""
         self.close(complete=True)
         if outcome.kept is not None:
             row, params = outcome.kept

@@ -1,4 +1,4 @@
-"""The command line from the outside: what it writes, and one line on standard error for what it cannot use."""
+"""The command line from the outside: what it writes, and one line on standard error for unusable input."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_a_folder_of_other_settings_is_not_overwritten_unless_told(capsys, tmp_p
     command = ("run", *SMALL, "--out", str(tmp_path / "one"))
     ok(capsys, *command)
     first = (tmp_path / "one" / "params.npz").read_bytes()
-    ok(capsys, *command)  # the same run again: the same bytes
+    ok(capsys, *command)  # the same run again gives the same bytes
     assert (tmp_path / "one" / "params.npz").read_bytes() == first
-    assert "overwrite" in refused(capsys, *command, "--lr", "0.1")  # and refused before training: no output
+    assert "overwrite" in refused(capsys, *command, "--lr", "0.1")  # refused before training, so without output
     assert (tmp_path / "one" / "params.npz").read_bytes() == first
     ok(capsys, *command, "--lr", "0.1", "--overwrite")
     assert load(tmp_path / "one").settings["lr"] == 0.1
@@ -86,7 +86,7 @@ def test_uploads_are_compressed_where_asked_for_or_usual(capsys, tmp_path):
     compressed = ("--compress", "topk:ratio=0.2", "--out", str(tmp_path / "two"))
     out = ok(capsys, "compare", "asynflc", "fedbuff", *SMALL, *compressed, warned="asynflc seed 0: 1 upload came")
     assert "4 clients, dirichlet:alpha=0.1, rpi" in out
-    for method, feedback in (("asynflc", "off"), ("fedbuff", "ef")):  # what a method leaves open is filled in for each
+    for method, feedback in (("asynflc", "off"), ("fedbuff", "ef")):  # each method fills in its own default
         saved = load(tmp_path / "two" / "runs" / method / "seed_0")
         assert saved.settings["feedback"] == feedback and saved.settings["compress"] == "topk:ratio=0.2"
 
@@ -273,7 +273,7 @@ def test_a_missing_data_set_is_named(capsys, tmp_path, monkeypatch):
     assert "fedjax-async data fetch cifar10" in refused(capsys, "data", "verify", "cifar10")
 
 
-# What a program that ends in a blink must not import: seconds on a busy machine.
+# Modules that a fast command must not import: on a busy machine they take seconds.
 SLOW = ("numpy", "jax", "flax", "optax", "fedjax_async.config.experiment")
 PROGRAM = f"""import sys
 from fedjax_async import cli

@@ -1,4 +1,4 @@
-"""What a command says of runs that did not use uploads or accepted none: one line, a column, an exit code."""
+"""Runs with unused uploads, or in which no upload was accepted: one line, a column, an exit code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_uploads_of_an_incomplete_round_are_not_counted_as_updates(capsys, tmp_p
 def test_a_budget_that_trains_nothing_is_refused(capsys, command):
     assert cli.main([command, *SMALL[: -1 if command == "plan" else None], *ROUNDS, "--updates", "3"]) == 2
     done = capsys.readouterr()
-    told = "updates = 3: must be at least 4, as the first server step has: with fewer the model never changes"
+    told = "updates = 3: must be at least 4, as the first server step needs: with fewer the model never changes"
     assert done.out == "" and done.err == f"fedjax-async: error: {told}\n"
 
 

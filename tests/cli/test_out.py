@@ -1,4 +1,4 @@
-"""Every command looks at its output folder before anything is prepared, compiled or trained."""
+"""Every command checks its output folder before anything is prepared, compiled or trained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = {
     "sweep": ("sweep", "sweep.toml", "--quiet"),
     "submit": ("sweep", "sweep.toml", "--submit", "local"),
 }
-BAD = {  # to root too
+BAD = {  # also for root
     "below a device": Path(os.devnull) / "x",
     "below a file": Path("sweep.toml") / "x",
     "a long name": Path("deep") / ("x" * 300),
@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def idle(monkeypatch):
-    """Preparing (which compiles the first model), planning and training fail the test."""
+    """Make preparing (which compiles the first model), planning and training fail the test."""
     monkeypatch.setattr(runs, "prepare", never)
     monkeypatch.setattr(run_folders, "prepare", never)
     monkeypatch.setattr(run_folders, "execute", never)
@@ -75,7 +75,7 @@ def test_a_folder_in_use_costs_no_work(capsys, idle, command):
 
 
 def begun(folder: str) -> None:
-    """A run that was cut off right after its start."""
+    """A run that was interrupted right after its start."""
 
     def cut(*arguments, **options):
         raise KeyboardInterrupt
@@ -111,7 +111,7 @@ def test_one_of_two_processes_is_refused_and_goes_on_when_the_other_is_killed(ca
 
 
 def test_a_killed_command_does_not_block_its_restart(capsys):
-    """SIGKILL for a whole command, in the middle of its training."""
+    """A real SIGKILL of a command in the middle of its training."""
     arguments = ["run", *SMALL[:4], "--updates", "20000", "--checkpoint", "50", "--out", "out", "--quiet"]
     command = [sys.executable, "-m", "fedjax_async", *arguments]
     source = str(Path(cli.__file__).parents[2])
@@ -203,7 +203,7 @@ def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
     monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda *given: {})
     command = ["sweep", "sweep.toml", "--out", "out", "--quiet"]
     assert cli.main(command) == 0
-    with elsewhere("out"):  # the same sweep, still under way
+    with elsewhere("out"):  # the same sweep is still running
         assert cli.main([*command, "--dry-run"]) == cli.main([*command, "--collect"]) == 0
     capsys.readouterr()
     monkeypatch.setattr(sweep, "collect", never)

@@ -1,4 +1,4 @@
-"""Runs and sweeps that are killed, at random moments, and go on: the files end up identical, byte for byte."""
+"""Runs and sweeps that are killed at random times and continued: the final files are identical, byte for byte."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def killed(command: list[str], after: float) -> bool:
-    """Start a command and kill it after so many seconds; whether it was still running."""
+    """Start a command and kill it after some seconds; returns whether it was still running."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         _, error = process.communicate(timeout=after)
@@ -53,21 +53,21 @@ def killed(command: list[str], after: float) -> bool:
 
 
 def timed(command: list[str]) -> float:
-    """Run a command to its end; how many seconds it took."""
+    """Run a command to its end; returns the seconds that it took."""
     start = time.monotonic()
     assert not killed(command, 500)
     return time.monotonic() - start
 
 
 def random_moments(whole: float) -> Iterator[float]:
-    """When to kill something that takes ``whole`` seconds; never the same moments again, however fast the machine."""
+    """Seconds after which to kill a command that takes ``whole`` seconds, each time others."""
     dice = random.Random(0)
     while True:
         yield dice.uniform(0.2, 0.9) * whole
 
 
 def kill_until(first: list[str], again: list[str], folder: Path, kills: int, moments: Iterator[float]) -> int:
-    """Kill at these moments, ``kills`` times at most, going on each time; how many kills there were."""
+    """Kill a command at these times, at most ``kills`` times, and continue it; returns the number of kills."""
     done = 0
     while done < kills:
         begun = (folder / "checkpoints" / "settings.json").is_file()
@@ -80,7 +80,7 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
 
 
 def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
-    """SIGKILL, for real, once there is a checkpoint; of a sweep: ``test_sweep.py``."""
+    """A real SIGKILL, after the first checkpoint. For a sweep see ``test_sweep.py``."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with subprocess.Popen([*COMMAND, "run", *SHORT, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not list(cut.glob("checkpoints/*.npz")):
@@ -113,18 +113,18 @@ def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills=50):
     moments = random_moments(timed([*command, str(whole)]))
     want = files(whole)
     while total < kills:
-        folder = cut / str(next(attempts))  # a finished one would be gone through too fast to be killed, for ever
+        folder = cut / str(next(attempts))  # a new folder: a finished one would end too fast to be killed
         again = [*command, str(folder)]
         total += kill_until(again, again, folder, kills - total, moments)
         assert files(folder) == want
 
 
 class Killed(BaseException):
-    """Nothing that the package would catch."""
+    """An exception that the package does not catch."""
 
 
 def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
-    """Each time one write later; a killed process leaves half a temporary file, and nobody of its number cleans up."""
+    """Killed one write later each time. A killed process leaves half a temporary file, which carries its number."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
     experiment = prepare(Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff", checkpoint=4))
     run_into(experiment, tmp_path / "whole")
@@ -146,7 +146,7 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
                 run_into(experiment, folder)
             except Killed:
                 deaths += 1
-        ended = deaths == last  # this time it was not killed
+        ended = deaths == last  # not killed this time
         if not ended:
             run_into(experiment, folder)
         assert files(folder) == want, last

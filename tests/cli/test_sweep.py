@@ -58,7 +58,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """They take longer than everything else."""
+    """Pictures take longer than everything else."""
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})
 
 
@@ -83,7 +83,7 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
     assert "time_to_target" in header
     assert load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
     before = tree(tmp_path / "out")
-    monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # that they come out the same is tested elsewhere
+    monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # other tests compare pictures
     again = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
     assert "8 finished, 0 to train" in again and tree(tmp_path / "out") == before
 
@@ -139,7 +139,7 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, m
     assert lines[2] == "tuned: lr; world: mixing; seed: seed" and not any("WARNING" in line for line in lines)
     out = ok(capsys, *arguments)
     assert "Tuned: lr; within each world (mixing)." in out and collect(tmp_path / "out")[0].roles
-    file.write_text(file.read_text().replace('"world"', '"compared"'))  # the same runs, read in another way
+    file.write_text(file.read_text().replace('"world"', '"compared"'))  # the same runs with another role
     out = ok(capsys, *arguments, "--collect")
     assert "Tuned: lr; separately for each mixing." in out and "8 finished" not in out
     assert collect(tmp_path / "out")[0].roles == {"method.mixing": "compared"}
@@ -204,7 +204,7 @@ def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictu
 
 
 def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
-    """SIGKILL, for real, once the first run is there."""
+    """A real SIGKILL, after the first run is saved."""
     out = tmp_path / "out"
     command = ["-m", "fedjax_async", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:

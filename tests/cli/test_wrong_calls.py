@@ -1,4 +1,4 @@
-"""Wrong calls of the command line: each ends with 2 and one line that names the flag or field, and plans little."""
+"""Wrong calls of the command line: each ends early, with 2 and one line that names the flag or field."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_lists_and_flags_without_a_value_may_be_repeated():
     parse = cli.parser().parse_args
     assert parse(["run", "--plugin", "a.py", "--plugin", "b.py", "--quiet", "--quiet"]).plugin == ["a.py", "b.py"]
     assert parse(["compare", "fedavg", "asgd", "--lr", "0.1"]).methods == ["fedavg", "asgd"]
-    for _ in range(2):  # nothing is remembered from one call to the next
+    for _ in range(2):  # a call does not depend on the one before
         assert parse(["run", "--lr", "0.1"]).lr == 0.1
 
 
@@ -116,7 +116,10 @@ SWEEPS = {
     "seeds below grid": (BASE + "[grid]\nlr = [0.1]\nseeds = 4\n", "seeds: must stand above"),
     "target below base": (BASE + "target = 0.7\n[grid]\nlr = [0.1]\n", "target: must stand above"),
     "a grid inside base": (BASE + "[base.grid]\nlr = [0.1]\n", "grid.lr: must stand above"),
-    "out": (BASE + 'out = "x"\n[grid]\nlr = [0.1]\n', "out: is no setting of a run but a flag of the command, --out"),
+    "out": (
+        BASE + 'out = "x"\n[grid]\nlr = [0.1]\n',
+        "out: is not a setting of a run but a flag of the command, --out",
+    ),
     "moments as numbers": (BASE + "eval_at = [10, 20]\n", "eval_at = [10, 20]: must be a text of virtual seconds"),
     "a number of 300 digits": (BASE + f"[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
     "no list": (BASE + "[grid]\nlr = 0.1\n", "lr = 0.1: must be a list of values in a grid, such as [0.01, 0.1]"),
@@ -152,7 +155,7 @@ def test_folders_and_comparisons_that_cannot_be_used(capsys, tmp_path, monkeypat
 
 
 def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, monkeypatch):
-    """The device fails after the first checkpoint; the message names what lowers the need, and how to go on."""
+    """The device fails after the first checkpoint; the message says how to save memory and how to continue."""
     import jax
 
     from fedjax_async.config import ENGINES
@@ -172,7 +175,7 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--eval-at", "1e9"), "eval_at = '1e9': must be moments of which one lies in the run, which ends after"),
+        (("--eval-at", "1e9"), "eval_at = '1e9': must be times with at least one in the run, which ends after"),
         (("--delay", "constant:mean=1e308"), "delays: the jobs of client 0 are too long: their times are not finite"),
         (("--availability", "sessions:on=1e-9,off=1e9"), "availability: of the last 1000"),
         (("--method", "fedasync:mixing=0_5"), "mixing = '0_5': must be"),

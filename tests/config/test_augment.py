@@ -1,4 +1,4 @@
-"""A run with augmented images: the same job sees the same images in every way of execution, an evaluation none."""
+"""A run with augmented images: a job sees the same images in every way of execution; evaluations are not augmented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets that end before or within a server step: refused, or the uploads of that step counted apart."""
+"""Budgets that end before or within a server step: they are refused, or the uploads of that step are counted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_policy_of_ones_own_is_not_planned_with_another_budget():
 
 
 def at_once():
-    """A rule that adds every upload when it comes."""
+    """A rule that applies every upload at its arrival."""
 
     def receive(state, memory, arrival):
         return jax.tree.map(jnp.add, state, arrival.upload), memory, Info(arrival.weight)
@@ -87,7 +87,9 @@ def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
     all_used, nothing = quietly(**SMALL, method=Method(at_once(), "buffer:size=4"), updates=3)
     assert nothing == [] and all_used.counters["unused"] == 0 and all_used.counters["updates"] == 3
     assert all_used.counters["server_steps"] == 0
-    assert any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(all_used.params))  # logistic starts from zeros
+    assert any(
+        np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(all_used.params)
+    )  # logistic is initialised with zeros
 
 
 def test_every_upload_rejected_is_said():

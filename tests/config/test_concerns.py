@@ -1,4 +1,4 @@
-"""One table says whom each setting concerns: it has every setting, and what has no effect is refused."""
+"""The table of where settings have an effect: it has every setting, and settings without effect are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GIVEN = {
     "fixed_steps": True, "waves_per_call": 2, "policy": "uniform",
     "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
-BESIDE = {"late": {"timeout": 9.0}}  # what a setting needs, to be given at all
+BESIDE = {"late": {"timeout": 9.0}}  # settings that another setting needs
 CLIENT = ClientAlgorithm(*[lambda *args: None] * 4)  # never called
 X, Y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
 DEALT = data.from_arrays(clients=[(X, Y), (X, Y)], test=(X, Y))
@@ -67,7 +67,7 @@ def test_the_table_has_a_row_for_every_setting_and_no_other_in_the_same_order():
 def test_a_setting_without_effect_is_refused(use, name):
     given = {**BESIDE.get(name, {}), name: GIVEN[name]}
     says = REFUSALS[use].format(method="pushcen" if use == "nodes" else "fedasync") + HINTS.get((name, use), "")
-    first = next(one for one in without_effect(use) if one in given)  # timeout before late
+    first = next(one for one in without_effect(use) if one in given)  # in the order of the table: timeout before late
     with pytest.raises(ValueError) as error:
         USES[use](given)
     assert str(error.value) == f"{first} = {given[first]!r}: must be left out{says}"

@@ -1,4 +1,4 @@
-"""Own parts that break their contract: each named, with what it returned and what it must, before anything compiles."""
+"""Own parts that break their contract: the error names part, result and contract, before anything compiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(**changes):
 
 
 def receiving(change):
-    """``receive`` with a change of what it returns."""
+    """A rule with ``change`` applied to what ``receive`` returns."""
     return rule(receive=lambda state, memory, arrival: change(*RULE.receive(state, memory, arrival)))
 
 
@@ -53,13 +53,13 @@ BROKEN = {
     "no params": (model(init=lambda key: {}), r"model.init returned \{\}: must return a pytree of float arrays"),
     "apply of a mean": (
         model(apply=lambda p, x, key=None: MODEL.apply(p, x).mean()),
-        r"model.apply returned float32\[\]: must return an array of a row an example",
+        r"model.apply returned float32\[\]: must return an array of one row per example",
     ),
     "loss of a mean": (
         model(loss=lambda outputs, y: MODEL.loss(outputs, y).mean()),
-        r"model.loss returned float32\[\]: must return a number an example, .* and not their mean",
+        r"model.loss returned float32\[\]: must return a number per example, .* and not their mean",
     ),
-    "loss of a number": (model(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number an examp"),
+    "loss of a number": (model(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number per"),
     "apply that raises": (
         model(apply=lambda p, x, key=None: p["none"]),
         r"model.apply: must be a function apply\(params, x\[, key\]\) -> outputs; it raised KeyError: 'none'",
@@ -76,7 +76,7 @@ BROKEN = {
     "nothing": (receiving(lambda *found: None), r"method.receive returned None: must return \(state, memory, Info\)"),
     "a number for Info": (
         receiving(lambda state, memory, info: (state, memory, 1.0)),
-        r"method.receive returned 1.0: must return \(state, memory, Info\); the third is no Info",
+        r"method.receive returned 1.0: must return \(state, memory, Info\); the third is not an Info",
     ),
     "a pair": (receiving(lambda state, memory, info: (state, info)), r"method.receive returned \(.*must return \(stat"),
     "a vector of weights": (
@@ -120,7 +120,7 @@ BROKEN = {
     "delays of a function": ({"delay": lambda n, seed: lambda client: 1.0}, r"delay returned a function: must return "),
     "one duration": (
         {"delay": lambda n, seed: Delays(n, lambda *given: 1.0)},
-        r"delay's durations returned 1.0: must return an array of virtual seconds, one a job: here float64\[2\]",
+        r"delay's durations returned 1.0: must return an array of virtual seconds, one per job: here float64\[2\]",
     ),
     "whole seconds": (
         {"delay": lambda n, seed: Delays(n, lambda clients, *given: np.ones(len(clients), int))},
@@ -158,7 +158,7 @@ def test_each_is_named_with_its_contract(name):
 
 @pytest.mark.parametrize("name", server.METHODS)
 def test_the_package_keeps_its_own_contracts(name):
-    """All methods as objects go through the same evaluation."""
+    """All methods, as objects, pass the same checks."""
     spec, timing = ("krum:byzantine=0", "buffer:size=4") if name == "krum" else (name, "every")
     prepare(Settings(**SMALL | {"updates": 8, "method": method(spec)._replace(timing=timing)}))
 

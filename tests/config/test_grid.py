@@ -1,4 +1,4 @@
-"""Grids: how many runs, in which order, under which names, and what cannot be used."""
+"""Grids: the number, order and names of runs, and what cannot be used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GRIDS = st.lists(st.sampled_from(list(AXES)), min_size=1, max_size=3, unique=Tru
 )
 
 
-# --- what comes out -------------------------------------------------------------------------------
+# --- expanded runs -------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -77,7 +77,7 @@ VALUES = st.one_of(st.text(max_size=200), st.integers(), st.floats(allow_nan=Fal
 
 @given(st.tuples(VALUES, VALUES), st.tuples(VALUES, VALUES))
 def test_names_are_injective(one, other):
-    def comparable(values):  # a setting has one type: 1, 1.0 and "1" do not stand side by side
+    def comparable(values):  # a setting has one type, so 1, 1.0 and "1" are never compared
         return tuple(value if isinstance(value, str) else option_text("x", value) for value in values)
 
     short = {"a": "a", "b": "b"}
@@ -87,7 +87,7 @@ def test_names_are_injective(one, other):
 
 
 def toml(value) -> str:
-    """The few kinds of TOML values a grid holds."""
+    """``value`` as TOML, for the few types that a grid holds."""
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
@@ -100,7 +100,7 @@ def test_a_grid_comes_back_from_toml(grid, quoted):
     table = tomllib.loads("[grid]\n" + "\n".join(lines))["grid"]
     assert set(flat(table)) == set(grid)
     found, expected = expand(BASE, table), expand(BASE, grid)
-    # TOML gathers the options of one name, so that the order of the axes may change, but nothing else
+    # TOML groups the options of one name: this may change the order of the axes, but nothing else
     assert sorted(point.settings.__repr__() for point in found) == sorted(p.settings.__repr__() for p in expected)
     if list(flat(table)) == list(grid):
         assert found == expected
@@ -311,7 +311,7 @@ def test_bad_points_seeds_and_bases():
     with pytest.raises(ValueError, match=re.escape("'lr=0.1', 'method=fedasync,lr=0.1': must be different")):
         expand(BASE, {"lr": [0.1]}, points=[{"method": "fedasync", "lr": 0.1}])
     with pytest.raises(ValueError, match="must be different"):
-        expand(BASE, points=[{"model": "A"}, {"model": "a"}])  # one folder on some file systems
+        expand(BASE, points=[{"model": "A"}, {"model": "a"}])  # the same folder on some file systems
     with pytest.raises(ValueError, match="must be a mapping"):
         expand(BASE, points=["fedavg"])
     with pytest.raises(ValueError, match="base = None"):

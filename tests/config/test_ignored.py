@@ -1,4 +1,4 @@
-"""What one part of a run says and another would ignore: refused with the name of the field."""
+"""Values that another part of the run would ignore: refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_comparison_gives_its_timing_to_the_methods_without_one():
     assert closed == {"fedbuff": ("buffer:size=2", 5), "fedbuff@buffer:size=5": (None, 2)}
 
 
-# --- a client of one's own beside what it ignores -------------------------------------------------
+# --- a client of one's own with settings that it ignores -------------------------------------------------
 
 ASKED = [
     ("lr", {"lr": 0.5}),
@@ -138,7 +138,7 @@ def test_even_the_usual_value_is_refused_where_it_was_given():
 
 
 def test_the_mean_of_a_batch_is_no_loss():
-    with pytest.raises(ValueError, match=r"^model\.loss returned float32\[\]: must return a number an example"):
+    with pytest.raises(ValueError, match=r"^model\.loss returned float32\[\]: must return a number per example"):
         simulate(**{**SMALL, "model": linear(mean_loss)})
     with pytest.raises(ValueError, match=r"^client\.step.*shape of model\.loss = \[\]: must be \[8\]: one loss"):
         prepare(Settings(**{**SMALL, "model": linear()}, client=client_of(linear(mean_loss))))

@@ -1,4 +1,4 @@
-"""Metrics, training loss and fine-tuning as settings: names, functions, own parts, sweeps, folders; what is refused."""
+"""Metrics, training loss and fine-tuning as settings: names, functions, own parts, sweeps, folders, refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_columns_are_names_with_the_values_of_their_options():
 def test_a_registered_metric_has_a_name_and_options():
     @register("metrics", "within")
     def within(*, share: float = 0.5):
-        """Whether the label's probability is at least a share."""
+        """Whether the label's probability is at least ``share``."""
         return lambda outputs, y: jnp.max(outputs, -1) >= share
 
     run = simulate(**SMALL, metrics="within:share=-10.0,macro_f1")
@@ -68,13 +68,13 @@ def test_a_registered_metric_has_a_name_and_options():
 BROKEN = {
     "a mean": (
         {"m": lambda o, y: hits(o, y).mean()},
-        r"metrics\['m'\] returned float32\[\]: must return a number an ex",
+        r"metrics\['m'\] returned float32\[\]: must return a number per ex",
     ),
     "many without finish": (
         {"m": lambda o, y: o},
-        r"metrics\['m'\] returned float32\[3, 10\]: must return a number an",
+        r"metrics\['m'\] returned float32\[3, 10\]: must return a number per",
     ),
-    "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number an example"),
+    "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number per example"),
     "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),
     "a vector": (
         {"m": Metric(lambda o, y: o, lambda means: means)},
@@ -87,9 +87,9 @@ BROKEN = {
     "k": ("top:k=11", r"k of top = 11: must be at most 10, the number of classes"),
     "no such name": ("top_5", r"metrics = 'top_5': unknown; did you mean 'top'"),
     "no such option": ("top:n=5", r"top has no option 'n'"),
-    "a usual column": ({"accuracy": hits}, r"metrics = 'accuracy': must be named otherwise"),
-    "a column of clients": ({"own_hits": hits}, r"metrics = 'own_hits': must be named otherwise"),
-    "twice": ("top:k=3,top:k=3", r"metrics = 'top3': must be named otherwise"),
+    "a usual column": ({"accuracy": hits}, r"metrics = 'accuracy': must be another name"),
+    "a column of clients": ({"own_hits": hits}, r"metrics = 'own_hits': must be another name"),
+    "twice": ("top:k=3,top:k=3", r"metrics = 'top3': must be another name"),
     "no name": ({"a b": hits}, r"name of a metric = 'a b': must be letters, digits and '_'"),
     "empty": ({}, r"metrics = \{\}: must be at least one name and metric"),
     "a number": ({"m": 3}, r"metrics\['m'\] = '3': must be f\(outputs, y\) -> \[B\], or a Metric"),

@@ -1,4 +1,4 @@
-"""Objects of the user's own in the place of names: same results, kept apart by their fingerprints."""
+"""Objects of the user's own in place of names: same results, kept apart by their fingerprints."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_an_object_runs_as_its_name_does(field):
 
 @pytest.mark.parametrize("name", ["asynfl", "ca2fl", "orthofl_pairwise"])
 def test_a_rule_gets_the_number_of_clients_from_the_run(name):
-    """As an object and by name."""
+    """The rule as an object and by name: equal runs."""
     rule = Method(METHODS[name].server(), timing="buffer:size=2")
     equal(simulate(method=rule, **SMALL), simulate(method=f"{name}@buffer:size=2", **SMALL))
 
 
 def test_begin_is_told_the_local_steps():
-    """Also where only shapes are asked for: the client may calculate with K."""
+    """Also when only shapes are computed: a client may use K in ``begin``."""
     data = fashion_mnist_6k()
     model = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), data.decode)
     client = local_training(model, optimizer=optax.sgd(0.05), batch_size=32)
@@ -202,7 +202,7 @@ def test_settings_come_back_from_a_file_with_the_same_objects_only(field):
     _, make = OBJECTS[field]
     before = Settings(**SMALL | {field: named("mine", make())})
     content = as_dict(before)
-    assert from_dict(content, {field: make()}) == before  # it takes the name that it had
+    assert from_dict(content, {field: make()}) == before  # the object takes the name in the file
     assert from_dict(content, {field: named("mine", make())}) == before
     alone = from_dict(content)
     assert as_dict(alone) == content
@@ -247,7 +247,7 @@ TINY = {
 
 
 class SaysItIsEqual:
-    """Equal to all of its kind, whatever it holds."""
+    """Compares equal to all of its class, whatever it holds."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -310,18 +310,18 @@ WAYS = {
 
 
 def change_of(server_rule):
-    """Of the parameters, by one run."""
+    """The change of the parameters in one run."""
     experiment = prepare(Settings(**TINY, method=Method(server_rule)))
     before = np.asarray(experiment.params["output"]["kernel"])
     return np.asarray(execute(experiment).params["output"]["kernel"]) - before
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=1)  # each is a compilation a factor
+@settings(max_examples=1)  # each example compiles once per factor
 @given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
 @example(factors=[0.25, 4.0, 0.25])
 def test_no_two_own_rules_share_a_program(way, factors):
-    """Each after the other; in the example the first once more, whose program is compiled already."""
+    """Runs one after the other; the example ends with the first factor again, for which a program is compiled."""
     changes = [change_of(WAYS[way](factor)) for factor in factors]
     assert np.abs(changes[0]).max() > 1e-3
     for factor, change in zip(factors, changes):
@@ -332,7 +332,7 @@ def test_no_two_own_rules_share_a_program(way, factors):
 @settings(max_examples=20)
 @given(one=st.sampled_from([0.25, 0.5, 1.0, 2.0]), other=st.sampled_from([0.25, 0.5, 1.0, 2.0]))
 def test_no_two_own_rules_share_a_folder_or_a_checkpoint(way, one, other):
-    """Folders and checkpoints tell runs apart by these settings."""
+    """Folders and checkpoints distinguish runs by these settings."""
     mine, yours = (as_dict(Settings(**TINY, method=named("mine", Method(WAYS[way](x))))) for x in (one, other))
     with tempfile.TemporaryDirectory() as top:
         folder, checkpoints = Path(top) / "run", Path(top) / "checkpoints"

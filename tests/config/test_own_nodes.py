@@ -1,4 +1,4 @@
-"""Nodes of the user's own: registered by name, and what they return against the contract; nothing is compiled."""
+"""Nodes of the user's own: registered by name, and checked against the contract; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nothing_stays_registered(monkeypatch):
 def test_a_factory_that_takes_stays_is_a_method_without_a_server():
     @register("method", "mine", exchange="mean", topology="ring", lr=0.1)
     def mine(stays, *, step: Traced = 0.5):
-        """A part of the way."""
+        """Nodes with their inbox scaled by ``step``."""
         plain = full_models(stays)
         return plain._replace(wake=lambda row, inbox: plain.wake(row, jax.tree.map(lambda leaf: step * leaf, inbox)))
 

@@ -60,7 +60,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, m
     run_into(prepare(settings), tmp_path / "whole", plots=False)
 
     class Cut(Exception):
-        """As if the process ended here."""
+        """Raised to end the process here."""
 
     def cut(done: int, of: int, **status: float) -> None:
         if done >= 8:
@@ -89,7 +89,7 @@ def test_private_leaves_stay_with_their_node_and_are_trained_there():
 
 
 class Killed(BaseException):
-    """As if the process ended here."""
+    """Raised to end the process here."""
 
 
 def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(t
 
     def watching(evaluation):
         begun.append((evaluation.run, evaluation.update))
-        if len(begun) == 20:  # of 11 evaluations each
+        if len(begun) == 20:  # each run has 11 evaluations
             raise Killed
 
     def restore(keeper, restore=Keeper.restore):
@@ -132,7 +132,7 @@ def test_nodes_that_send_nothing_have_no_topology_and_one_is_enough():
     common, methods = Settings(**RING), ("swift", "independent", "fedavg")
     found = [settings_in_comparison(common, method, methods).topology for method in methods]
     assert found == ["ring", None, None]
-    assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # and so is refused
+    assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # which is then refused
 
 
 def test_lanes_and_memory_of_a_sweep_hold_for_runs_without_a_server(monkeypatch):

@@ -1,4 +1,4 @@
-"""Personal layers, Ditto and fine-tuning as settings: equal to NumPy's, to the oracle, in sweeps and after a resume."""
+"""Personal layers, Ditto and fine-tuning as settings: against NumPy and the oracle, in sweeps and after a resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = {"w": np.array([0.5, -0.2, 0.1]), "b": np.array(0.3)}
 
 
 def affine():
-    """Outputs x w + b, squared loss: a linear case with two leaves."""
+    """A linear model, x w + b, with squared loss: two leaves."""
 
     def init(key):
         return {name: jnp.asarray(value, jnp.float32) for name, value in START.items()}
@@ -65,7 +65,7 @@ def loss(w, b, client):
 
 
 def by_hand(personal, weight=None):
-    """Global (w, b), each client's b, each client's Ditto model, after FedAvg's rounds."""
+    """Returns the global w and b, each client's b and each client's Ditto model, after FedAvg's rounds."""
     w, b, own, models_of = START["w"], START["b"], [START["b"]] * 3, [(START["w"], START["b"])] * 3
     share = np.array(SIZES) / sum(SIZES)
     for _ in range(ROUNDS):
@@ -167,7 +167,7 @@ def equal(one, other, rtol=1e-5):
 
 
 def timings():
-    """One in CI; the others are slow."""
+    """One method in CI; the others are marked slow."""
     yield "fedbuff@buffer:size=2"
     for method in ("fedasync", "fedavg", "asynfl", "fedbuff@participation:length=30", "scaffold", "orthofl"):
         yield pytest.param(method, marks=pytest.mark.slow)
@@ -175,7 +175,7 @@ def timings():
 
 @pytest.mark.parametrize("method", list(timings()))
 def test_the_oracle_finds_the_same(method):
-    """With compressed uploads, some of which are lost."""
+    """Uploads are compressed, and some are lost."""
     given = {**LOSSY, "method": method}
     run = simulate(**given)
     equal(run, simulate(**given, engine="reference"))

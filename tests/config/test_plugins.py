@@ -1,4 +1,4 @@
-"""Factories registered by the user: names that stand wherever a built-in one may, and the files that bring them."""
+"""Factories registered by the user: their names work like built-in ones; and the files that register them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def equal(one, other):
 
 
 def rule(*, server_lr: Traced = 1.0):
-    """A rule with a rate."""
+    """A rule with a server learning rate."""
     return server.fedbuff(server_lr=server_lr)
 
 
@@ -134,7 +134,7 @@ def test_a_sweep_over_an_option_shares_one_program():
     ("kind", "name", "factory", "message"),
     [
         ("metod", "mine", rule, "kind = 'metod': unknown; did you mean 'method'"),
-        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another: the package has this one"),
+        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another name: the package has this one"),
         ("method", "Mine", rule, "name of a method = 'Mine': must be lower-case letters, digits and _"),
         ("method", "a:b", rule, "name of a method = 'a:b'"),
         ("faults", "mine2", rule, "name of a faults = 'mine2': must be lower-case letters and _"),
@@ -247,7 +247,7 @@ def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch
     before = list(sys.path)
     plugins.load([str(path)])
     assert sys.path == before
-    plugins.load([str(path)])  # again: nothing happens
+    plugins.load([str(path)])  # the second time nothing happens
     assert registry.summary(registry.ADDED["method"]["mine"].entry.server) == "From a file."
     program = (
         "import sys; from fedjax_async import registry; from fedjax_async.config import plugins; "
@@ -328,8 +328,8 @@ def test_a_factory_that_raises_is_named(kind, field):
         ("method", "mine", {"lr": -1}, "preset.lr = -1: must be a finite number > 0"),
         ("method", "mine", {"client": 3}, "preset.client = '3': must be a factory of a ClientAlgorithm"),
         ("method", "mine", {"client": lambda a, b: a}, r"preset.client = '<lambda>\(a, b\)': must be f\(model, \*"),
-        ("metrics", "loss", {}, "metrics = 'loss': must be named otherwise"),
-        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be named otherwise"),
+        ("metrics", "loss", {}, "metrics = 'loss': must be another name"),
+        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be another name"),
     ],
 )
 def test_what_is_registered_with_wrong_values(kind, name, preset, message):
@@ -349,12 +349,12 @@ def test_a_plugin_registers_something(tmp_path, monkeypatch):
     (tmp_path / "says_nothing.py").write_text(
         PLUGIN.replace("import helper_of_mine", "").replace("helper_of_mine.", "")
     )
-    plugins.load([str(tmp_path / "says_nothing.py")])  # it does now
+    plugins.load([str(tmp_path / "says_nothing.py")])  # it registers something now
     assert [str(tmp_path / "says_nothing.py")] == plugins.LOADED
 
 
 def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
-    """The folder remembers the old place; the same code from another place will do, other code will not."""
+    """The folder has the old path; the same code from another path is accepted, other code is not."""
     old, new = tmp_path / "old", tmp_path / "new"
     path = write(old)
     monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)

@@ -1,4 +1,4 @@
-"""Runs with noise and attackers: the same in every way of execution; what secure aggregation and others refuse."""
+"""Runs with noise and attackers: the same for every way of execution; refusals of secure aggregation and others."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_secure_aggregation_takes_sums_and_no_probes():
 
 
 def test_more_noise_costs_accuracy():
-    """The programs are those of the other runs: noise and clip are traced."""
+    """Noise and clip are traced, so the runs share programs."""
     spec = "dp:clip=1,noise={},quantile=0.5+dp_sgd:clip=5,noise=0.01"
     given = SMALL | {"updates": 200, "lr": 0.3, "attack": ALL["attack"]}
     loud, quiet = (simulate(**given, privacy=spec.format(z)).evaluations["accuracy"][-1] for z in (20, 0.05))

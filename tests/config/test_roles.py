@@ -1,4 +1,4 @@
-"""The roles of swept settings: every setting has a usual one, and only sensible ones are accepted."""
+"""The roles of swept settings: every setting has a usual role, and only valid roles are accepted."""
 
 from __future__ import annotations
 

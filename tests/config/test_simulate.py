@@ -1,4 +1,4 @@
-"""From settings to runs: budgets, objects instead of names, what is refused before anything compiles."""
+"""From settings to runs: budgets, objects instead of names, refusals before anything compiles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_evaluations_at_chosen_times():
 
 
 def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
-    """One shared optimum and no noise: the loss goes to zero; clients are the owners, not a Dirichlet deal."""
+    """One shared optimum and no noise: the loss goes to zero. Clients are the owners, not a Dirichlet partition."""
     world = {"dataset": "quadratic:heterogeneity=0,clients=6", "clients": 6, "delay": "exponential"}
     run = simulate(model="linear", steps=5, lr=0.5, updates=900, **world)
     assert run.settings["partition"] == "natural"
@@ -96,7 +96,7 @@ def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
         ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
         ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
         ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
-        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population comes by"),
+        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population is already"),
     ],
 )
 def test_bad_numbers_of_test_examples(options, message):

@@ -1,4 +1,4 @@
-"""Sweeps: which runs share a program, and that sharing one changes no result."""
+"""Sweeps: which runs share a program, and that sharing changes no result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def equal(a, b, rtol=2e-5):
 
 @pytest.fixture
 def programs():
-    """Names of the programs that XLA has compiled since."""
+    """The names of the programs that XLA compiles from here on."""
     seen: list[str] = []
 
     def listen(event, seconds, **details):
@@ -61,7 +61,7 @@ def test_one_compilation_a_group_and_each_result_as_alone(programs, batching):
         method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=[batching],
         compute=["float64"],
     )  # fmt: skip
-    with jax.enable_x64(True):  # in float32 a processor's rounding, amplified by training, is as large as a mistake
+    with jax.enable_x64(True):  # in float32, rounding that training amplifies would be as large as a mistake
         programs.clear()
         groups, runs = swept(settings, lanes=2)
         assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
@@ -92,7 +92,7 @@ def test_everything_that_may_vary_inside_a_group():
         )
     ]
     groups, runs = swept(settings)
-    # given exponents are traced, the default is not; where uploads arrive corrupt, not every arrival closes a step
+    # an exponent that is given is traced, the default is not; with corrupt uploads not every arrival closes a step
     assert sorted(sorted(group.members) for group in groups) == [[0, 3, 4, 5], [1, 2], [6]]
     for one, have in zip(settings, runs, strict=True):
         equal(have, execute(prepare(one)))
@@ -133,7 +133,7 @@ def test_memory_decides_how_many_run_side_by_side():
 
 
 def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
-    """Unless their number is given: then it is an error."""
+    """If the number of stacks is given, it is an error instead."""
     monkeypatch.setattr("fedjax_async.config.sweeping.default_lanes", lambda: 4)
     settings = varied(seed=range(4))
     assert plan_groups(settings)[0].lanes == 4

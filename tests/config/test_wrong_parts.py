@@ -1,4 +1,4 @@
-"""Parts of one's own as a newcomer writes them wrongly: one line that names the part and says what to write."""
+"""Typical mistakes in parts of one's own: one line names the part and says what to write."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ PARTS = [
     ),
     ({"client": client(own=lambda message, state: 3)}, r"^client.own returned 3: must return params of the structure"),
     ({"client": client(unsent=lambda before, after: 3)}, r"^client.unsent returned 3: must return state of the struct"),
-    # rules: what they send, record and make of the facts
+    # rules: what they send and record, and how they use the facts
     (rule(given=5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
     (
         rule(given=lambda: 5),
@@ -184,7 +184,7 @@ PARTS = [
         {"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
         r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'",
     ),
-    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: the rule is fini"),
+    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: method.server is"),
     # faults, compressors, metrics
     (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
     (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
@@ -197,7 +197,7 @@ PARTS = [
     # delays
     (
         {"delay": by_order},
-        r"^delay's durations: must be the same whenever .*clock.Draws\(seed, \"NAME\", clients, numbe",
+        r"^delay's durations: must be the same at every call.*clock.Draws\(seed, \"NAME\", clients, numbe",
     ),
     (
         delays(lambda clients, numbers, *sizes: np.ones(len(clients))),
@@ -210,7 +210,7 @@ PARTS = [
     ),
     ({"delay": lambda num_clients: None}, r"^delay: must be a delay model, model\(num_clients, seed\) -> .*TypeError"),
     # data and models
-    ({"clients": 9}, r"^clients = 9: must be left out, or 2: the data come for 2 clients$"),
+    ({"clients": 9}, r"^clients = 9: must be left out, or 2: the data have 2 clients$"),
     (
         {**ONE_HOT, "model": nn.Dense(3)},
         r"^model = 'a Dense': must be .*models.from_flax\(net, .*not one-hot or floats",
@@ -228,7 +228,7 @@ PARTS = [
         r"^model.apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)",
     ),
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
-    # flax refuses to make it, or makes a model without outputs
+    # flax raises an error, or the model has no outputs
     ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*ZeroDiv|^model outputs = 0: must be"),
     ({"model": Required()}, r"^argument of Required.__call__ = 'temperature': must .*others need a default"),
 ]
@@ -319,7 +319,7 @@ def test_a_registered_factory_of_a_method_is_told_to_return_the_rule(monkeypatch
         prepare(Settings(**{**OWN, "method": "whole"}))
 
 
-# --- what is taken ----------------------------------------------------------------------------------
+# --- what is accepted ----------------------------------------------------------------------------------
 
 
 def test_right_parts_pass():
@@ -330,14 +330,14 @@ def test_right_parts_pass():
 
 
 def test_a_factory_as_client_is_that_of_a_method():
-    """On images: the model that the factory gets decodes them."""
+    """With images: the model that the factory gets decodes them."""
     settings = {**SMALL, "lr": 0.3, "eval_examples": 40}
     run = simulate(client=named("mine", only_lr), **settings)
     same = simulate(method=Method(server.fedasync(), client=only_lr), **settings)
     for name in ("kernel", "bias"):
         np.testing.assert_array_equal(run.params["output"][name], same.params["output"][name])
     assert (run.settings["client"], run.settings["lr"], run.settings["decay"]) == ("mine", 0.3, "constant")
-    assert run.settings["optimizer"] is None and same.settings["optimizer"] is None  # the factory takes the rate alone
+    assert run.settings["optimizer"] is None and same.settings["optimizer"] is None  # the factory takes only the rate
     assert as_dict(from_dict(run.settings)) == run.settings
 
 

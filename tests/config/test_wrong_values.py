@@ -78,7 +78,7 @@ CALLS = [
     (lambda: simulate(**SMALL, proximal=0.1), "proximal = 0.1: must be an option of the method, as in method='fed"),
     (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
     (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
-    (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
+    (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a single node"),
     (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run, as --out or"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
@@ -119,7 +119,7 @@ def test_wrong_values_are_one_line(call, says, tmp_path, monkeypatch):
 
 
 def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
-    """The step in the message is accepted, whatever the length of the run is."""
+    """The step that the message names is accepted, for any length of the run."""
     schedule = planned(time=510.0)
     for end in (510.382, 999.9, 1.0, 77.77):
         with pytest.raises(ValueError, match=r"^eval_time") as error:
