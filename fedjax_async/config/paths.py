@@ -186,7 +186,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
-FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "baseline")
+FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "baseline", "stream", "keep_best")
 KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
