@@ -38,7 +38,7 @@ SMALL = {"clients": 20, "time": 6.0, "eval_time": 2.0, "eval_examples": 100}
 # of delays of mean 1; none of them is a world of learn.py
 WORLDS: dict[str, dict[str, Any]] = {
     "two classes, lognormal(1)": {"partition": "shards:classes_per_client=2", "delay": "lognormal:heterogeneity=1"},
-    "Dirichlet(0.1), Pareto": {"partition": "dirichlet:alpha=0.1", "delay": "pareto:heterogeneity=0.5"},
+    "Dirichlet(0.1), Pareto": {"partition": "dirichlet:alpha=0.1,min_size=5", "delay": "pareto:heterogeneity=0.5"},
     "Dirichlet(1), gamma(1.5)": {"partition": "dirichlet:alpha=1", "delay": "gamma:heterogeneity=1.5"},
 }
 TIMING = "buffer:size=5,concurrency=6"
@@ -91,9 +91,16 @@ def rows_of(world: str, runs: dict[str, list[Run]]) -> Rows:
                 "time ±": half(times) if reached.all() else float("nan"),
                 "reached": f"{int(reached.sum())}/{len(each)}",
                 "updates": float(np.mean([run.counters["updates"] for run in each])),
+                "of ten clients (%)": 100 * float(np.mean([of_ten(run) for run in each])),
             }
         )
     return rows
+
+
+def of_ten(run: Run) -> float:
+    """The share of the updates that the ten clients with the most updates made."""
+    counts = np.sort(np.bincount(run.updates["client"]))[::-1]
+    return float(counts[:10].sum() / counts.sum())
 
 
 def half(values: np.ndarray) -> float:
