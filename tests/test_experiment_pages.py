@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 PAPERS = Path(__file__).resolve().parent.parent / "experiments"
-PAGES = ["orthofl", "asynfl", "asynccurve"]
+PAGES = ["orthofl", "asynfl", "asynccurve", "policies"]
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
-WITHOUT_RESULTS = {"command", "open"}  # first headers of tables of settings
+WITHOUT_RESULTS = {"command", "open", "question"}  # first headers of tables of settings, and of answers in words
 NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*(?:\.\d+)?")
 LINK = re.compile(r"\]\((results/[\w./-]+\.csv)\)")
 
@@ -61,7 +61,7 @@ def numbers_in(rows):
 
 
 def stands(number, digits, known):
-    return any(abs(number - value) <= 0.5 * 10.0**-digits + 1e-9 * abs(value) for value in known)
+    return any(abs(number - abs(value)) <= 0.5 * 10.0**-digits + 1e-9 * abs(value) for value in known)
 
 
 def rows_about(rows, labels, column):

@@ -25,6 +25,7 @@ LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10"
 LONG |= {"tuning", "quantisers", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 LONG |= {"table", "dp_fedavg"}  # rules against attacks, DP-FedAvg
+LONG |= {"learn", "worlds"}  # policies
 PARTS = {
     "tables": ("--tables", "1"),
     "accelerator": ("--parts", "oracle", "lowerings", "memory", "profile"),
