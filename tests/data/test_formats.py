@@ -79,7 +79,7 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         ('{"users": [', "must be a JSON file (JSONDecodeError"),
         ("[" * 100_000, "must be a JSON file (RecursionError"),
         (b"\x80\x04\x95", "must be a JSON file (UnicodeDecodeError"),
-        ("[]", "user_data = 'a NoneType': must be users by name"),
+        ("[]", "user_data = 'a NoneType': must be an object with the users' names"),
         (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
         (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
@@ -297,7 +297,9 @@ def test_partitions_of_flower(tmp_path):
         (tmp_path / "p.json").write_text(json.dumps(wrong))
         refused(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 'p.json'}", message)
     (tmp_path / "parts" / "part-2.parquet").write_bytes(b"")
-    refused(f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder a partition")
+    refused(
+        f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder per partition"
+    )
 
 
 def test_flowers_test_set_holds_no_training_rows(tmp_path):

@@ -119,7 +119,7 @@ DEFECTS = [
     (made_up(decode=None), r"data.decode = None: must be a function"),
     (made_up(name=3), r"data.name = 3: must be text"),
     # clients and their rows
-    (made_up(size=np.zeros(0, int), offset=np.zeros(0, int)), r"data.size = 'no clients': must be one entry per client"),
+    (made_up(size=np.zeros(0, int), offset=np.zeros(0, int)), r"data.size = 'no clients': must be one entry"),
     (changed("size", 1, 0), r"data.size[1] = 0: must be from 1 to 24, the length of data.order"),
     (changed("size", 2, -1), r"data.size[2] = -1: must be from 1 to 24"),
     (changed("size", 3, 25), r"data.size[3] = 25: must be from 1 to 24"),
