@@ -1,4 +1,4 @@
-"""Files of other projects, made here in their documented layouts: read right, and refused in one line if damaged."""
+"""Files in the documented layouts of other projects, made here: read correctly, refused in one line if damaged."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def png(pixels):
 
 
 def images_table(labels, clients, names=None):
-    """A table as ``datasets`` writes it: images as structs of bytes and path, names of the classes in the schema."""
+    """A table as ``datasets`` writes it: images as structs of bytes and path, class names in the schema."""
     pixels = RNG.integers(0, 256, (len(labels), 6, 5, 3), dtype=np.uint8)
     image = pa.array(
         [{"bytes": png(one), "path": None} for one in pixels], pa.struct({"bytes": pa.binary(), "path": "string"})
@@ -225,7 +225,7 @@ def test_parquet_of_numbers_texts_and_class_names(tmp_path):
 
 
 def test_a_real_file_of_a_package():
-    """The table of diamonds that pyarrow's own tests read."""
+    """The table of diamonds from pyarrow's own tests."""
     import pyarrow.tests
 
     file = f"{pyarrow.tests.__path__[0]}/data/parquet/v0.7.1.parquet"

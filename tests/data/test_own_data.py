@@ -1,4 +1,4 @@
-"""Data of your own: defects are refused by name before the run, and good data give the run of ``federate``."""
+"""Data of your own: defects are named and refused before the run, and good data give the same run as ``federate``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def without_num_classes(**fields):
 
 
 class FakeTensor:
-    """What ``from_arrays`` sees of a tensor of torch, which the tests do not need."""
+    """The parts of a torch tensor that ``from_arrays`` uses; the tests do not need torch."""
 
     def __init__(self, array, dtype="float32", device="cpu", layout="torch.strided"):
         self.array, self.dtype, self.layout = array, f"torch.{dtype}", layout

@@ -1,4 +1,4 @@
-"""Files of weights: written and read here and by the library of safetensors; bad ones are refused in one line."""
+"""Files of weights: written and read here and by the safetensors library; bad ones are refused in one line."""
 
 from __future__ import annotations
 
