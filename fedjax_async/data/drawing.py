@@ -27,7 +27,7 @@ def draw_at_once(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np
 def draw_in_turns(
     mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, at_a_time: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Counts int[N, C] as in :func:`draw_at_once`, but a random client at a time draws ``at_a_time`` of one class."""
+    """Counts int[N, C] as in :func:`draw_at_once`; one random client at a time draws up to ``at_a_time`` of a class."""
     counts = np.zeros(mixes.shape, np.int64)
     left, short, ends = sizes.astype(np.int64), need.astype(np.int64), np.cumsum(mixes, axis=1)
     while len(waiting := np.flatnonzero(short)) > 0:

@@ -173,7 +173,7 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
 
 
 def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partitioner | None) -> FederatedData:
-    """Make each owner's test examples the test part of its client, where clients are owners and have test examples."""
+    """With ``"natural"`` and ``test_groups``, give each client the test examples of its owners as its test part."""
     groups, tested = dataset.groups, dataset.test_groups
     if partitioner != "natural" or groups is None or tested is None:
         return data

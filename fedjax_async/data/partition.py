@@ -24,20 +24,20 @@ Partitioner = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
 
 
 def check_clients(num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless 1 <= num_clients <= num_examples."""
+    """Raise ``ValueError`` unless 1 <= num_clients <= num_examples."""
     whole("num_clients", num_clients, 1)
     require(num_clients <= num_examples, "num_clients", num_clients, f"at most the number of examples, {num_examples}")
 
 
 def check_min_size(min_size: int, num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless ``num_clients`` clients can have ``min_size`` examples each."""
+    """Raise ``ValueError`` unless ``num_clients`` clients can have ``min_size`` examples each."""
     most = num_examples // num_clients
     allowed = f"at most {most}: there are {num_examples} examples for {num_clients} clients"
     require(min_size <= most, "min_size", min_size, allowed)
 
 
 def check_partition(parts: Sequence[np.ndarray], num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless ``parts`` are ``num_clients`` non-empty arrays that use each index exactly once."""
+    """Raise ``ValueError`` unless ``parts`` are ``num_clients`` non-empty arrays that use each index exactly once."""
     require(len(parts) == num_clients, "partition", f"{len(parts)} clients", f"{num_clients} clients")
     for client, part in enumerate(parts):
         require(len(part) > 0, "partition", f"no example for client {client}", "at least one example per client")
@@ -198,10 +198,10 @@ def dirichlet_balanced(*, alpha: float = 0.1, at_a_time: int | None = None) -> P
     left of each class if the mix has none of these classes.
 
     ``at_a_time``: clients draw in turns instead, as in the code released with OrthoFL (2025), which draws 3 at a time,
-    or 1 for CIFAR. A random client with too few examples draws one class from its mix and takes ``at_a_time`` examples
-    of it. If the class is exhausted, it takes the next class that is not; class 0 follows the last. All clients that
-    draw an exhausted class thus go on to the same class. Deviation: the code begins again only with class 0, and may
-    give a client too many examples.
+    or 1 for CIFAR. A random client with too few examples draws one class from its mix and takes up to ``at_a_time``
+    examples of it. If the class is exhausted, it takes the next class that is not; class 0 follows the last. All
+    clients that draw an exhausted class thus go on to the same class. Deviation: the code begins again only with class
+    0, and may give a client too many examples.
 
     Source: Hsu, Qi and Brown (2019), with sampling without replacement.
     """

@@ -58,7 +58,7 @@ def roles_of(play: str, text: str) -> list[Role]:
     pattern = max(named, key=lambda each: named[each])
     found: dict[str, list[str]] = {}
     speeches: list[str] | None = None
-    fresh = False  # whether the next paragraph begins a speech
+    fresh = False  # whether a role has been named and its speech has no words yet
     for lines in paragraphs:
         if _names(pattern, lines[0]):
             speeches, fresh, lines = found.setdefault(_plain(lines[0]), []), True, lines[1:]  # noqa: PLW2901

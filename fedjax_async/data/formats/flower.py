@@ -44,9 +44,9 @@ def flower(
     Clients have the order of the ids, rows without a partition are left out, and the split ``test`` of the data set is
     the global test set.
 
-    ``test``: another data set, whose split ``test`` is global test examples; if it has one split or none, all its rows
-    are. They are added to the test rows of numbered partitions. With ``partitions``, they replace the split ``test``.
-    Other options as for ``parquet``.
+    ``test``: another data set. Its split ``test``, or all its rows if it has one split or none, are global test
+    examples. They are added to the test rows of numbered partitions; with ``partitions``, they replace the split
+    ``test``. Other options as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row.
     """
