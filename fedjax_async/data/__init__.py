@@ -2,14 +2,15 @@
 
 Start with :func:`federate` (``federated.py``): it applies a partitioner (``partition.py``, ``drawing.py``) to a data
 set. ``datasets.py`` lists the data sets and loads them by name. :func:`from_arrays` (``own.py``) takes arrays of your
-own. Before a run all of them pass :func:`check_data` (``checking.py``). Then, as needed:
+own. :func:`check_data` (``checking.py``) checks the result of either before a run. Then, as needed:
 
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
   ``population.py``;
-- published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
-  ``images.py``, ``har.py``, ``text.py`` and ``shakespeare.py`` (with ``characters.py``) read their files,
-  ``own_copy.py`` a copy that the user has, ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs
-  (``normalise.py``: with other constants), ``augment.py`` changes training images at random;
+- published data sets: ``published.py`` lists their sources and hashes; ``fetch.py`` downloads them and ``archive.py``
+  unpacks them; ``images.py``, ``har.py``, ``text.py`` and ``shakespeare.py`` (with ``characters.py``) read their files;
+  ``own_copy.py`` reads a copy that the user has; ``arrays.py`` and ``tfds.py`` store them;
+- model inputs: ``decode.py`` makes them from raw rows, ``normalise.py`` standardises them with other constants,
+  ``augment.py`` changes training images at random;
 - files of other projects (LEAF, TFF, Flower ...), and data sets of PyTorch: ``formats/``;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """

@@ -1,7 +1,7 @@
 """Read chosen files from a folder, a tar or zip archive or a Debian package into memory.
 
-Nothing is extracted to disk: no member name can lead outside a folder, no link is followed, and no code of the package
-runs.
+Nothing is extracted to disk. So no member name can lead outside a folder, no link is followed, and no code of the
+package runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def read_files(source: Path, names: Iterable[str]) -> dict[str, bytes]:
     """The contents of the files called ``names`` in ``source``, a folder or an archive.
 
     Archives: ``.tar.*``, ``.tgz``, ``.zip``, ``.whl``, ``.deb``. A file matches by the last component of its path;
-    ``NAME.gz`` matches ``NAME``. If several match in a folder or zip archive, the one nearest to the root is read.
-    Raises ``ValueError`` for a source that cannot be read and for missing files.
+    ``NAME.gz`` matches ``NAME``. If several match in a folder or zip archive, the one nearest to the root is read; in a
+    tar archive, the first one. Raises ``ValueError`` for a source that cannot be read and for missing files.
     """
     wanted = set(names)
     found: dict[str, bytes] = {}
@@ -41,7 +41,7 @@ def read_files(source: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def parse_ar(data: bytes) -> dict[str, bytes]:
-    """The members of an ``ar`` archive, by name; ``ValueError`` if the bytes are not one.
+    """The members of an ``ar`` archive, by name; raises ``ValueError`` if the bytes are not such an archive.
 
     Layout: ``!<arch>\\n``, then for each member a header of 60 bytes (name 16, time 12, owner 6, group 6, mode 8,
     size 10, and a grave accent with a line feed), its bytes, and a line feed after an odd number of bytes.
@@ -117,7 +117,7 @@ def _wanted_name(last: str, wanted: set[str]) -> str | None:
 
 
 def _unpacked(last: str, content: bytes) -> bytes:
-    """The contents, decompressed if the name ends in .gz; ``ValueError`` above the limit."""
+    """The contents, decompressed if the name ends in .gz; raises ``ValueError`` above the size limit."""
     if not last.endswith(".gz"):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

@@ -1,8 +1,8 @@
-"""The arrays of a published data set: container, hashes, and the folder in which they are kept.
+"""The arrays of a published data set: their container, their hashes, and the folder that stores them.
 
 Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y[,groups]}.npy``, and the files of a pretrained model in
-``DATA_DIR/pretrained/NAME/VERSION``. Examples are memory-mapped when read. A folder is complete before it gets its
-name.
+``DATA_DIR/pretrained/NAME/VERSION``. Examples are memory-mapped when read. A folder is written under a temporary name
+and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Arrays(NamedTuple):
 
     x: np.ndarray  # [M, ...]; images: uint8 [M, H, W] or [M, H, W, C]
     y: np.ndarray  # int32 [M]
-    test_x: np.ndarray
-    test_y: np.ndarray
+    test_x: np.ndarray  # [T, ...]
+    test_y: np.ndarray  # int32 [T]
     groups: np.ndarray | None = None  # int32 [M]: the natural owner of each training example
 
     def present(self) -> dict[str, np.ndarray]:
@@ -78,9 +78,10 @@ def check_cache(
     examples: tuple[int, int],
     owned: bool = False,
 ) -> None:
-    """Raise ``ValueError`` for the first array of another shape or dtype than the data set's; names file and remedy.
+    """Raise ``ValueError`` for the first array that is missing or has another shape or dtype than the data set.
 
-    ``shape`` and ``dtype`` describe one example. ``owned``: whether each example has a natural owner.
+    ``shape`` and ``dtype`` describe one example, ``examples`` is (M, T). ``owned``: whether each example has a natural
+    owner. The error names the file and ends with ``remedy``.
     """
     train, test = examples
     expected = {"x": (dtype, (train, *shape)), "y": ("int32", (train,))}
@@ -114,7 +115,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``folder``. At the end it is renamed to ``folder``; after an error, removed."""
+    """Yield a temporary folder beside ``folder``. At the end, rename it to ``folder``; after an error, remove it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -1,7 +1,7 @@
 """Augmentation of training images: random crops and flips of raw rows, inside the compiled step.
 
-An augmentation is a pure function ``augment(key, x) -> x`` of a batch of raw images [B, H, W] or [B, H, W, C]; shape
-and dtype stay. The key is that of a local step of a job, so a job sees the same images in both engines, in any batch,
+An augmentation is a pure function ``augment(key, x) -> x`` of a batch of raw images [B, H, W] or [B, H, W, C]. It keeps
+shape and dtype. The key is that of a local step of a job, so a job sees the same images in both engines, in any batch,
 on any number of devices and after a resume. ``models.augmented`` applies it in training and never in evaluation.
 """
 
@@ -20,9 +20,9 @@ Augment = Callable[[Key, Array], Array]
 
 
 def crop(*, padding: int = 4) -> Augment:
-    """Random crop: pad all sides by ``padding`` black pixels, cut the original size out at a random place.
+    """Random crop: pad all sides by ``padding`` black pixels, then cut out the original size at a random offset.
 
-    Every image has its own place, uniform over all ``(2 padding + 1)^2``. Black is 0 of the raw image, before inputs
+    Each image has its own offset, uniform over all ``(2 padding + 1)^2``. Black is 0 in the raw image, before inputs
     are standardised.
     """
     check.whole("padding", padding)
@@ -55,7 +55,7 @@ AUGMENTATIONS: dict[str, Callable[..., Augment]] = {"crop": crop, "flip": flip}
 
 @registry.cached_by_name(maxsize=16)
 def augmentation(spec: str) -> Augment:
-    """The augmentation that a spec such as ``crop:padding=4+flip`` names: its parts one after the other.
+    """The augmentation of a spec such as ``crop:padding=4+flip``: its parts one after the other.
 
     Equal specs give the same function, so that runs share compiled programs. Each part has its own random numbers.
     """
@@ -75,9 +75,9 @@ def chained(parts: tuple[Augment, ...]) -> Augment:
 
 
 def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct) -> None:
-    """``ValueError`` unless the rows are images, and the augmentation keeps their shape and dtype.
+    """Raise ``ValueError`` unless the rows are images and the augmentation keeps their shape and dtype.
 
-    Images are uint8 rows [B, H, W], and rows [B, H, W, C] of any dtype.
+    Images are uint8 rows [B, H, W], or rows [B, H, W, C] of any dtype.
     """
     images = len(rows.shape) == 4 or (len(rows.shape) == 3 and rows.dtype == jnp.uint8)
     found = f"rows {rows.dtype}{list(rows.shape[1:])}"

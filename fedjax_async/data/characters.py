@@ -1,4 +1,4 @@
-"""Text as codes of characters: 0 is padding, 1 any character that is unknown, then the 80 letters of LEAF."""
+"""Text as codes of characters: 0 is padding, 1 an unknown character, 2 to 81 the 80 characters of LEAF."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def codes(text: str) -> np.ndarray:
 
 
 def text_of(row: Sequence[int] | np.ndarray) -> str:
-    """The text of a row of codes, with a replacement character for unknown ones; padding is left out.
+    """The text of a row of codes: unknown characters become U+FFFD, padding is left out.
 
     >>> text_of(codes("To be, or not"))
     'To be, or not'
@@ -37,7 +37,7 @@ def text_of(row: Sequence[int] | np.ndarray) -> str:
 
 
 def rows(texts: Sequence[str], length: int) -> np.ndarray:
-    """A row of codes a text, cut to ``length`` and padded: uint8 [M, length].
+    """One row of codes per text, cut to ``length`` and padded: uint8 [M, length].
 
     >>> rows(["abc", "abcdef"], 4).tolist()
     [[55, 56, 57, 0], [55, 56, 57, 58]]
@@ -53,7 +53,7 @@ def rows(texts: Sequence[str], length: int) -> np.ndarray:
 def windows(text: str, length: int) -> np.ndarray:
     """A text cut for next-character prediction: uint8 [M, length + 1], the inputs row[:-1] and the targets row[1:].
 
-    The text gets a line's end in front, so that each of its characters is the target of exactly one position. The last
+    A line break is put before the text, so that each of its characters is the target of exactly one position. The last
     row is padded.
 
     >>> [text_of(row) for row in windows("abcdefg", 3)]

@@ -1,4 +1,4 @@
-"""The check of clients' data before a run: :func:`check_data`. Its parts also check a ``Dataset`` and own arrays.
+"""The check of clients' data before a run: :func:`check_data`. Its parts also check a ``Dataset`` and a user's arrays.
 
 Every error is one line that names the first wrong entry: ``data.y[17] = 99: must be a label from 0 to 9``.
 """
@@ -16,20 +16,21 @@ from fedjax_async.check import require, whole
 from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.types import FederatedData
 
-BLOCK = 2**18  # entries tested for NaN and infinity at a time: few enough for a processor's cache
+BLOCK = 2**18  # entries tested for NaN and infinity at a time: they fit a processor's cache
 
 
 def check_data(data: FederatedData) -> FederatedData:
-    """Return the data with tables of int32; ``ValueError`` naming the first wrong field or entry.
+    """Return the data with tables of int32; raises ``ValueError`` naming the first wrong field or entry.
 
-    Refused are: anything but arrays, no clients, a client without examples, no test set, NaN and infinity in inputs or
+    It refuses anything but arrays, no clients, a client without examples, no test set, NaN and infinity in inputs or
     targets, labels outside 0 .. ``num_classes`` - 1, labels that are not integers, x and y (or training and test
     examples) that do not fit together, and rows outside their array in ``order``, ``offset`` and ``size`` (training,
     test and validation parts).
 
-    Not read, and so not checked: the values of x and y if they are virtual or ``data.streamed`` is true, and those of a
-    virtual ``order`` other than ``Identity``. Their shapes, types and lengths are checked, and so is the test set.
-    ``write_clients`` has checked the labels of a folder. Nothing is copied but tables of another type than int32.
+    The values of x and y are not read, and so not checked, if they are virtual or ``data.streamed`` is true. The same
+    holds for the values of a virtual ``order`` other than ``Identity``. Their shapes, types and lengths are checked,
+    and so is the test set. ``write_clients`` has checked the labels of a folder. Only tables of another type than int32
+    are copied.
 
     >>> from fedjax_async.data.embedded import fashion_mnist_6k
     >>> from fedjax_async.data.federated import federate
@@ -62,14 +63,14 @@ def check_data(data: FederatedData) -> FederatedData:
 def check_examples(
     names: tuple[str, str], x: Any, y: Any, num_classes: int | None, *, least: int = 1, read: bool = True
 ) -> None:
-    """``ValueError`` unless x ``[M, ...]`` and y are arrays that fit together; ``names`` are those of x and y.
+    """Raise ``ValueError`` unless x ``[M, ...]`` and y are arrays that fit together; ``names``: names of x and y.
 
     With ``num_classes``, y must be labels [M], or [M, L] for sequences. ``least``: the smallest M. ``read``: whether
     values are checked too.
     """
     for name, array in zip(names, (x, y)):
         check_array(name, array)
-    require(len(x) >= least, names[0], "no rows", "at least one row, an example each")
+    require(len(x) >= least, names[0], "no rows", "at least one row, one per example")
     require(len(x) <= MOST_ROWS, names[0], f"{len(x)} rows", f"at most {MOST_ROWS} rows, numbered by int32")
     require(0 not in x.shape[1:], names[0], _shape(x), "rows with at least one number each")
     require(len(y) == len(x), names[1], f"{len(y)} rows", f"one for each of the {len(x)} rows of {names[0]}")
@@ -77,7 +78,7 @@ def check_examples(
         labels = f"integer labels, since num_classes = {num_classes}"
         require(kind(y.dtype) == "integers", names[1], y.dtype.name, labels)
         sequence = len(y.shape) == 2 and y.shape[1] > 1
-        allowed = f"one label a row, shape [{len(x)}], or a sequence of two or more, in which 0 is padding"
+        allowed = f"one label per row, shape [{len(x)}], or a sequence of two or more, in which 0 is padding"
         require(len(y.shape) == 1 or sequence, names[1], _shape(y), allowed)
     if read:
         for name, array in zip(names, (x, y)):
@@ -87,7 +88,7 @@ def check_examples(
 
 
 def check_alike(name: str, array: Any, like_name: str, like: Any) -> None:
-    """``ValueError`` unless both arrays have rows of one shape and one kind of number, whatever its precision."""
+    """Raise ``ValueError`` unless both arrays have rows of one shape and one kind of number, of any precision."""
     rows, wanted = list(array.shape[1:]), list(like.shape[1:])
     require(rows == wanted, name, f"rows of shape {rows}", f"rows of shape {wanted}, as in {like_name}")
     wanted_kind = f"{kind(like.dtype)}, as in {like_name}"
@@ -95,7 +96,7 @@ def check_alike(name: str, array: Any, like_name: str, like: Any) -> None:
 
 
 def check_array(name: str, value: Any) -> None:
-    """``ValueError`` unless ``value`` is an array of numbers with at least one axis: of NumPy, of JAX or virtual."""
+    """Raise ``ValueError`` unless ``value`` is an array of numbers with an axis of rows: NumPy's, JAX's or virtual."""
     good = is_array(value) or _is_virtual(value)
     require(good, name, type_name(value), "a NumPy or JAX array, such as np.asarray makes")
     require(kind(value.dtype) is not None, name, str(value.dtype), "an array of numbers")
@@ -108,25 +109,25 @@ def is_array(value: Any) -> bool:
 
 
 def kind(dtype: Any) -> str | None:
-    """What an array of this type holds, in words; ``None`` if not numbers.
+    """What an array of this dtype contains, in words; ``None`` if not numbers.
 
     >>> kind(np.dtype(np.uint8)), kind(jnp.bfloat16.dtype), kind(np.dtype("U3"))
     ('integers', 'floats', None)
     """
-    if getattr(dtype, "kind", None) in ("m", "M"):  # times, which NumPy counts among the integers
+    if getattr(dtype, "kind", None) in ("m", "M"):  # times, which NumPy treats as integers
         return None
     kinds = {np.integer: "integers", np.floating: "floats", np.bool_: "truth values", np.complexfloating: "complex"}
     return next((word for of, word in kinds.items() if jnp.issubdtype(dtype, of)), None)
 
 
 def type_name(value: Any) -> str:
-    """``"list"``, ``"torch.Tensor"``: the type of a value for an error message."""
+    """The type of a value for an error message, such as ``"list"`` or ``"torch.Tensor"``."""
     module = type(value).__module__.partition(".")[0]
     return type(value).__name__ if module == "builtins" else f"{module}.{type(value).__name__}"
 
 
 def _is_virtual(value: Any) -> bool:
-    """Whether compiled programs can index ``value``: it looks like an array, and JAX knows its parts."""
+    """Whether compiled programs can index ``value``: it looks like an array and is a pytree node."""
     looks = all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__"))
     return looks and not jax.tree_util.all_leaves([value])
 
@@ -136,7 +137,7 @@ def _shape(array: Any) -> str:
 
 
 def _check_finite(name: str, array: Any) -> None:
-    """``ValueError`` for the first entry that is NaN or infinite; virtual arrays and integers pass unread."""
+    """Raise ``ValueError`` for the first entry that is NaN or infinite; do not read virtual arrays and integers."""
     if not is_array(array) or not jnp.issubdtype(array.dtype, np.inexact):
         return
     array = np.asarray(array)
@@ -150,7 +151,7 @@ def _check_finite(name: str, array: Any) -> None:
 
 
 def _check_range(name: str, array: Any, high: Any, allowed: str) -> None:
-    """``ValueError`` for the first entry of integers outside 0 .. ``high``; virtual arrays pass unread."""
+    """Raise ``ValueError`` for the first integer outside 0 .. ``high``; do not read virtual arrays."""
     if not is_array(array) or len(array) == 0:
         return
     array = np.asarray(array)
@@ -160,9 +161,9 @@ def _check_range(name: str, array: Any, high: Any, allowed: str) -> None:
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:
-    """The checked ``order``, ``offset`` and ``size`` of a part, as int32; ``pool`` is the field whose rows they number.
+    """The checked ``order``, ``offset`` and ``size`` of a part, as int32, by name; ``{}`` if the data lack the part.
 
-    ``part`` is ``""``, ``"test_"`` or ``"validation_"``; ``least``: the smallest size. No entries if the data lack it.
+    ``part``: ``""``, ``"test_"`` or ``"validation_"``; ``pool``: the field with the rows; ``least``: the smallest size.
     """
     names = [f"{part}{name}" for name in ("order", "offset", "size")]
     values = [getattr(data, name) for name in names]
@@ -171,9 +172,9 @@ def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, 
     order, offset, size = (f"data.{name}" for name in names)
     order_of, offset_of, size_of = (_integers(f"data.{name}", value) for name, value in zip(names, values))
     clients, length, rows = len(data.size), len(order_of), len(getattr(data, pool))
-    require(clients > 0, "data.size", "no clients", "one entry for each of at least one client")
+    require(clients > 0, "data.size", "no clients", "one entry per client, at least one")
     for name, table in ((offset, offset_of), (size, size_of)):
-        require(len(table) == clients, name, f"{len(table)} entries", f"{clients} entries, one a client")
+        require(len(table) == clients, name, f"{len(table)} entries", f"{clients} entries, one per client")
     require(length >= least, order, "no rows", "at least one row")
     require(length <= MOST_ROWS, order, f"{length} rows", f"at most {MOST_ROWS} rows, numbered by int32")
     if isinstance(order_of, Identity):
@@ -195,7 +196,7 @@ def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, 
 
 
 def _integers(name: str, value: Any) -> Any:
-    """The table as a NumPy array of integers [n]; a virtual ``order`` as it is."""
+    """The table as a NumPy array of integers [n]; a virtual ``order`` unchanged."""
     check_array(name, value)
     good = kind(value.dtype) == "integers" and len(value.shape) == 1
     require(good, name, f"{value.dtype}{list(value.shape)}", "integers with one axis")

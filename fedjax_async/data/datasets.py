@@ -42,7 +42,7 @@ DataDir = str | os.PathLike[str] | None
 def mnist(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """MNIST: 60,000 + 10,000 grey 28 x 28 images of handwritten digits; fetched once.
 
-    ``data_dir``: where it was fetched to; ``download``: let TFDS download it if it is not there.
+    ``data_dir``: the folder of fetched data sets; ``download``: let TFDS download the data if they are not there.
     Source: LeCun, Bottou, Bengio and Haffner (1998).
     """
     return load_published("mnist", data_dir, download)
@@ -59,8 +59,8 @@ def fashion_mnist(*, data_dir: DataDir = None, download: bool = False) -> Datase
 def cifar10(*, train: int | None = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 colour 32 x 32 images of ten kinds of things; fetched once.
 
-    ``train``: only the first so many training images [all] (their published order is random). Other options as for
-    ``mnist``. Source: Krizhevsky (2009).
+    ``train``: keep only this many training images, the first ones [all] (their published order is random). Other
+    options as for ``mnist``. Source: Krizhevsky (2009).
     """
     return _first(load_published("cifar10", data_dir, download), train)
 
@@ -79,9 +79,9 @@ def cifar100(
     """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS or your folder.
 
     It is read from a folder that TFDS has prepared as array records, or from the published binary files, and kept as
-    prepared arrays in the published order. ``train``: only the first so many training images [all]. ``path``: a folder
-    or archive with ``train.bin`` and ``test.bin``, needed once. ``download``: let TFDS download and prepare it first;
-    this needs a network and TensorFlow.
+    prepared arrays in the published order. ``train``: keep only this many training images, the first ones [all].
+    ``path``: a folder or archive with ``train.bin`` and ``test.bin``, needed once. ``download``: let TFDS download and
+    prepare it first; this needs a network and TensorFlow.
     Source: Krizhevsky (2009).
     """
 
@@ -98,8 +98,8 @@ def cifar100(
 def tiny_imagenet(*, path: DataDir = None, data_dir: DataDir = None) -> Dataset:
     """Tiny-ImageNet: 100,000 + 10,000 colour 64 x 64 images of two hundred kinds of things; from your folder.
 
-    ``path``: the unpacked folder ``tiny-imagenet-200``, needed once (and Pillow); then prepared arrays are kept. The
-    test images are the published validation images. A copy that TFDS has prepared under another name is read as
+    ``path``: the unpacked folder ``tiny-imagenet-200``; it and Pillow are needed once, then prepared arrays are kept.
+    The test images are the published validation images. A copy that TFDS has prepared under another name is read as
     ``tfds:name=NAME,test=validation``. Source: Le and Yang (2015).
     """
 
@@ -114,7 +114,7 @@ def tiny_imagenet(*, path: DataDir = None, data_dir: DataDir = None) -> Dataset:
 def _kept(
     name: str, data_dir: DataDir, read: Callable[[Path], Arrays], decoded: Any, num_classes: int, again: str
 ) -> Dataset:
-    """A data set from its prepared arrays; if there are none, from ``read(data directory)``, and kept then."""
+    """Load a data set from its prepared arrays; without them, call ``read(data directory)`` and keep its result."""
     home = resolve_data_dir(data_dir)
     folder = arrays_folder(name, KEPT[name].version, home)
     remedy = f"remove {folder} and {again}"
@@ -136,8 +136,8 @@ def har(*, data_dir: DataDir = None) -> Dataset:
     people. The signals have the order of OrthoFL's released code.
 
     Deviation: these are not the published 7,352 + 2,947 windows with 561 features. Those were cut by older labels,
-    which no package has. There are as many windows here for walking (1,722) and walking upstairs (1,544), 1 more for
-    walking downstairs, 24 more for sitting, 73 for standing and 14 for laying.
+    which no package contains. There are as many windows here for walking (1,722) and walking upstairs (1,544), 1 more
+    for walking downstairs, 24 more for sitting, 73 for standing and 14 for laying.
 
     Source: Anguita et al. (2013); Reyes-Ortiz et al. (2016).
     """
@@ -158,10 +158,10 @@ def newsgroups20(*, max_length: int = 128, data_dir: DataDir = None) -> Dataset:
 def shakespeare(*, roles: int | None = None, data_dir: DataDir = None) -> Dataset:
     """Shakespeare's 37 plays, next characters: 42,800 + 10,856 windows of 80, natural clients are 1,165 roles; fetched.
 
-    Inputs uint8 [M, 80] and targets int32 [M, 80] are codes of characters (``data.characters``, 82 with padding), the
-    target is the character after the input. Every character of a role is the target of one position. The last fifth of
-    each role's windows is its test part. ``roles``: only so many, those with the most windows. 217 roles of one window
-    are left out.
+    Inputs uint8 [M, 80] and targets int32 [M, 80] are codes of characters (``data.characters``, 82 with padding). The
+    target at a position is the character after the input. Every character that a role says is the target of one
+    position. The last fifth of each role's windows is its test part. ``roles``: keep only this many roles, those with
+    the most windows. The 217 roles with a single window are left out.
 
     Deviation: not LEAF's 1,129 or TFF's 715 roles, which come from another edition; LEAF's windows overlap and have one
     target each. Source: Project Gutenberg; the task of McMahan et al. (2017) and Caldas et al. (2018).
@@ -182,8 +182,8 @@ def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
 
     The first of these sources that exists is used: the prepared arrays; a folder prepared by TFDS, here or in TFDS's
     own directory; with ``download``, TFDS's download. Arrays from TFDS are put into the published order, checked
-    against the published hashes and kept as prepared arrays. Without any source: ``ValueError`` naming the command that
-    fetches the data set. Other data never take its place.
+    against the published hashes and kept as prepared arrays. Without any source, a ``ValueError`` names the command
+    that fetches the data set; no other data are used instead.
     """
     published = SOURCES[name]
     home = resolve_data_dir(data_dir)
@@ -205,9 +205,9 @@ def load_tfds(
 ) -> Dataset:
     """Any image classification data set that TFDS has prepared, by its TFDS name, e.g. tfds:name=kmnist.
 
-    ``name`` may be ``name/config``. It needs features ``image`` (one shape, 8 bits) and ``label``, prepared as
-    array records. ``train``, ``test``: TFDS splits. ``download``: let TFDS download and prepare it first.
-    Rows are in TFDS's order, inputs are scaled to [0, 1] and not standardised.
+    ``name`` may be ``name/config``. The data set needs features ``image`` (one shape, 8 bits) and ``label``, and must
+    be prepared as array records. ``train``, ``test``: TFDS splits. ``download``: let TFDS download and prepare it
+    first. Rows are in TFDS's order, inputs are scaled to [0, 1] and not standardised.
     """
     well_formed = re.fullmatch(r"\w+(/[\w.-]+)?", name) is not None
     require(well_formed, "name", name, "a TFDS name, as in tfds:name=kmnist")
@@ -219,7 +219,7 @@ def load_tfds(
 
 
 def _prepared(name: str, home: Path, download: bool) -> Path:
-    """The TFDS directory in which ``name`` is prepared; with ``download``, after a download if it is missing."""
+    """The TFDS directory that has ``name`` prepared; with ``download``, download and prepare it first if missing."""
     if download and tfds_home(name, home) is None:
         tfds.download(name, home)
     found = tfds_home(name, home)
@@ -229,7 +229,7 @@ def _prepared(name: str, home: Path, download: bool) -> Path:
 
 
 def _keep(arrays: Arrays, folder: Path) -> None:
-    """Write the prepared arrays. An error is ignored: without them TFDS is read again, which is only slow."""
+    """Write the prepared arrays. Ignore errors: without the arrays the next load is only slower."""
     with contextlib.suppress(OSError):
         write_cache(arrays, folder)
 
@@ -259,14 +259,14 @@ class Listed(NamedTuple):
 
     name: str
     size: str  # training + test examples
-    state: str  # embedded | generated | in its folder | ready | to fetch | needs ... | not available offline
+    state: str  # embedded | generated | in its folder | in its files | ready | to fetch | needs ... | not available ...
     source: str
     licence: str
     about: str
 
 
 class Checked(NamedTuple):
-    """One compared hash."""
+    """One comparison of a hash with the published one."""
 
     what: str
     expected: str
@@ -274,7 +274,7 @@ class Checked(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether they agree."""
+        """Whether the hashes agree."""
         return self.expected == self.found
 
 
@@ -325,8 +325,8 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
 def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Checked]:
     """Compare the hashes of a fetched data set or pretrained model with the published ones.
 
-    Data set: the prepared arrays and the TFDS folder. Pretrained model: its files. Returns a row for each array or
-    file; raises ``ValueError`` if there is nothing to verify.
+    For a data set, these are the hashes of the prepared arrays and of the TFDS folder; for a pretrained model, those of
+    its files. Returns one row per array or file. Raises ``ValueError`` if there is nothing to verify.
     """
     published = find("dataset", SOURCES | PRETRAINED, name)
     home = resolve_data_dir(data_dir)
@@ -342,7 +342,7 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
 
 
 def _verify_pretrained(name: str, home: Path) -> list[Checked]:
-    """One row for each file of a pretrained model."""
+    """One row per file of a pretrained model."""
     pretrained = PRETRAINED[name]
     folder = require_pretrained(name, home)
     files = read_files(folder, pretrained.files)

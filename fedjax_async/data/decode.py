@@ -1,8 +1,8 @@
 """From raw rows to model inputs: pure functions that run inside the compiled step.
 
-Each is a function at module level, and so the same object in every call: compiled programs are found again. Images
-come as uint8 ``[B, H, W]`` or ``[B, H, W, C]`` and become float32 ``[B, H, W, C]``, scaled to [0, 1] and standardised
-by mean and standard deviation of the training pixels of the data set.
+Each is a function at module level: the same object in every call, so that compiled programs are reused. Images
+come as uint8 ``[B, H, W]`` or ``[B, H, W, C]`` and become float32 ``[B, H, W, C]``. The decoder of a data set scales
+them to [0, 1] and standardises them with the mean and standard deviation of its training pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIGITS_MEAN, DIGITS_STD = 0.3058, 0.3764
 
 
 def as_is(x: Array) -> Array:
-    """Inputs that need no decoding."""
+    """Return ``x`` unchanged: inputs that need no decoding."""
     return x
 
 
@@ -34,7 +34,7 @@ def unit_images(x: Array) -> Array:
 
 
 def usual(rows: np.ndarray) -> Callable[[Array], Array]:
-    """The decoder of data that bring none: ``unit_images`` of uint8 rows with two or three axes, else ``as_is``."""
+    """The default decoder: ``unit_images`` for uint8 rows with two or three axes, else ``as_is``."""
     return unit_images if rows.dtype == np.uint8 and rows.ndim in (3, 4) else as_is
 
 

@@ -1,4 +1,4 @@
-"""How many examples of each class the clients get whose class mixes are given: drawn at once, or in turns."""
+"""Draw how many examples of each class every client gets, from given class mixes: all at once, or in turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def draw_at_once(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts int[N, C] with row sums ``need`` and column sums ``sizes``, rows drawn from ``mixes``."""
+    """Counts int[N, C] with row sums ``need`` [N] and column sums ``sizes`` [C], rows drawn from ``mixes`` [N, C]."""
     counts = np.zeros(mixes.shape, np.int64)
     left = sizes.astype(np.int64)
     while left.any():
@@ -27,7 +27,7 @@ def draw_at_once(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np
 def draw_in_turns(
     mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, at_a_time: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Counts int[N, C] as in :func:`draw_at_once`, drawn by one random client after the other."""
+    """Counts int[N, C] as in :func:`draw_at_once`; one random client at a time draws up to ``at_a_time`` of a class."""
     counts = np.zeros(mixes.shape, np.int64)
     left, short, ends = sizes.astype(np.int64), need.astype(np.int64), np.cumsum(mixes, axis=1)
     while len(waiting := np.flatnonzero(short)) > 0:

@@ -53,7 +53,7 @@ def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 def write_fashion_mnist_6k(full: Dataset, path: Path) -> None:
-    """Write the embedded file from the full Fashion-MNIST; one zlib version always writes the same bytes."""
+    """Write the embedded file from the full Fashion-MNIST; the same zlib version always writes the same bytes."""
     train, test = first_of_each_class(full.y, 500), first_of_each_class(full.test_y, 100)
     np.savez_compressed(
         path,
@@ -75,7 +75,7 @@ def digits() -> Dataset:
 
 
 def read_digits(path: Path) -> Dataset:
-    """The digits from a comma-separated file, which may be gzipped; a row has 64 pixels and the label."""
+    """The digits from a comma-separated file, which may be gzipped; each row has 64 pixels, then the label."""
     table = np.loadtxt(path, delimiter=",", dtype=np.int32, ndmin=2)
     x, y = table[:, :64].reshape(-1, 8, 8).astype(np.uint8), table[:, 64]
     test = np.arange(len(x)) % 5 == 4

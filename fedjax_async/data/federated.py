@@ -21,10 +21,10 @@ from fedjax_async.types import Array, FederatedData
 class Dataset(NamedTuple):
     """Examples that no client owns yet: host arrays in their raw dtype (images: uint8), and their decoder.
 
-    ``decode``: a pure function ``[B, ...raw] -> [B, ...inputs]`` at module level, which is the same object in every
-    call, so that compiled programs are found again; ``data.decode.usual`` if left out. ``num_classes``: 1 + the largest
-    label if left out; of float targets None. ``groups``: the natural owner of every training example (a person, a
-    device), if there is one. ``test_groups``: of every test example, by the same numbers; test examples of owners
+    ``decode``: a pure function ``[B, ...raw] -> [B, ...inputs]`` at module level: the same object in every call, so
+    that compiled programs are reused; ``data.decode.usual`` if left out. ``num_classes``: 1 + the largest label if left
+    out; None for float targets. ``groups``: the natural owner of every training example (a person, a device), if there
+    is one. ``test_groups``: the owner of every test example, with the numbers of ``groups``; test examples of owners
     without training examples belong to no client.
     """
 
@@ -42,8 +42,8 @@ class Dataset(NamedTuple):
 class Federation(NamedTuple):
     """Data in which every client already has its own examples.
 
-    ``deal(num_clients, seed) -> FederatedData``; ``None`` stands for all clients. Raises ``ValueError`` for a number of
-    clients that the data do not have.
+    ``deal(num_clients, seed) -> FederatedData``; ``num_clients=None`` stands for all clients. Raises ``ValueError`` for
+    more clients than the data have.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Federation(NamedTuple):
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """Return the data set; ``ValueError`` naming the first wrong field or entry. A test set without rows is allowed."""
+    """Return the data set, or raise ``ValueError`` naming the first wrong field or entry. The test set may be empty."""
     d = dataset
     x, y, test_x, test_y = (f"{d.name}.{field}" for field in ("x", "y", "test_x", "test_y"))
     check_examples((x, y), d.x, d.y, _classes(d))
@@ -80,11 +80,11 @@ def federate(
     Args:
       partitioner: a function or a spec such as ``"dirichlet:alpha=0.1"``, by default ``"iid"``. A ``Federation`` has
         its own clients and accepts only ``"natural"``.
-      num_clients: may be left out for a data set with natural owners; each owner is then a client.
-      seed: of the NumPy Generator that makes every random choice here.
+      num_clients: may be left out for a data set with natural owners; there are then as many clients as owners.
+      seed: seeds the NumPy Generator that makes every random choice here.
       test_fraction: this share of every client's examples becomes its test part. The test parts of all clients together
-        replace the test set of the data set. Without it, the test set is global, and with natural owners that have
-        test examples of their own these are also the clients' test parts.
+        replace the test set of the data set. Without it, the test set is global. With ``"natural"``, the test examples
+        of a client's owners (``test_groups``) are also its test part.
       validation_fraction: this share of every client's other examples becomes its validation part. It is not trained
         on. Evaluations report loss and accuracy on all validation parts together; probes see each client's.
 
@@ -143,7 +143,7 @@ def _deal(
 
 
 def with_validation(data: FederatedData, fraction: float | None, rng: np.random.Generator) -> FederatedData:
-    """Hold ``fraction`` of every client's examples out as its validation part; None: the data as they are.
+    """Hold out ``fraction`` of every client's examples as its validation part; None: return ``data`` unchanged.
 
     Raises: ``ValueError`` for a fraction outside (0, 1), a client with a single example, data that have validation
     parts already, and data that are too large for memory (``streamed``, or with a virtual ``order``).
@@ -173,11 +173,11 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
 
 
 def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partitioner | None) -> FederatedData:
-    """The data with the owners' test examples as test parts of their clients, if owners were kept and have any."""
+    """With ``"natural"`` and ``test_groups``, give each client the test examples of its owners as its test part."""
     groups, tested = dataset.groups, dataset.test_groups
     if partitioner != "natural" or groups is None or tested is None:
         return data
-    owner = groups[data.order]  # the parts of the clients lie one after the other
+    owner = groups[data.order]  # order lists the clients' parts one after the other
     client_of = dict(zip(owner.tolist(), np.repeat(np.arange(len(data.size)), data.size).tolist()))
     client = np.array([client_of.get(owner, len(data.size)) for owner in tested.tolist()], np.int64)
     size = np.bincount(client, minlength=len(data.size) + 1)[:-1].astype(np.int32)
@@ -199,7 +199,7 @@ def client_rows(data: FederatedData, client: int) -> np.ndarray:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Index arrays joined to one, their offsets and their sizes; int32[M], int32[N], int32[N]."""
+    """The concatenated index arrays, their offsets and their sizes; int32[M], int32[N], int32[N]."""
     size = np.array([len(part) for part in parts], np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
     return np.concatenate(parts).astype(np.int32), offset, size

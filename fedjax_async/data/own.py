@@ -1,4 +1,4 @@
-"""Data of your own: :func:`from_arrays` makes ``FederatedData`` of the arrays of each client."""
+"""Data of your own: :func:`from_arrays` makes ``FederatedData`` from the arrays of each client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_async.data import decode as decoders
 from fedjax_async.data.checking import check_alike, check_data, check_examples, is_array, kind, type_name
 from fedjax_async.types import Array, FederatedData
 
-NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not of points alone"
+NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
 MOST_CLASSES = 2**31 - 1  # labels are int32
 Pair = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
@@ -30,17 +30,17 @@ def from_arrays(
     """Client data from the arrays ``(x, y)`` of each client, for ``simulate(data=...)``.
 
     Args:
-      clients: a pair a client, x [n, ...] and y, each with at least one example. Arrays of NumPy, JAX or torch (on the
-        CPU); other objects that NumPy reads as an array of numbers, such as a pandas frame, are taken too, lists are
-        not. Integer y [n] are labels (classification), [n, L] sequences of labels, in which 0 is padding; float y are
-        targets, [n] or [n, ...] (regression).
-      test: the pair of the global test set.
-      client_tests: instead of ``test``, a pair for each client, in the order of ``clients`` and possibly without rows.
-        All of them together are the test set.
-      num_classes: of labels; by default the largest label + 1.
+      clients: one pair per client, x [n, ...] and y, each with at least one example. They may be arrays of NumPy, JAX
+        or torch (on the CPU), or other objects that NumPy reads as an array of numbers, such as a pandas frame, but not
+        lists. Integer y [n] are labels (classification), integer y [n, L] are sequences of labels, in which 0 is
+        padding; float y are targets, [n] or [n, ...] (regression).
+      test: the pair (x, y) of the global test set.
+      client_tests: instead of ``test``, one pair per client, in the order of ``clients``; a pair may have no rows. All
+        of them together are the test set.
+      num_classes: the number of classes; by default the largest label + 1, or None for float targets.
       decode: raw rows -> model inputs, a pure function at module level. By default uint8 rows with two or three axes
         are images (``data.decode.unit_images`` scales them to [0, 1]), and other rows stay as they are.
-      name: stands for the data in settings and results.
+      name: the name of the data in settings and results.
 
     The arrays are copied into one pool, client after client. Returns data that have passed ``check_data``. Raises
     ``ValueError`` naming the first wrong array or entry.
@@ -55,12 +55,12 @@ def from_arrays(
     """
     require(isinstance(name, str) and re.fullmatch(NAME, name) is not None, "name", name, NAMES)
     train = _pairs("clients", clients)
-    require(len(train) > 0, "clients", "no pairs", "one pair (x, y) for each of at least one client")
+    require(len(train) > 0, "clients", "no pairs", "one pair (x, y) per client, at least one")
     require(test is not None or client_tests is not None, "test", None, "a pair (x, y), or client_tests must be given")
     require(test is None or client_tests is None, "client_tests", "given", "left out, since test is given")
     tests = [_pair("test", test)] if client_tests is None else _pairs("client_tests", client_tests)
     if client_tests is not None:
-        allowed = f"{len(train)} pairs, one a client"
+        allowed = f"{len(train)} pairs, one per client"
         require(len(tests) == len(train), "client_tests", f"{len(tests)} pairs", allowed)
     named = {f"clients[{i}]": pair for i, pair in enumerate(train)}
     named |= {"test": tests[0]} if client_tests is None else {f"client_tests[{i}]": p for i, p in enumerate(tests)}
@@ -86,7 +86,7 @@ def from_arrays(
 
 
 def _pairs(name: str, pairs: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    require(isinstance(pairs, (list, tuple)), name, type_name(pairs), "a list of pairs (x, y), one a client")
+    require(isinstance(pairs, (list, tuple)), name, type_name(pairs), "a list of pairs (x, y), one per client")
     return [_pair(f"{name}[{i}]", pair) for i, pair in enumerate(pairs)]
 
 
@@ -97,7 +97,7 @@ def _pair(name: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_numpy(name: str, value: Any) -> np.ndarray:
-    """An array of NumPy, JAX or torch as one of NumPy, copied only where it must be; ``ValueError`` for others."""
+    """Convert an array of NumPy, JAX or torch to NumPy, copied only if needed; raises ``ValueError`` for others."""
     if any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__):
         return _of_torch(name, value)
     good = is_array(value) or (hasattr(value, "__array__") and not isinstance(value, np.ma.MaskedArray))
@@ -106,8 +106,8 @@ def as_numpy(name: str, value: Any) -> np.ndarray:
 
 
 def _of_torch(name: str, tensor: Any) -> np.ndarray:
-    """A torch tensor as a NumPy array on the same memory; torch need not be imported here."""
-    require(hasattr(tensor, "numpy"), name, type_name(tensor), "a tensor, where it comes from torch")
+    """A torch tensor as a NumPy array on the same memory, without importing torch."""
+    require(hasattr(tensor, "numpy"), name, type_name(tensor), "a tensor, since its type is torch's")
     require(tensor.device.type == "cpu", name, f"a tensor on {tensor.device}", "on the CPU: pass tensor.cpu()")
     found = str(tensor.dtype)
     require(found != "torch.bfloat16", name, found, "of a type that NumPy has: pass tensor.float()")
@@ -121,7 +121,7 @@ def _of_torch(name: str, tensor: Any) -> np.ndarray:
 def _pooled(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All examples, and where those of each pair begin and how many they are: x, y, int32[N], int32[N]."""
+    """The pairs joined: x, y, the offset of each pair, int32[N], and its size, int32[N]."""
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs))
     size = np.array([len(own) for own, _ in pairs], np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)

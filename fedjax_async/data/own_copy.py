@@ -1,7 +1,7 @@
 """Data sets read from the user's own copy of the published files: CIFAR-100 and Tiny-ImageNet.
 
-Neither has a licence, and no package carries them. So they are not fetched: the user gets the files from the publisher
-and names their folder once, as ``cifar100:path=FOLDER``. Counts of images and classes are checked.
+Neither has a licence, and no package contains them, so they are not fetched. The user gets the files from the publisher
+and names their folder once, as in ``cifar100:path=FOLDER``. The numbers of images and classes are checked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PathLike = str | os.PathLike[str]
 
 
 class Counts(NamedTuple):
-    """What a published data set holds."""
+    """The numbers of classes and images in a published data set."""
 
     classes: int
     train: int  # images of each class
-    test: int
+    test: int  # images of each class
 
 
 CIFAR100 = Counts(100, 500, 100)
@@ -38,7 +38,7 @@ SIDE = {"cifar100": 32, "tiny_imagenet": 64}  # pixels
 def read_cifar100(path: PathLike) -> Arrays:
     """CIFAR-100 from ``train.bin`` and ``test.bin``, in a folder or in the published archive.
 
-    A record is a coarse label, a fine label and 3 x 32 x 32 bytes, channel by channel; the fine labels are kept. Raises
+    A record is a coarse label, a fine label and 3 x 32 x 32 bytes, channel by channel; the fine labels are used. Raises
     ``ValueError`` for other files. Source: Krizhevsky, "CIFAR-100 binary version".
     """
     files = read_files(Path(path).expanduser(), ["train.bin", "test.bin"])
@@ -49,7 +49,7 @@ def read_cifar100(path: PathLike) -> Arrays:
 
 
 def _records(name: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """uint8[M, 32, 32, 3] and int32[M]."""
+    """Images uint8[M, 32, 32, 3] and labels int32[M]."""
     side = SIDE["cifar100"]
     length = 2 + 3 * side**2
     require(len(data) % length == 0, name, f"{len(data)} bytes", f"records of {length} bytes, as CIFAR-100 publishes")
@@ -58,7 +58,7 @@ def _records(name: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _require_balance(what: str, labels: np.ndarray, classes: int, each: int) -> None:
-    """Every class has ``each`` images; ``ValueError`` else."""
+    """Raise ``ValueError`` unless every class has ``each`` images."""
     counts = np.bincount(labels, minlength=classes)
     good = len(counts) == classes and bool((counts == each).all())
     found = f"{len(labels)} images of {np.count_nonzero(counts)} classes"
@@ -68,10 +68,10 @@ def _require_balance(what: str, labels: np.ndarray, classes: int, each: int) -> 
 def read_tiny_imagenet(path: PathLike) -> Arrays:
     """Tiny-ImageNet from its unpacked folder ``tiny-imagenet-200``; its 10,000 validation images are the test set.
 
-    Classes are in the order of their WordNet ids; images in that of their classes and file names, validation images in
-    that of ``val_annotations.txt``. Grey images become three equal channels. The published test images have no labels
-    and are not read. Raises ``ValueError`` for another layout and for a damaged image; needs Pillow. Source: Le, Yang
-    (2015).
+    Classes are in the order of their WordNet ids, training images in the order of classes and file names, validation
+    images in the order of ``val_annotations.txt``. Grey images become three equal channels. The published test images
+    have no labels and are not read. Raises ``ValueError`` for another layout and for a damaged image; needs Pillow.
+    Source: Le and Yang (2015).
     """
     root = Path(path).expanduser()
     root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
@@ -95,7 +95,7 @@ def read_tiny_imagenet(path: PathLike) -> Arrays:
 
 
 def _images(chosen: Sequence[tuple[Path, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """uint8[M, 64, 64, 3] and int32[M]."""
+    """Images uint8[M, 64, 64, 3] and labels int32[M]."""
     side = SIDE["tiny_imagenet"]
     x = np.empty((len(chosen), side, side, 3), np.uint8)
     for i, (file, _) in enumerate(chosen):
@@ -110,6 +110,6 @@ def _jpeg(file: Path, side: int) -> np.ndarray:
         with image_module.open(io.BytesIO(file.read_bytes()), formats=("JPEG",)) as image:
             require(image.size == (side, side), str(file), f"{image.size} pixels", f"{side} x {side} pixels")
             return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files, and a file that is not there
+    except (OSError, SyntaxError) as error:  # a missing file, and Pillow's errors for damaged ones
         reason = " ".join(str(error).split())
         raise ValueError(f"image = '{file}': cannot be read ({reason})") from error

@@ -1,7 +1,7 @@
 """Partitioners, which divide the training examples among the clients.
 
 A partitioner is ``(labels[M], num_clients, rng) -> [index array of client 0, of client 1, ...]``. Every index 0..M-1
-appears exactly once, no client is empty, and the indices of each client ascend. Impossible requests are a
+appears exactly once, no client is empty, and the indices of each client ascend. An impossible request raises
 ``ValueError``.
 
 ``PARTITIONERS`` at the end lists them. First come the shared checks and whole-number arithmetic, then the partitioners
@@ -24,23 +24,23 @@ Partitioner = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
 
 
 def check_clients(num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless 1 <= num_clients <= num_examples."""
+    """Raise ``ValueError`` unless 1 <= num_clients <= num_examples."""
     whole("num_clients", num_clients, 1)
     require(num_clients <= num_examples, "num_clients", num_clients, f"at most the number of examples, {num_examples}")
 
 
 def check_min_size(min_size: int, num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless ``num_clients`` clients can have ``min_size`` examples each."""
+    """Raise ``ValueError`` unless ``num_clients`` clients can have ``min_size`` examples each."""
     most = num_examples // num_clients
     allowed = f"at most {most}: there are {num_examples} examples for {num_clients} clients"
     require(min_size <= most, "min_size", min_size, allowed)
 
 
 def check_partition(parts: Sequence[np.ndarray], num_examples: int, num_clients: int) -> None:
-    """``ValueError`` unless ``parts`` are ``num_clients`` non-empty arrays that use each index exactly once."""
+    """Raise ``ValueError`` unless ``parts`` are ``num_clients`` non-empty arrays that use each index exactly once."""
     require(len(parts) == num_clients, "partition", f"{len(parts)} clients", f"{num_clients} clients")
     for client, part in enumerate(parts):
-        require(len(part) > 0, "partition", f"no example for client {client}", "at least one example a client")
+        require(len(part) > 0, "partition", f"no example for client {client}", "at least one example per client")
     used = np.sort(np.concatenate(parts))
     good = bool(np.array_equal(used, np.arange(num_examples)))
     require(good, "partition", f"{len(used)} indices", f"each of 0..{num_examples - 1} exactly once")
@@ -49,15 +49,15 @@ def check_partition(parts: Sequence[np.ndarray], num_examples: int, num_clients:
 def apportion(total: int, shares: np.ndarray, minimum: int = 0) -> np.ndarray:
     """Whole numbers that sum to ``total``, proportional to ``shares``, none below ``minimum``.
 
-    An entry with a share below the minimum gets the minimum. What is left is divided among the others by largest
-    remainders (Hamilton's method). Needs ``total >= minimum * len(shares)``. Returns int64[N].
+    An entry with a share below the minimum gets the minimum. The rest is divided among the others by largest remainders
+    (Hamilton's method). Needs ``total >= minimum * len(shares)``. Returns int64[N].
 
     >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist()
     [5, 3, 2]
     >>> apportion(10, np.array([0.98, 0.01, 0.01]), minimum=1).tolist()
     [8, 1, 1]
     """
-    tiny = 1e-9  # a share that misses a whole number by a rounding error counts as whole
+    tiny = 1e-9  # a share within a rounding error of a whole number counts as that number
     free = np.ones(len(shares), bool)
     while True:
         left = total - minimum * int(np.sum(~free))
@@ -94,7 +94,7 @@ def classes_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Class numbers 0..C-1 of all examples, int[M], and the classes' sizes, int[C]; labels must be integers."""
     labels = np.asarray(labels)
     good = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", "one integer an example to partition by class")
+    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", "one integer per example to partition by class")
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return classes, sizes
 
@@ -126,7 +126,7 @@ def natural(*, groups: np.ndarray | None = None) -> Partitioner:
 
     ``groups``: int[M], the owner of each example; ``federate`` passes those of the data set. With as many clients as
     owners, client i is the i-th owner in sorted order. With fewer clients, owners are dealt to them at random, as
-    evenly as possible. More clients than owners are a ``ValueError``.
+    evenly as possible. More clients than owners raise ``ValueError``.
     """
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -144,7 +144,7 @@ def natural(*, groups: np.ndarray | None = None) -> Partitioner:
 
 
 def _by_shares(shares: Callable[[int], np.ndarray], min_size: int) -> Partitioner:
-    """Random examples for each client, in numbers proportional to ``shares(num_clients)``."""
+    """Give each client random examples; their number is proportional to its entry of ``shares(num_clients)``."""
     whole("min_size", min_size, 1)
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -160,7 +160,7 @@ def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -
 
     For each class c: p_c ~ Dir(alpha * 1_N), client i gets the share p_c[i] of its examples. A small ``alpha`` > 0
     gives each client few classes, a large one approaches IID. All classes are drawn again until every client has at
-    least ``min_size`` examples; after ``max_tries`` draws a ``ValueError`` is raised.
+    least ``min_size`` examples. Raises ``ValueError`` after ``max_tries`` draws.
 
     Source: the per-class draw of Yurochkin et al. (2019), with the minimum size of Li et al. (2022).
     """
@@ -193,14 +193,15 @@ def dirichlet_balanced(*, alpha: float = 0.1, at_a_time: int | None = None) -> P
 
     q_i ~ Dir(alpha * C * prior), where prior is the class shares of the whole data set (Dir(alpha * 1_C) for balanced
     classes); ``alpha`` > 0. Client sizes differ by at most one. Each client draws its examples from its mix. If more
-    examples of a class are drawn than exist, a hypergeometric draw divides them among these clients. Clients with too
-    few examples draw again from the classes that are left, by their mix, or by the classes' sizes if it has none of
-    them.
+    examples of a class are drawn than exist, a hypergeometric draw divides them among the clients that drew them.
+    Clients with too few examples draw again from the classes that are left: by their mix, or in proportion to what is
+    left of each class if the mix has none of these classes.
 
-    ``at_a_time``: clients draw in turns instead, as in the code released with OrthoFL (2025; 3, for CIFAR 1). A random
-    client with too few examples draws so many of one class of its mix. If none are left of this class, it takes the
-    next class that has some, and after the last class the first. So the clients of one exhausted class all go on to the
-    same other class. Deviation: the code begins again only with class 0, and may give a client too many examples.
+    ``at_a_time``: clients draw in turns instead, as in the code released with OrthoFL (2025), which draws 3 at a time,
+    or 1 for CIFAR. A random client with too few examples draws one class from its mix and takes up to ``at_a_time``
+    examples of it. If the class is exhausted, it takes the next class that is not; class 0 follows the last. All
+    clients that draw an exhausted class thus go on to the same class. Deviation: the code begins again only with class
+    0, and may give a client too many examples.
 
     Source: Hsu, Qi and Brown (2019), with sampling without replacement.
     """
@@ -224,10 +225,10 @@ def dirichlet_balanced(*, alpha: float = 0.1, at_a_time: int | None = None) -> P
 
 
 def shards(*, classes_per_client: int = 2) -> Partitioner:
-    """k classes a client: each client holds ``classes_per_client`` classes, a class is cut equally among its holders.
+    """k classes per client: a client holds ``classes_per_client`` classes; holders share a class equally.
 
-    Each client in turn gets the classes with the fewest holders so far, ties broken at random, so that all classes have
-    about equally many holders. Needs ``num_clients * classes_per_client`` >= C, so that no class is left out.
+    Each client in turn gets the classes with the fewest holders so far, with ties broken at random, so that all classes
+    have about equally many holders. Needs ``num_clients * classes_per_client`` >= C, so that no class is left out.
     Deviation from the shards of McMahan et al. (2017): a shard never contains two classes, so a client never has more
     than k classes.
     """
@@ -254,7 +255,7 @@ def shards(*, classes_per_client: int = 2) -> Partitioner:
 
 
 def _equal_cut(total: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """``total`` examples cut equally among the holders, the remainder at random; int64[N]."""
+    """Divide ``total`` examples equally among the holders, the remainder at random; int64[N]."""
     holders = rng.permutation(np.flatnonzero(held))
     counts = np.zeros(len(held), np.int64)
     counts[holders] = apportion(total, np.ones(len(holders)))
@@ -266,7 +267,8 @@ def halves(*, blocks: int = 2) -> Partitioner:
 
     The classes in ascending order are cut into ``blocks`` consecutive blocks, and so are the clients. Each block of
     classes is dealt IID among one group of clients. With two clients and two blocks, client 0 has the lower half of the
-    classes and client 1 the upper, as in OrthoFL's two-client study. Needs ``blocks`` <= clients, classes.
+    classes and client 1 the upper, as in OrthoFL's two-client study. ``blocks`` must be at most the number of clients
+    and the number of classes.
     """
     whole("blocks", blocks, 1)
 
@@ -288,11 +290,11 @@ def halves(*, blocks: int = 2) -> Partitioner:
 
 
 def table(*, path: str) -> Partitioner:
-    """Label skew from a table: each class is dealt in proportion to its column of a CSV file, a row a client.
+    """Label skew from a table: each class is dealt in proportion to its column of a CSV file, one row per client.
 
-    ``path``: a file whose header is a name of the clients' column and the classes in ascending order, and whose rows
-    are a client's name and its counts or shares, such as ``compute_counts(...).to_csv(path)`` of flwr-datasets. The
-    counts of a data set's own partition are met exactly. There must be as many rows as clients.
+    ``path``: a file such as ``compute_counts(...).to_csv(path)`` of flwr-datasets. Its header names the column of
+    clients, then the classes in ascending order. Each row has a client's name, then its counts or shares. Counts of a
+    partition of the same data set are met exactly. There must be as many rows as clients.
     """
     shares = _read_shares(str(path))
 
@@ -304,7 +306,7 @@ def table(*, path: str) -> Partitioner:
         require(count == len(sizes), f"'{path}': classes", count, f"{len(sizes)}, those of the data set")
         counts = np.stack([apportion(int(n), column) for n, column in zip(sizes, shares.T)], axis=1)
         empty = int(np.argmin(counts.sum(axis=1)))
-        require(bool(counts[empty].any()), f"'{path}': row {empty + 1}", "no example", "shares that give one at least")
+        require(bool(counts[empty].any()), f"'{path}': row {empty + 1}", "no example", "shares that give at least one")
         return deal_classes(classes, counts, rng)
 
     return partition
@@ -317,7 +319,7 @@ def _read_shares(path: str) -> np.ndarray:
             header, *rows = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__})") from error
-    require(len(header) > 1 and len(rows) > 0, "path", path, "a table with a column a class and a row a client")
+    require(len(header) > 1 and len(rows) > 0, "path", path, "a table with one column per class and one row per client")
     found = np.zeros((len(rows), len(header) - 1))
     for line, cells in enumerate(rows):
         require(len(cells) == len(header), f"{path}, row {line + 1}", f"{len(cells)} cells", f"{len(header)} cells")
@@ -352,15 +354,16 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
 def split_clients(
     parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator, field: str = "test_fraction"
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Split each client's examples at random into a training part and a part that is held out.
+    """Split each client's examples at random into a training part and a held-out part.
 
-    ``fraction`` in (0, 1) of every client's examples is held out, rounded, with at least one example in each part; a
-    client with a single example is a ``ValueError`` naming ``field``. Returns ``(train, held out)``, ascending.
+    ``fraction`` in (0, 1) of every client's examples is held out, rounded, with at least one example in each part.
+    Returns ``(train, held out)``, each a list of ascending index arrays. A client with a single example raises
+    ``ValueError`` naming ``field``.
     """
     require(0 < fraction < 1, field, fraction, "a number between 0 and 1, both excluded")
     train, test = [], []
     for client, part in enumerate(parts):
-        allowed = f"used with at least 2 examples a client; client {client} has {len(part)}"
+        allowed = f"used with at least 2 examples per client; client {client} has {len(part)}"
         require(len(part) >= 2, field, fraction, allowed)
         held_out = min(max(round(fraction * len(part)), 1), len(part) - 1)
         shuffled = rng.permutation(part)

@@ -19,10 +19,10 @@ MANY = 1_000_000  # clients
 
 
 class Problem(NamedTuple):
-    """Parameters of a population, from which every example is made; all leaves may be traced."""
+    """The parameters that determine every example of a population; all leaves may be traced."""
 
     seed: Any  # uint32[2]
-    directions: Any  # float32[C, d], orthonormal: where the classes lie
+    directions: Any  # float32[C, d], orthonormal: the directions m_c of the class means
     separation: Any  # float32[]
     shift: Any  # float32[]
     skew: Any  # float32[]
@@ -62,18 +62,18 @@ def population(
     Example j of client k, with all numbers hashed from (seed, k, j):
 
     - label: with probability ``skew`` uniform over F = ``favourites`` consecutive classes F_k of the client, otherwise
-      uniform over all classes; the first class of F_k is drawn once for the client. So
-      P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F. The total variation distance between this and the labels of all
-      clients together, which are uniform, is skew (1 - F/C);
+      uniform over all classes; the first class of F_k is drawn once per client. So
+      P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F. The labels of all clients together are uniform; their total
+      variation distance from those of a client is skew (1 - F/C);
     - input: x = separation m_y + shift sum_c a_kc m_c + e, with orthonormal directions m_1 .. m_C, a_kc ~ N(0, 1) drawn
-      once for the client and e ~ N(0, I), float32 [features]: ``shift`` moves all inputs of a client by one vector.
+      once per client and e ~ N(0, I), float32 [features]: ``shift`` moves all inputs of a client by one vector.
 
     Sizes: ``size`` * exp(``std_log_size`` N(0, 1)) examples, rounded, at least one; ``std_log_size`` = 0 makes them
     equal. The test set has one example from each of ``test_examples`` further clients, with uniform labels.
 
     The best accuracy of one model for all clients is :func:`ceiling` of separation / sqrt(1 + shift^2), 0.85 by
-    default; a linear model can reach it. The problem needs 8 bytes a client on the host; N times the largest client
-    must stay below 2^31 (a million clients of up to 2,147 examples).
+    default; a linear model can reach it. The problem needs 8 bytes per client on the host. N times the size of the
+    largest client must stay below 2^31 (a million clients of up to 2,147 examples), else ``ValueError``.
     """
     whole("classes", classes, 2)
     whole("features", features, classes)
@@ -88,9 +88,9 @@ def population(
     def deal(num_clients: int | None, seed: int) -> FederatedData:
         if num_clients is None:
             raise ValueError("num_clients = None: must be given, since a population may have any number of clients")
-        allowed = f"at most {MOST_ROWS} with the test set's"
+        allowed = f"at most {MOST_ROWS - test_examples}"
         require(num_clients + test_examples <= MOST_ROWS, "num_clients", num_clients, allowed)
-        if num_clients > MANY:  # a first look at the longest, since so many sizes take long to draw
+        if num_clients > MANY:  # drawing all sizes takes long: estimate the largest from a few thousand first
             some = np.random.default_rng(seed + 1).standard_normal(4096)
             longest = min(MOST_ROWS, size * math.exp(min(std_log_size * float(some.max()), math.log(MOST_ROWS))))
             allowed = f"at most about {MOST_ROWS / longest:.3g} clients of such sizes, since rows are numbered by int32"
@@ -131,7 +131,7 @@ def _directions(classes: int, features: int, rng: np.random.Generator) -> np.nda
 def ceiling(separation: float, classes: int = 10) -> float:
     """Best accuracy for C equally likely classes in unit Gaussian noise; means: ``separation`` * orthonormal vectors.
 
-    The best classifier takes the largest of the C projections:
+    The best classifier chooses the class with the largest of the C projections:
     P = integral of phi(z - separation) Phi(z)^(C-1) dz, the error formula of orthogonal signalling.
 
     >>> ceiling(0.0), round(ceiling(3.0 / (1 + 0.5**2) ** 0.5), 3)

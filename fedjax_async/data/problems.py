@@ -13,9 +13,9 @@ from fedjax_async.data.federated import Dataset
 
 
 class Quadratic(NamedTuple):
-    """Client i's loss is f_i(w) = 1/2 (w - b_i)^T A_i (w - b_i) + noise^2 / 2; the objective is their mean f.
+    """Client i's loss is f_i(w) = 1/2 (w - b_i)^T A_i (w - b_i) + noise^2 / 2; the objective f is the mean of the f_i.
 
-    ``optimum`` minimises f; ``minimum`` is f there. All arrays are float64.
+    ``optimum`` minimises f; ``minimum`` is the value of f there. All arrays are float64.
     """
 
     dataset: Dataset
@@ -44,15 +44,15 @@ def quadratic_problem(
     """Least squares with a known optimum and exactly controlled heterogeneity; natural clients.
 
     Client i has n = ``examples`` rows (a_j, y_j) with loss 1/2 (a_j . w - y_j)^2, chosen so that their mean
-    is exactly f_i: the rows are sqrt(n) Q A_i^(1/2) with Q [n, D] orthonormal, the targets a_j . b_i plus noise
+    is exactly f_i. The rows are sqrt(n) Q A_i^(1/2) with Q [n, D] orthonormal. The targets are a_j . b_i plus noise
     of mean square ``noise``^2 that is orthogonal to the rows (so b_i stays the client's optimum, while
     minibatch gradients are noisy there).
 
     A_i has eigenvalues spaced geometrically from ``smallest`` (strong convexity) to ``largest`` (smoothness) and a
     random rotation: one for each client, or one for all with ``same_curvature``. ``heterogeneity`` >= 0 is exactly
     zeta, where zeta^2 = (1/N) sum_i |grad f_i(w*)|^2; with 0 all clients have the same optimum. Training set and test
-    set are both the rows of all clients, so that the test loss is f. Needs ``examples`` >= ``dim`` (> with noise) and,
-    for zeta > 0, at least two clients.
+    set are both the rows of all clients, so that the test loss is f. Needs ``examples`` >= ``dim`` (with noise, >
+    ``dim``) and, for zeta > 0, at least two clients. Raises ``ValueError`` for options out of range.
     """
     for field, value in {"clients": clients, "dim": dim, "examples": examples}.items():
         whole(field, value, 1)
@@ -61,7 +61,7 @@ def quadratic_problem(
     non_negative("heterogeneity", heterogeneity)
     non_negative("noise", noise)
     least = dim + (noise > 0)
-    require(examples >= least, "examples", examples, f"at least {least}, so that the rows can carry the curvature")
+    require(examples >= least, "examples", examples, f"at least {least}, so that the rows can have the curvature")
     require(heterogeneity == 0 or clients > 1, "clients", clients, "at least 2 when heterogeneity > 0")
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(smallest, largest, dim)
@@ -97,7 +97,7 @@ def _optima(curvature: np.ndarray, zeta: float, rng: np.random.Generator) -> tup
 
 
 def _orthogonal_noise(q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random vector [n] of mean square 1, orthogonal to the columns of q [n, D]; zero if there is none."""
+    """A random vector [n] of mean square 1, orthogonal to the columns of q [n, D]; zero if n = D."""
     if q.shape[0] == q.shape[1]:
         return np.zeros(len(q))
     e = rng.standard_normal(len(q))
@@ -129,9 +129,9 @@ def synthetic(
     Client k labels its inputs by y = argmax(W_k x + b_k), with the entries of W_k, b_k ~ N(u_k, 1) and
     u_k ~ N(0, ``alpha``); with ``same_model`` all clients have the same W and b. Its inputs are x ~ N(v_k, S),
     S diagonal with S_jj = j^-1.2, the entries of v_k ~ N(B_k, 1), B_k ~ N(0, ``beta``): beta sets the distance
-    between the inputs of different clients. alpha and beta are variances, as in the paper. Size: ``least_size`` +
-    lognormal(``mean_log_size``, ``std_log_size``) training examples, and a ninth as many test examples.
-    x float32 [M, features], y int32.
+    between the inputs of different clients. alpha and beta are variances, as in the paper. A client has ``least_size``
+    + lognormal(``mean_log_size``, ``std_log_size``) training examples, and a ninth as many test examples.
+    x is float32 [M, features], y int32 [M].
 
     Note: in the published definition u_k shifts the scores of all classes equally, so ``alpha`` changes the models
     but no label. It is kept for comparison. The tasks differ because every client draws its own W_k.

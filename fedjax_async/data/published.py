@@ -1,7 +1,7 @@
 """The published data sets and pretrained models: where each comes from, its hashes, and how its files are read.
 
-A package of a registry only carries the files. The hashes decide: one for each file, and one for each array made from
-the files. The hashes of the arrays also identify a copy that came another way.
+A registry's package only transports the files; their hashes say whether they are the published ones. Each file has a
+hash, and so has each array made from the files. The hashes of the arrays also identify a copy from another source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Package(NamedTuple):
 
 
 class Published(NamedTuple):
-    """One published data set. Images have their official TFDS name and version."""
+    """One published data set. An image data set has its official TFDS name and version."""
 
     name: str
     version: str
@@ -35,7 +35,7 @@ class Published(NamedTuple):
     homepage: str
     class_names: tuple[str, ...]
     shape: tuple[int, ...]  # of one example
-    examples: tuple[int, int]
+    examples: tuple[int, int]  # training, test
     package: Package
     files: dict[str, str]  # name -> "md5:..." or "sha256:..." of the uncompressed file
     arrays: dict[str, str]  # field of Arrays -> sha256 of its bytes
@@ -44,7 +44,7 @@ class Published(NamedTuple):
     dtype: str = "uint8"
     has_id: bool = False  # whether the TFDS features include a text ``id``
     in_tfds: bool = True  # whether TFDS has a data set of this name
-    needs: str | None = None  # a pretrained model; ``parse`` receives its files too
+    needs: str | None = None  # a pretrained model whose files ``parse`` receives too
 
 
 class Pretrained(NamedTuple):
@@ -59,14 +59,14 @@ class Pretrained(NamedTuple):
 
 
 def check_files(published: Published | Pretrained, files: Mapping[str, bytes], where: str) -> None:
-    """Raise ``ValueError`` for the first file with another hash than the published one."""
+    """Raise ``ValueError`` for the first file with a hash that differs from the published one."""
     for file, expected in published.files.items():
         found = file_hash(files[file], expected)
         require(found == expected, f"{published.name}: {file} in {where}", found, expected)
 
 
 def check_arrays(published: Published, arrays: Arrays, where: str) -> Arrays:
-    """Return the arrays; ``ValueError`` naming the first that differs from the published one in any bit."""
+    """Return the arrays; raises ``ValueError`` naming the first that differs from the published one in any bit."""
     require(set(arrays.present()) == set(published.arrays), published.name, where, f"{', '.join(published.arrays)}")
     for field, array in arrays.present().items():
         good = array_hash(array) == published.arrays[field]

@@ -1,8 +1,9 @@
-"""Shakespeare's plays from their texts: who speaks what, and windows of characters of each role.
+"""Shakespeare's plays from their texts: the speeches of each role, and windows of its characters.
 
 The 37 plays come from Project Gutenberg, in a package of the Open Knowledge Foundation. A speech is a paragraph whose
 first line is the name of a role; the paragraphs after it, up to the next name or scene, belong to it. Stage directions
-in brackets are left out. Roles are named as the play prints them (in ``hamlet`` "Ham."), so "ALL" and "BOTH" are roles.
+in brackets are left out. A role has the name that the play prints, in capitals (``hamlet`` prints "Ham."), so "ALL" and
+"BOTH" are roles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedjax_async.data.arrays import Arrays
 from fedjax_async.data.characters import windows
 
 LENGTH = 80  # characters that a model reads, as in LEAF
-TEST_SHARE = 0.2  # of each role's windows, the last ones, as in LEAF's split by time
+TEST_SHARE = 0.2  # the last windows of each role are its test part, as in LEAF's split by time
 
 _CAPITALS = re.compile(r"(?:\d\.? )?[A-Z][A-Z'&,.\- ]*(?:and [A-Z'. ]+)?")
 _MIXED = re.compile(r"(?:\d\.? )?[A-Z][A-Za-z]*\.?(?: (?:and )?[A-Z][A-Za-z]*\.?){0,2}(?<=\.)")
@@ -30,7 +31,7 @@ _DIRECTION = re.compile(r"\[(?:[^\]\n]|\n(?!\s*\n))*\]")
 
 
 class Role(NamedTuple):
-    """All that one role says in one play, speech by speech."""
+    """The speeches of one role in one play."""
 
     play: str
     name: str
@@ -38,12 +39,12 @@ class Role(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The speeches, one a line."""
+        """The speeches, one per line."""
         return "\n".join(self.speeches) + "\n"
 
 
 def roles_of(play: str, text: str) -> list[Role]:
-    """The roles of a play, in the order of their first speeches; ``ValueError`` if there are none.
+    """The roles of a play, in the order of their first speeches; raises ``ValueError`` if there are none.
 
     >>> [(r.name, r.speeches) for r in roles_of("p", "ACT I.\\n\\nA KING.\\nWho's\\nthere?\\n\\nFOOL.\\nI. [Exit.]\\n")]
     [('A KING', ["Who's there?"]), ('FOOL', ['I.'])]
@@ -57,7 +58,7 @@ def roles_of(play: str, text: str) -> list[Role]:
     pattern = max(named, key=lambda each: named[each])
     found: dict[str, list[str]] = {}
     speeches: list[str] | None = None
-    fresh = False  # whether the role has said nothing of its speech yet
+    fresh = False  # whether a role has been named and its speech has no words yet
     for lines in paragraphs:
         if _names(pattern, lines[0]):
             speeches, fresh, lines = found.setdefault(_plain(lines[0]), []), True, lines[1:]  # noqa: PLW2901
@@ -82,7 +83,7 @@ def _names(pattern: re.Pattern[str], line: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A role's name without the point at its end, in capitals.
+    """A role's name in capitals, without the dot at its end.
 
     >>> _plain("Ham."), _plain("FIRST LORD")
     ('HAM', 'FIRST LORD')
@@ -91,7 +92,7 @@ def _plain(name: str) -> str:
 
 
 def kept_roles(files: Mapping[str, bytes]) -> list[tuple[Role, np.ndarray]]:
-    """The roles with at least two windows, in order of plays and first speeches, and these, uint8 [n, 81]."""
+    """Each role with at least two windows and these windows, uint8 [n, 81], in order of plays and first speeches."""
     found = []
     for file, content in sorted(files.items()):
         play = file.removesuffix("_gut.txt")
@@ -103,9 +104,9 @@ def kept_roles(files: Mapping[str, bytes]) -> list[tuple[Role, np.ndarray]]:
 
 
 def from_plays(files: Mapping[str, bytes]) -> Arrays:
-    """Windows uint8 [M, 81] of the plays' roles; y is the number of the role. The last fifth of each is its test part.
+    """Windows uint8 [M, 81] of the plays' roles; y is the number of the role.
 
-    At least one window of a role is in each part.
+    The last fifth of a role's windows is its test part. Each part has at least one window of every role.
     """
     train, test = [], []
     for _, cut in kept_roles(files):

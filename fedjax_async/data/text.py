@@ -1,4 +1,4 @@
-"""Text to token ids: WordPiece with a BERT-type vocabulary, and the 20 Newsgroups in the letters-only variant.
+"""Text to token ids: WordPiece with a BERT-type vocabulary; the reader of 20 Newsgroups in the letters-only variant.
 
 Source: Wu et al., "Google's neural machine translation system" (2016), section 4.1, in the form of BERT's
 uncased models (Devlin et al., 2019).
@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_async.check import require, whole
 from fedjax_async.data.arrays import Arrays
 
-LONGEST = 100  # characters of a word; longer ones are unknown
+LONGEST = 100  # characters of a word; longer words become [UNK]
 CHINESE = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -30,18 +30,18 @@ Tokenizer = Callable[[str], list[int]]
 
 
 def read_vocabulary(content: bytes) -> dict[str, int]:
-    """Token -> id from a ``vocab.txt``: one token a line, the id is the line's number from 0."""
+    """Token -> id from a ``vocab.txt``: one token per line, the id is the line's number from 0."""
     tokens = content.decode("utf-8").split("\n")
     tokens = [token.removesuffix("\r") for token in (tokens[:-1] if tokens[-1] == "" else tokens)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
         require(special in vocabulary, "vocabulary", f"{len(vocabulary)} tokens", f"one with {special}")
-    require(vocabulary["[PAD]"] == 0, "[PAD]", vocabulary["[PAD]"], "0, which models take for padding")
+    require(vocabulary["[PAD]"] == 0, "[PAD]", vocabulary["[PAD]"], "0, the id that models treat as padding")
     return vocabulary
 
 
 def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
-    """``tokenize(text) -> ids`` of lower-cased text without accents, without [CLS], [SEP] or padding.
+    """``tokenize(text) -> ids``: the text is lower-cased, accents are removed, no [CLS], [SEP] or padding is added.
 
     Each word is cut from the left into the longest pieces in the vocabulary; pieces after the first have the form
     ``##piece``. A word that cannot be cut in this way, or has more than 100 characters, becomes [UNK].
@@ -50,7 +50,7 @@ def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
     >>> wordpiece(ids)("Unable, UNÁ! table")
     [4, 5, 1, 4, 6, 7, 1]
     """
-    known: dict[str, list[int]] = {}  # most words of a large text occur many times
+    known: dict[str, list[int]] = {}  # a cache: most words of a large text occur many times
     unknown = [vocabulary["[UNK]"]]
 
     def pieces(word: str) -> list[int]:
@@ -103,7 +103,7 @@ def encode(tokenize: Tokenizer, texts: Sequence[str], vocabulary: dict[str, int]
 
 
 def shortened(rows: np.ndarray, length: int) -> np.ndarray:
-    """Rows of :func:`encode`, shortened to what ``encode`` gives for a smaller ``length``: int32 [M, length].
+    """Rows of :func:`encode`, shortened to what it returns for the smaller ``length``: int32 [M, length].
 
     >>> shortened(np.array([[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]), 4).tolist()
     [[2, 7, 8, 3], [2, 7, 3, 0]]
@@ -117,13 +117,13 @@ def shortened(rows: np.ndarray, length: int) -> np.ndarray:
 
 
 def _spaced(character: str) -> str:
-    """A Chinese character between blanks, any other unchanged."""
+    """A Chinese character with a space on either side, any other unchanged."""
     code = ord(character)
     return f" {character} " if any(low <= code <= high for low, high in CHINESE) else character
 
 
 def _is_mark(character: str) -> bool:
-    """Whether a character is punctuation; all ASCII symbols are."""
+    """Whether a character is punctuation; every ASCII symbol counts."""
     signs = character.isascii() and character.isprintable() and not character.isalnum()
     return signs or unicodedata.category(character).startswith("P")
 
@@ -156,11 +156,11 @@ GROUPS = (
     "talk.politics.misc",
     "talk.religion.misc",
 )
-LENGTH = 512  # tokens kept of a document: BERT-type encoders have 512 positions
+LENGTH = 512  # the tokens kept of a document: BERT-type encoders have 512 positions
 
 
 def from_tables(files: Mapping[str, bytes]) -> Arrays:
-    """Token ids uint16 [M, 512] and labels from the two tables and a ``vocab.txt``."""
+    """Token ids uint16 [M, 512] and labels int32 [M] from the two tables and a ``vocab.txt``."""
     vocabulary = read_vocabulary(files["vocab.txt"])
     require(len(vocabulary) <= 2**16, "vocabulary", f"{len(vocabulary)} tokens", "at most 65,536 tokens")
     tokenize = wordpiece(vocabulary)
@@ -172,7 +172,7 @@ def from_tables(files: Mapping[str, bytes]) -> Arrays:
 
 
 def read_table(content: bytes) -> tuple[np.ndarray, list[str]]:
-    """Labels int32 [M] and documents of an Orange table: three header lines, then ``group<TAB>text`` a line."""
+    """Labels int32 [M] and documents of an Orange table: three header lines, then lines ``group<TAB>text``."""
     rows = content.decode("utf-8").split("\n")[3:]
     pairs = [row.removesuffix("\r").split("\t") for row in rows if row.strip()]
     good = all(len(pair) == 2 and pair[0] in GROUPS for pair in pairs)

@@ -35,14 +35,14 @@ def installed() -> bool:
 
 
 def import_tfds() -> ModuleType:
-    """The module ``tensorflow_datasets``, or a ``ValueError`` saying how to install it."""
+    """The module ``tensorflow_datasets``; raises ``ValueError`` saying how to install it if it is missing."""
     if not installed():
         raise ValueError(f"tensorflow_datasets = not installed: needed to read or write TFDS folders; {INSTALL}")
     return importlib.import_module("tensorflow_datasets")
 
 
 def require_tensorflow(name: str) -> None:
-    """``ValueError`` before the download if TensorFlow, which TFDS needs to prepare ``name``, is not installed."""
+    """Raise ``ValueError`` if TensorFlow is not installed; TFDS needs it to prepare ``name`` after the download."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(f"tensorflow = not installed: TFDS needs it to prepare {name}; run: pip install tensorflow")
 
@@ -81,7 +81,8 @@ def build(published: Published, arrays: Arrays, data_dir: Path) -> Path:
 def read(name: str, home: Path, train: str = "train", test: str = "test") -> Arrays:
     """All images and labels of a prepared image classification data set, in TFDS's order.
 
-    Needs features ``image`` and ``label`` and images of one shape, else ``ValueError``.
+    Raises ``ValueError`` for a damaged folder, without features ``image`` and ``label``, or for images of several
+    shapes.
     """
     tfds = import_tfds()
     try:
@@ -95,14 +96,14 @@ def read(name: str, home: Path, train: str = "train", test: str = "test") -> Arr
 
 
 def read_in_order(name: str, home: Path) -> Arrays:
-    """A data set with TFDS keys 0, 1, 2, ..., read from its TFDS folder, in the order of the keys."""
+    """Read a data set with TFDS keys 0, 1, 2, ... from its TFDS folder, in the order of the keys."""
     hashed = read(name, home)
     train, test = (np.argsort(hashed_order(s, len(a))) for s, a in (("train", hashed.y), ("test", hashed.test_y)))
     return Arrays(hashed.x[train], hashed.y[train], hashed.test_x[test], hashed.test_y[test])
 
 
 def download(name: str, data_dir: Path) -> None:
-    """TFDS's own download and preparation into ``data_dir``; needs a network and, for some data sets, TensorFlow."""
+    """Let TFDS download and prepare ``name`` in ``data_dir``; needs a network and, for some data sets, TensorFlow."""
     tfds = import_tfds()
     try:
         tfds.builder(name, data_dir=data_dir, file_format="array_record").download_and_prepare()
@@ -126,7 +127,7 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
     x = np.empty((len(source), *shape), np.uint8)
     y = np.empty(len(source), np.int32)
     for i, example in enumerate(source):
-        require(np.shape(example["image"]) == shape, name, "images of many shapes", "images of one shape")
+        require(np.shape(example["image"]) == shape, name, "images of several shapes", "images of one shape")
         x[i], y[i] = example["image"], example["label"]
     return (x[..., 0] if shape[-1:] == (1,) else x), y
 
@@ -172,7 +173,7 @@ def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> An
 
 
 def _png(image: np.ndarray) -> io.BytesIO:
-    """One image as a PNG file in memory: TFDS stores such bytes as they are, without TensorFlow."""
+    """One image as a PNG file in memory. TFDS stores PNG bytes unchanged, without TensorFlow."""
     from PIL import Image  # noqa: PLC0415 - an extra
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Arrays that are computed when they are read: client data of any size, stored as two tables of N numbers.
+"""Arrays that are computed when they are read: client data of any size from two stored tables of N numbers.
 
 Client code reads ``data.order[data.offset + position]``, then ``data.x[index]`` and ``data.y[index]``. Here ``x``,
 ``y`` and ``order`` are virtual: they compute these rows inside the compiled step.
@@ -32,7 +32,7 @@ def _rows(index: Any, length: int) -> Any:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("shape",))
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """The array 0, 1, 2, ... without storage; int32[shape]."""
+    """The array 0, 1, 2, ..., which needs no storage; int32[shape]."""
 
     shape: tuple[int]
     dtype = np.dtype(np.int32)
@@ -77,9 +77,9 @@ class Generated:
 @functools.partial(jax.jit, inline=True)
 def _read(column: Generated, row: Array) -> Array:
     flat = row.reshape(-1)
-    # changes no number, but stops XLA from computing the row number again for every element of a row: with the
-    # permutation of the minibatches in it, a step took 4.5 times as long on a CPU. An optimisation barrier does not
-    # help there: XLA drops it before it fuses.
+    # The remainder changes no number, but it stops XLA from computing the row number again for every element of a row.
+    # With the permutation of the minibatches in that computation, a step took 4.5 times as long on a CPU. An
+    # optimisation barrier does not help: XLA drops it before it fuses.
     flat = jax.lax.rem(flat, jnp.full_like(flat, MOST_ROWS))
     client = flat // column.stride
     rows = jax.vmap(column.function, in_axes=(None, 0, 0))(column.parameters, client, flat - client * column.stride)
@@ -100,14 +100,18 @@ def generated(
     """Client data from a function of your own, evaluated on the device whenever an example is needed.
 
     Args:
-      function: ``(parameters, client, position) -> (x, y)``, one example: the ``position``-th of ``client``, both
-        int32[]. It must be pure and traceable, and should be a function at module level: compiled programs are found
-        by it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or for speed
+      function: ``(parameters, client, position) -> (x, y)``: the example at ``position`` of ``client``, both int32[].
+        It must be pure and traceable. It should be a function at module level, since compiled programs are cached by
+        it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or for speed
         ``fedjax_async.hashing``).
       sizes: examples of each client, int[N], each at least 1; N times the largest must stay below 2^31.
-      parameters: a pytree of arrays or a key, passed to every call; new values need no new compilation.
       test_x, test_y: an ordinary test set of the same shapes; :func:`generate` makes one from further clients.
-      decode: raw rows -> model inputs, as for any data set. num_classes: ``None`` if y is not a class.
+      parameters: a pytree of arrays or a key, passed to every call; new values need no new compilation.
+      decode: raw rows -> model inputs, as for any data set.
+      num_classes: ``None`` if y is not a class.
+      name: the name of the data in settings and results.
+
+    Raises ``ValueError`` naming the argument that is wrong.
 
     >>> def example(key, client, position):
     ...     key = jax.random.fold_in(jax.random.fold_in(key, client), position)
@@ -122,7 +126,7 @@ def generated(
     """
     size = np.asarray(sizes)
     good = size.ndim == 1 and len(size) > 0 and np.issubdtype(size.dtype, np.integer) and bool(size.min() >= 1)
-    require(good, "sizes", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 a client")
+    require(good, "sizes", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 per client")
     stride = int(size.max())
     total = len(size) * stride
     allowed = f"at most {MOST_ROWS} clients x largest size, since rows are numbered by int32"
@@ -144,7 +148,7 @@ def generated(
 
 
 def _example_shapes(function: Example, parameters: Any) -> tuple[Any, Any]:
-    """Shapes and dtypes of one example; ``ValueError`` unless the function returns a pair of arrays."""
+    """Shapes and dtypes of one example; raises ``ValueError`` unless the function returns a pair of arrays."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     result = jax.eval_shape(function, parameters, number, number)
     good = isinstance(result, tuple) and len(result) == 2 and all(hasattr(array, "shape") for array in result)
@@ -153,9 +157,9 @@ def _example_shapes(function: Example, parameters: Any) -> tuple[Any, Any]:
 
 
 def generate(function: Example, client: Any, position: Any, parameters: Any = ()) -> tuple[np.ndarray, np.ndarray]:
-    """Examples as ordinary host arrays: x ``[T, ...]``, y ``[T, ...]`` of clients and positions int[T].
+    """Examples as ordinary host arrays: x ``[T, ...]``, y ``[T, ...]`` for clients and positions int[T].
 
-    Numbers beyond the population are further clients, for a test set from clients that do not train.
+    Client numbers of N or more give further clients, for a test set from clients that do not train.
     """
     examples = _batched(function)
     return jax.device_get(examples(parameters, *(jnp.asarray(np.asarray(n, np.int32)) for n in (client, position))))

@@ -1,18 +1,18 @@
-"""Models: flax in, ``Model(init, apply, loss)`` out. The only room that imports flax.
+"""Models: flax in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax.
 
-Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.linen module (``nnx.py``: of flax.nnx);
-:func:`make` makes one by name.
+Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.linen module; ``nnx.py`` does the same
+for flax.nnx. :func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
-- ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks, with ``blocks.py`` and ``norm.py``
-  (normalisation) in common;
-- ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
+- ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks; they share ``blocks.py`` and ``norm.py``
+  (normalisation);
+- ``encoder.py``: a pretrained language model with adapters; ``pretrained.py`` reads its files;
 - ``characters.py``: models of text, character by character;
-- ``weights.py``: params by name and files of them, ``safetensors.py`` one of their formats; ``state_dicts.py``: params
-  under PyTorch's names;
-- ``labels.py``: loss and accuracy of labels; ``metrics.py``: metrics of outputs beside loss and accuracy;
-- ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them;
-  ``choice.py`` selects the fastest.
+- ``weights.py``: params by name, and files of weights; ``safetensors.py``: one of the file formats;
+  ``state_dicts.py``: params under PyTorch's names; ``personal.py``: layers that stay with their client;
+- ``labels.py``: loss and accuracy of labels; ``metrics.py``: other metrics of outputs;
+- ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py``, ``winograd.py`` and
+  ``winograd_tiles.py`` compute them; ``choice.py`` selects the fastest.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ MODELS: dict[str, Callable[..., Model]] = {
     "char_gru": char_gru,
     "char_transformer": char_transformer,
 }
-OF_TEXT = ("char_gru", "char_transformer")  # inputs are codes of characters, outputs a row for each of them
-NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched before
+OF_TEXT = ("char_gru", "char_transformer")  # inputs are codes of characters; each gets one row of outputs
+NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched first
 
 __all__ = [
     "LOWERINGS",

@@ -1,4 +1,4 @@
-"""AlexNet and VGG-11: convolutions one after the other, then dense layers, without shortcuts.
+"""AlexNet and VGG-11: a chain of convolutions, then dense layers, without shortcuts.
 
 AlexNet (Krizhevsky, Sutskever and Hinton, 2012) has one column and no local response normalisation. VGG-11 (Simonyan
 and Zisserman, 2015, configuration A) has a choice of normalisation. Initial weights: He normal before a ReLU, LeCun
@@ -29,11 +29,11 @@ ALEXNET = (
 
 
 class AlexNet(nn.Module):
-    """Five convolutions with ReLU, then dense layers ``hidden``, each after dropout, then the classes."""
+    """Five convolutions with ReLU, then dense layers ``hidden``, each after dropout, then the output layer."""
 
     num_classes: int
     hidden: tuple[int, ...] = ()
-    window: int = 2  # of the pools; their stride is 2
+    window: int = 2  # side of the pools' windows; their stride is 2
     first_padding: int = 5
     width: float = 1.0
     lowering: str | None = None
@@ -104,7 +104,7 @@ VGG11 = (
 
 
 class VGG(nn.Module):
-    """3 x 3 convolutions with ReLU, then dense layers ``hidden`` with dropout, then the classes."""
+    """3 x 3 convolutions with ReLU, then dense layers ``hidden`` with dropout, then the output layer."""
 
     num_classes: int
     norm: Callable[..., nn.Module]

@@ -1,6 +1,6 @@
 """Parts of the larger image networks: their options and checks, and a convolution with normalisation.
 
-``variant="small"`` is the usual form of a network for images of 32 x 32, ``"full"`` the original for 224 x 224.
+``variant="small"`` is the usual form of a network for images of 32 x 32, ``"full"`` is the original for 224 x 224.
 Padding is PyTorch's (one on either side of a 3 x 3 kernel, at stride 2 too), so that with the same weights the networks
 equal the published ones. Initial weights: He normal before a ReLU, LeCun normal in the output layer, biases zero.
 """
@@ -83,7 +83,7 @@ def options(
     groups: int | None = None,
     lowering: str | None = None,
 ) -> Options:
-    """Check the normalisation with its own options, the variant, a factor on all channels, and a forced lowering."""
+    """Check the shared options; ``width``: a factor on all channels; ``lowering``: forces one for all convolutions."""
     check.positive("width", width)
     check.one_of("variant", variant, VARIANTS)
     check_lowering(lowering)

@@ -1,7 +1,8 @@
 """Models of text, character by character: a recurrent network (GRU) and a small transformer.
 
-Inputs are codes [B, L], with ``PADDING`` at the end of short texts; code 0 is not read. The outputs are logits at every
-position, [B, L, classes], for the character that comes next; with ``last``, [B, classes] at the end of each text.
+Inputs are codes [B, L], with ``PADDING`` at the end of short texts; padding changes no output before it. The outputs
+are logits at every position, [B, L, classes], for the next character; with ``last``, [B, classes] at the end of each
+text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedjax_async.models.labels import PADDING
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Model
 
-VOCABULARY = 82  # padding, unknown and the 80 letters of ``data.characters``
+VOCABULARY = 82  # padding, unknown and the 80 characters of ``data.characters``
 
 
 class Embedding(nn.Module):
@@ -83,7 +84,7 @@ class Recurrent(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer normalisation, ``(x - mean) / sqrt(var + 1e-6) * scale + bias`` over the features, in any precision."""
+    """Layer normalisation, ``(x - mean) / sqrt(var + 1e-6) * scale + bias`` over the features, in the dtype of x."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -95,7 +96,7 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each after a normalisation and added to its input."""
+    """Causal self-attention, then a two-layer perceptron; each follows a normalisation and is added to its input."""
 
     heads: int
 
@@ -156,9 +157,9 @@ def char_gru(
 ) -> Model:
     """Character model with GRU layers of width `hidden`: 67,698 parameters on the 82 characters of shakespeare.
 
-    Loss: the mean cross entropy of the next characters, padding left out. ``last``: one prediction a text, at its end,
+    Loss: the mean cross entropy of the next characters, without padding. ``last``: one prediction per text, at its end,
     as LEAF's Shakespeare and Sent140 need. Deviation from McMahan et al. (2017): their network has two LSTM layers of
-    width 256. Source of the GRU: Cho et al. (2014), with the bias of cuDNN.
+    width 256. Source of the GRU: Cho et al. (2014), with the recurrent bias of cuDNN.
     """
     _check(input_shape, num_classes, vocabulary, last, hidden=hidden, layers=layers, embedding=embedding)
     return from_flax(Recurrent(num_classes, vocabulary, embedding, hidden, layers, last), input_shape=input_shape)
@@ -176,7 +177,7 @@ def char_transformer(
 ) -> Model:
     """Causal transformer over characters, `layers` blocks of `width`: 115,794 parameters on 80 characters of 82.
 
-    Loss and ``last`` as for char_gru. Source: Vaswani et al. (2017), with the normalisation before each part.
+    Loss and ``last`` as for char_gru. Source: Vaswani et al. (2017), but with the normalisation before each part.
     """
     _check(input_shape, num_classes, vocabulary, last, width=width, heads=heads, layers=layers)
     check.require(width % heads == 0, "width", width, f"a multiple of heads = {heads}")

@@ -1,12 +1,12 @@
-"""Which lowering computes a convolution: from a table of measurements, or measured here once.
+"""Choose the lowering of a convolution: from a table of measurements, or by measuring once on this machine.
 
 ``lowerings.csv`` has the milliseconds of each lowering by backend and shape, written by
-``experiments/benchmarks/lowerings.py``. A shape that it lacks has the lowering of the nearest one with the same kernel
-and strides. Where the table has none, the choice is a rule by the kernel's size (:func:`rule`).
+``experiments/benchmarks/lowerings.py``. A shape that is not in the table gets the lowering of the nearest shape with
+the same kernel and strides. If the table has no such shape, the kernel's size decides (:func:`rule`).
 
 ``lowering="auto"`` measures every shape of a network once on this machine, some seconds each, and keeps the result in
-the user's cache folder (``$FEDJAX_ASYNC_DATA`` or ``~/.cache/fedjax_async``), a file for each kind of device. Two
-machines may then choose differently, and runs on them differ by rounding.
+the user's cache folder (``$FEDJAX_ASYNC_DATA`` or ``~/.cache/fedjax_async``), one file per kind of device. Two
+machines may then choose differently, so runs on them differ by rounding.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ AUTO = "auto"
 TABLE = Path(__file__).with_name("lowerings.csv")
 KEY = ("backend", "kernel", "stride", "outputs", "c_in", "c_out")
 BATCH, STEPS, CLIENTS = 32, 2, 4  # of a measurement
-FOLLOWING = 8  # channels of the product that follows the convolution
-LEAST_GAIN = 0.9  # the usual lowering stays unless another takes at most this share of its time: measurements vary
+FOLLOWING = 8  # output channels of the product that follows the measured convolution
+LEAST_GAIN = 0.9  # another lowering must take at most this share of the usual one's time, since measurements vary
 
 
 class ConvShape(NamedTuple):
-    """What a convolution's time depends on: kernel, strides, outputs (rows, columns), channels (in, out)."""
+    """The sizes that a convolution's time depends on: kernel, strides, outputs (rows, columns), channels (in, out)."""
 
     kernel: Pair
     strides: Pair
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 def check_lowering(name: str | None) -> None:
-    """``ValueError`` unless ``name`` is a lowering, ``"auto"`` or ``None``."""
+    """Raise ``ValueError`` unless ``name`` is a lowering, ``"auto"`` or ``None``."""
     if name is not None:
         registry.find("lowering", {AUTO: None, **LOWERINGS}, name)
 
@@ -74,16 +74,16 @@ def table(path: Path = TABLE) -> tuple[Row, ...]:
 
 
 def distance(a: ConvShape, b: ConvShape) -> float:
-    """Of two shapes: the sum of the factors, as logarithms, between their outputs and channels."""
+    """The sum of ``|log(n / m)|`` over the outputs and channels of two shapes; channels count twice."""
     pairs = zip((*a.outputs, *a.channels, *a.channels), (*b.outputs, *b.channels, *b.channels))
     return sum(abs(math.log(n / m)) for n, m in pairs)
 
 
 def rule(kernel: Pair, backend: str) -> str:
-    """The lowering of shapes that nobody measured.
+    """The lowering for kernels and strides that are not in the table.
 
     ``tiled`` needs ``(kh + 1)(kw + 1) / (kh * kw)`` times as many multiplications as ``im2col`` and a third of its
-    copies. It is chosen on a CPU if that factor is at most 1.5 (5 x 5: 1.44), else ``im2col``.
+    copies. It is chosen on a CPU if that factor is at most 1.5 (5 x 5: 1.44); otherwise ``im2col`` is chosen.
     """
     kh, kw = kernel
     large = 2 * (kh + 1) * (kw + 1) <= 3 * kh * kw
@@ -99,9 +99,9 @@ def default_lowering(
     depthwise: bool = False,
     backend: str | None = None,
 ) -> str:
-    """The lowering that measured fastest, by backend and shape; without ``outputs [rows, columns]`` by :func:`rule`.
+    """The fastest lowering in the table for backend and shape; without ``outputs`` (rows, columns), by :func:`rule`.
 
-    Depthwise convolutions use ``taps``, other groups ``lax``, which is slow inside a loop on a CPU.
+    Depthwise convolutions use ``taps``; other groups use ``lax``, which is slow inside a loop on a CPU.
 
     >>> default_lowering((5, 5, 1, 6), backend="cpu"), default_lowering((3, 3, 32, 64), backend="cpu")
     ('tiled', 'im2col')
@@ -127,8 +127,9 @@ def _shape(kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tup
 def candidates(shape: ConvShape, backend: str) -> list[str]:
     """Lowerings worth measuring.
 
-    On a CPU not ``lax``, which takes seconds inside a loop; ``banded`` only where its matrix has up to a million
-    entries; Winograd's only at stride 1, for 3 x 3 or, ``winograd_tiled``, 5 x 5 kernels.
+    ``lax`` is not measured on a CPU, since it takes seconds inside a loop. ``banded`` is measured only if its matrix
+    has up to a million entries. Winograd's are measured only at stride 1, for 3 x 3 kernels or (``winograd_tiled``)
+    5 x 5.
     """
     (kh, kw), _, (_, columns), (c_in, c_out) = shape
     names = ["im2col", "tiled"] if backend == "cpu" else ["lax", "im2col", "tiled"]
@@ -142,10 +143,10 @@ def candidates(shape: ConvShape, backend: str) -> list[str]:
 
 
 def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
-    """Forward and both gradients, ``STEPS`` times in a loop as in local training; vmapped over clients off a CPU.
+    """Forward pass and both gradients, ``STEPS`` times in a loop as in local training; vmapped over clients off a CPU.
 
-    ReLU and a product over the channels follow, as in a network: a lowering pays for turning its own layout into
-    ``[B, H, W, C]`` and back.
+    ReLU and a product over the channels follow, as in a network, so that the time includes the change from the
+    lowering's own layout to ``[B, H, W, C]`` and back.
     """
     (kh, kw), strides, outputs, (c_in, c_out) = shape
     size = [(n - 1) * s + k for n, s, k in zip(outputs, strides, (kh, kw))]
@@ -171,9 +172,9 @@ def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
 
 
 def measured(shape: ConvShape, rounds: int = 3) -> dict[str, float]:
-    """Milliseconds of a step forward and backward of each candidate; the least of interleaved rounds.
+    """Milliseconds of one step, forward and backward, of each candidate: the least of interleaved rounds.
 
-    On a CPU of processor time: each core trains other clients.
+    On a CPU this is processor time, since each core trains other clients.
     """
     backend = jax.default_backend()
     clock = time.process_time if backend == "cpu" else time.perf_counter
@@ -198,7 +199,7 @@ _chosen: dict[tuple[str, ConvShape], str] = {}
 
 
 def cache_file(device: str) -> Path:
-    """Where the choices for a kind of device are kept."""
+    """The file with the choices for a kind of device."""
     plain = "".join(c if c.isalnum() else "-" for c in device)
     return default_data_dir() / "lowerings" / f"{plain}.json"
 
@@ -220,7 +221,7 @@ def measured_lowering(kernel_shape: tuple[int, ...], strides: tuple[int, ...], o
     path, name = cache_file(device), json.dumps(shape)
     kept = _read(path)
     if name not in kept:
-        # a thread of its own: this one may be tracing a model
+        # in another thread, since this one may be tracing a model
         with ThreadPoolExecutor(1) as pool:
             times = pool.submit(measured, shape).result()
         kept = {**_read(path), name: fastest(times, rule(shape.kernel, jax.default_backend()))}
@@ -236,7 +237,7 @@ def measured_lowering(kernel_shape: tuple[int, ...], strides: tuple[int, ...], o
 def lowering_of(
     name: str | None, kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tuple[int, ...]
 ) -> str:
-    """The lowering of a convolution without groups: ``None`` from the table, ``"auto"`` measured, else ``name``."""
+    """The lowering of a convolution without groups: from the table (``None``), measured (``"auto"``), else ``name``."""
     if name == AUTO:
         return measured_lowering(kernel_shape, strides, outputs)
     return name or default_lowering(kernel_shape, strides=strides, outputs=outputs)

@@ -1,7 +1,7 @@
-"""``Conv`` and ``ConvPool``: convolution modules of flax in the fastest lowering for backend and shape; pooling.
+"""``Conv`` and ``ConvPool``: flax modules that use the fastest lowering for backend and shape; pooling.
 
-A lowering is a way to compute a convolution (``lowerings.py``). 2 x 2 pooling does without ``reduce_window``, which
-takes ten times as long on a CPU; other windows use flax's pooling.
+A lowering is a way to compute a convolution (``lowerings.py``). 2 x 2 pooling avoids ``reduce_window``, which takes ten
+times as long on a CPU; other windows use flax's pooling.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_two_by_two(window: Pair, strides: Pair | None, padding: str) -> bool:
 def max_pool(x: Array, window: Pair = (2, 2), strides: Pair | None = None, padding: str = "VALID") -> Array:
     """Maximum over windows of ``[B, H, W, C]``; equal to ``flax.linen.max_pool`` in values and gradients.
 
-    Ties: the whole gradient goes to the first of the equal entries in row-major order. ``strides=None``:
+    With ties, the whole gradient goes to the first of the equal entries in row-major order. ``strides=None``:
     non-overlapping windows (flax's default is stride 1).
     """
     if _is_two_by_two(window, strides, padding):
@@ -64,10 +64,11 @@ he_normal = nn.initializers.he_normal()
 class Conv(nn.Module):
     """Convolution of ``[B, H, W, C_in]`` or ``[B, L, C_in]``, equal to ``flax.linen.Conv`` in values and gradients.
 
-    Parameters as flax's: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences ``[k, C_in / groups, C_out]``, and
-    ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` where ``feature_group_count > 1``),
-    ``"auto"`` to measure once (``choice.py``), or ``None`` for ``default_lowering``. ``kernel_size`` and ``strides``
-    may be one integer for all axes. Computes in the parameters' dtype.
+    The parameters are those of flax: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences
+    ``[k, C_in / groups, C_out]``, and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` if
+    ``feature_group_count > 1``), ``"auto"`` to measure once (``choice.py``), or ``None`` for ``default_lowering``.
+    ``kernel_size`` and ``strides`` may be one integer for all axes. Computes in the parameters' dtype. Raises
+    ``ValueError`` for an input smaller than the kernel.
     """
 
     features: int
@@ -111,10 +112,10 @@ class Conv(nn.Module):
 
 
 class ConvPool(nn.Module):
-    """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused if that is faster.
+    """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused if the lowering can.
 
-    Same parameters as ``Conv``. A lowering in ``lowerings.FUSED`` (``tiled``) does all three in one pass; any other
-    runs convolution, ReLU and pool one after the other.
+    It has the parameters of ``Conv``. A lowering in ``lowerings.FUSED`` does all three in one pass; any other runs
+    convolution, ReLU and pool one after the other.
     """
 
     features: int
@@ -160,7 +161,7 @@ def _sizes(value: Sizes, axes: int) -> tuple[int, ...]:
 
 
 def _padding_pairs(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
-    """Padding given as ``"SAME"``, ``"VALID"``, an integer or pairs, as ``((top, bottom), (left, right))``."""
+    """Convert padding (``"SAME"``, ``"VALID"``, an integer or pairs) to ``((top, bottom), (left, right))``."""
     if isinstance(padding, str):
         check.one_of("padding", padding, ("SAME", "VALID"))
         padding = lax.padtype_to_pads(size, kernel, strides, padding)
@@ -170,7 +171,7 @@ def _padding_pairs(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...],
 
 
 def _check_size(size: tuple[int, ...], padding: Padding, needed: tuple[int, ...]) -> None:
-    """``ValueError`` for an input below the ``needed`` size, with which the result would be empty."""
+    """Raise ``ValueError`` for an input below the ``needed`` size: the result would be empty."""
     have = tuple(n + sum(p) for n, p in zip(size, padding))
     enough = all(n >= least for n, least in zip(have, needed))
     check.require(enough, "input size", tuple(size), f"at least {needed} after padding {padding}")

@@ -1,6 +1,6 @@
 """MiniLM with LoRA: a BERT-type encoder with frozen pretrained weights; low-rank adapters and a classifier are trained.
 
-Pretrained weights are variables of the collection ``frozen``. ``params`` holds only what is trained.
+Pretrained weights are variables of the collection ``frozen``. ``params`` has only the trained leaves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _mean(hidden: Array, mask: Array) -> Array:
 
 
 POOLING: dict[str, Callable[[Array, Array], Array]] = {"mean": _mean, "cls": lambda hidden, mask: hidden[:, 0]}
-# uniform in +-1/sqrt(inputs), as in the adapters' usual implementation
+# uniform in +-1/sqrt(inputs), as in the usual implementation of LoRA
 adapter_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -173,7 +173,7 @@ def minilm_lora(
 
     In every layer the query and value projections become x W + b + (``alpha`` / ``rank``) (x A) B. A starts uniform
     in +-1/sqrt(width), B at zero, so that training starts from the pretrained encoder. The params, and so the uploads,
-    are A, B and the classifier. Inputs are int ids [B, L]; 0 is padding and is masked out. No dropout.
+    are A, B and the classifier. Inputs are int ids [B, L]; 0 is padding and is masked out. There is no dropout.
 
     ``pooling``: ``mean`` over the tokens, or ``cls``, the first token's state. ``hidden``: a dense layer of the
     encoder's width with ReLU before the output, as in DistilBERT's classifiers. ``path``: a folder with the
@@ -182,7 +182,9 @@ def minilm_lora(
 
     The frozen weights are constants of the compiled programs. JAX 0.10 copies such arrays into every program (91 MB
     here, and a second more to compile), unless JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 is in the environment when it is
-    imported. In that case, and in later versions always, all programs share one copy.
+    imported. In that case, and always in later versions, all programs share one copy.
+
+    Raises ``ValueError`` for options out of range and for files that are missing or damaged.
 
     Source: Hu et al., LoRA (2022); Wang et al., MiniLM (2020); Sanh et al., DistilBERT (2019).
     """
@@ -225,7 +227,7 @@ def _folder(path: str | None) -> Path:
 
 @lru_cache(maxsize=2)
 def _loaded(folder: str) -> tuple[EncoderConfig, Params]:
-    """The encoder's shape, and its weights on the device as float32."""
+    """The encoder's configuration, and its weights on the device as float32."""
     config, weights = load_encoder(Path(folder))
     check.one_of("config.json: activation", config.activation, ACTIVATIONS)
     return config, jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), weights)

@@ -1,4 +1,4 @@
-"""Loss and accuracy of class labels: one label an example, or a sequence of labels that ends in padding."""
+"""Loss and accuracy of class labels: one label per example, or a sequence of labels that ends in padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PADDING = 0  # the label of a position that does not count; in sequences only
 def cross_entropy(outputs: Array, y: Array) -> Array:
     """``-log softmax(outputs)[y]`` of each example: ``[B, classes], int [B] -> [B]``, in nats.
 
-    Of sequences, ``[B, L, classes], int [B, L] -> [B]``, the mean over the labels that are not ``PADDING``. Every
-    sequence then counts the same, however long it is; without any label its loss is 0.
+    For sequences, ``[B, L, classes], int [B, L] -> [B]``, it is the mean over the labels that are not ``PADDING``.
+    Every sequence then has the same weight, however long it is; a sequence without labels has loss 0.
 
     The logit of the label is selected by a mask: the gradient of an index would be a scatter, slow on a CPU.
 
@@ -32,7 +32,7 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
 
 
 def hits(outputs: Array, y: Array) -> Array:
-    """Whether the largest output is the label's, 0 or 1; of a sequence, the share of its labels that are right; [B].
+    """Whether the largest output is the label's (bool [B]); for sequences, the share of right labels (float [B]).
 
     >>> outputs = jnp.array([[[0, 9, 0], [0, 0, 9], [9, 0, 0]]], jnp.float32)
     >>> hits(outputs, jnp.array([[1, 1, 0]])).tolist()  # the last position is padding
@@ -43,12 +43,12 @@ def hits(outputs: Array, y: Array) -> Array:
 
 
 def counts(y: Array) -> Any:
-    """Which labels count: all of ``[B]``, those of ``[B, L]`` that are not ``PADDING``; truth values of y's shape."""
+    """Which labels count: all of ``[B]``, those of ``[B, L]`` that are not ``PADDING``; bool of y's shape."""
     return jnp.ones(y.shape, bool) if y.ndim == 1 else y != PADDING
 
 
 def _mean(values: Array, y: Array) -> Array:
-    """The mean over the labels of each sequence: [B, L] -> [B]; 0 without any."""
+    """The mean over the labels of each sequence that count: [B, L] -> [B]; 0 without any."""
     mask = counts(y).astype(values.dtype)
     axes = tuple(range(1, y.ndim))
     return (values * mask).sum(axis=axes) / jnp.maximum(mask.sum(axis=axes), 1)

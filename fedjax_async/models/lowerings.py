@@ -5,20 +5,21 @@ and return ``[B, H_out, W_out, C_out]``. Under ``vmap`` over clients the kernel 
 then becomes a grouped convolution, slow on a CPU, while the others become batched matrix products.
 
 * ``lax``     ``lax.conv_general_dilated``.
-* ``im2col``  every output position's window is copied out (``kh * kw`` copies of the input), then one product.
+* ``im2col``  the window of every output position is copied (``kh * kw`` copies of the input), then one product.
 * ``banded``  only rows are copied (``kh`` copies); the kernel becomes a banded ``[kh * W * C_in, W_out * C_out]``.
-* ``tiled``   windows of 2 x 2 outputs are copied out (``(kh + 1)(kw + 1) / 4`` copies), batch index innermost, and the
+* ``tiled``   windows of 2 x 2 outputs are copied (``(kh + 1)(kw + 1) / 4`` copies), batch index innermost, and the
   kernel becomes ``[4 * C_out, C_in * (kh + 1) * (kw + 1)]``. For 5 x 5 kernels that is 1.44 times the multiplications
   of ``im2col`` at a third of its memory traffic. See ``tiles.py``.
 * ``winograd``  Winograd's algorithm on tiles of 4 x 4 outputs: a quarter of ``im2col``'s multiplications and 2.25
-  copies of the input instead of 9. 3 x 3 kernels at stride 1 in float32 or float64; any other is ``im2col``.
+  copies of the input instead of 9. It needs 3 x 3 kernels at stride 1 in float32 or float64; otherwise ``im2col`` is
+  used.
 * ``winograd_small``  the same on tiles of 2 x 2 outputs, for images of a few pixels. See ``winograd.py``.
-* ``winograd_tiled``  the same for 5 x 5 kernels in the layout of ``tiled``, with a quarter of its multiplications; any
-  other kernel and strides are ``tiled``. See ``winograd_tiles.py``.
+* ``winograd_tiled``  the same for 5 x 5 kernels in the layout of ``tiled``, with a quarter of its multiplications. It
+  needs stride 1 and even numbers of outputs; otherwise ``tiled`` is used. See ``winograd_tiles.py``.
 
-Grouped convolutions: ``lax`` for any number of groups, ``taps`` for depthwise ones, which is the sum over all kernel
-positions of the shifted input times one number a channel. Its backward pass took the same time written by hand,
-automatic, and example by example.
+Grouped convolutions: ``lax`` for any number of groups; ``taps`` for depthwise ones: the sum over all kernel positions
+of the shifted input times one number per channel. The backward pass of ``taps`` took the same time written by hand,
+by automatic differentiation, and example by example.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def lax_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, groups: i
 
 
 def taps_of(x: Array, size: Pair, strides: Pair, padding: Padding) -> list[tuple[Pair, Array]]:
-    """Each index ``(i, j)`` of the kernel, row by row, and the inputs that it multiplies, ``[B, H_out, W_out, C]``."""
+    """Each kernel index ``(i, j)``, row by row, with the inputs that it multiplies, ``[B, H_out, W_out, C]``."""
     x = pad_spatial(x, padding)
     ends = [s * (out_size(n, k, s) - 1) + 1 for n, k, s in zip(x.shape[1:3], size, strides)]
     indices = [(i, j) for i in range(size[0]) for j in range(size[1])]
@@ -98,7 +99,7 @@ def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arra
 
 
 def winograd_tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
-    """Winograd's algorithm for 5 x 5 kernels where it applies and the outputs are even, else ``tiled``."""
+    """Winograd's algorithm for 5 x 5 kernels where it applies and both numbers of outputs are even, else ``tiled``."""
     padded = pad_spatial(x, padding)
     oh, ow = (out_size(size, k, 1) for size, k in zip(padded.shape[1:3], kernel.shape[:2]))
     if not winograd_tiles.fits(x, kernel) or tuple(strides) != (1, 1) or oh % 2 or ow % 2:
@@ -122,13 +123,13 @@ def winograd_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, tile
 
 
 def depthwise_taps(x: Array, kernel: Array, strides: Pair, padding: Padding, groups: int) -> Array:
-    """Every channel with its own ``kernel [kh, kw, 1, C]``: ``kh * kw`` multiplications, no products of matrices."""
+    """Every channel has its own kernel, ``[kh, kw, 1, C]``: ``kh * kw`` elementwise products, no matrix products."""
     kh, kw, _, channels = kernel.shape
     check.require(
         groups == x.shape[-1] == channels, "feature_group_count", groups, "the channels, in and out, for taps"
     )
     terms = [tap * kernel[i, j].reshape(1, 1, 1, -1) for (i, j), tap in taps_of(x, (kh, kw), strides, padding)]
-    # otherwise XLA computes the sum again in every pass of the next normalisation (measured: 1.6 times slower)
+    # without the barrier XLA computes the sum again in every pass of the next normalisation (1.6 times slower)
     return lax.optimization_barrier(sum(terms[1:], terms[0]))
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a model's outputs beside loss and accuracy: their contract, and those that have names."""
+"""Metrics of a model's outputs beside loss and accuracy: the type ``Metric``, and the metrics that have names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedjax_async.types import Array
 
 
 class Metric(NamedTuple):
-    """``values(outputs, y)``, averaged over examples; then ``finish(means)``, if given, makes the metric of the means.
+    """``values(outputs, y)`` is averaged over examples; ``finish(means)``, if given, computes the metric from these.
 
-    ``outputs`` [B, ...] are the model's, ``y`` [B, ...] labels or targets. ``values`` returns a number an example, [B],
-    or several: an array [B, ...] or a pytree of such. Truth values count as 0 and 1. Averages are exact means over
-    the rows of a test set or of a client's part of it, whatever batches these are read in. ``finish`` gets them without
-    their first axis and returns a number; without it ``values`` must return [B].
+    ``outputs`` [B, ...] are the model's, ``y`` [B, ...] labels or targets. ``values`` returns one number per example,
+    [B], or several: an array [B, ...] or a pytree of such arrays. Booleans count as 0 and 1. The averages are exact
+    means over the rows of a test set or of a client's part of it; they do not depend on the batches. ``finish`` gets
+    them without the first axis and returns a number; without ``finish``, ``values`` must return [B].
 
     Both must be pure and traceable. Larger is better, unless the metric's name ends in ``loss`` or ``error``.
 
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
 
 
 def top(*, k: int = 5) -> Metric:
-    """Share of the examples whose class is among the k largest outputs (of equal ones, those of lower classes)."""
+    """Share of the examples whose class is among the k largest outputs (with ties, lower classes come first)."""
     check.whole("k", k)
 
     def values(outputs: Array, y: Array) -> Array:
@@ -55,7 +55,7 @@ def macro_f1() -> Metric:
 
 
 def balanced_accuracy() -> Metric:
-    """Mean over the classes of the share of their examples that are classified right; absent classes are left out."""
+    """Mean recall of the classes: the share of a class's examples classified right. Absent classes do not count."""
 
     def finish(shares: dict[str, Array]) -> Array:
         return _mean_where(shares["right"], shares["labelled"])
@@ -64,7 +64,7 @@ def balanced_accuracy() -> Metric:
 
 
 def label_accuracy() -> Metric:
-    """Share of all labels that are right: in sequences every label counts the same, and padding does not count."""
+    """Share of all labels that are predicted right: in sequences every label has equal weight, padding has none."""
 
     def values(outputs: Array, y: Array) -> dict[str, Array]:
         _require_labels("label_accuracy", y)
@@ -85,13 +85,13 @@ def _require_labels(name: str, y: Array) -> None:
 def _labels(name: str, y: Array) -> Array:
     """The labels as int32[B]."""
     _require_labels(name, y)
-    allowed = "one label an example (label_accuracy is for sequences)"
+    allowed = "one label per example (label_accuracy is for sequences)"
     check.require(y.ndim == 1, f"targets of {name}", f"labels of shape {list(y.shape)}", allowed)
     return y.astype(jnp.int32)
 
 
 def _confusion(name: str, outputs: Array, y: Array) -> dict[str, Array]:
-    """Of each example and class: whether it is the label, the prediction, and both; float[B, classes]."""
+    """For each example and class: whether it is the label, the prediction, and both; float[B, classes] each."""
     classes = outputs.shape[-1]
     labelled = jax.nn.one_hot(_labels(name, y), classes)
     predicted = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), classes)

@@ -19,7 +19,7 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 class Inverted(nn.Module):
     """1 x 1 to ``hidden`` channels, 3 x 3 depthwise, 1 x 1 back to ``features``, beside a shortcut at stride 1.
 
-    With ``small``, the first 1 x 1 convolution is there even if ``hidden`` is the width of the input, and a shortcut
+    With ``small``, the first 1 x 1 convolution exists even if ``hidden`` is the width of the input, and a shortcut
     between different widths is a 1 x 1 convolution. The original has neither.
     """
 
@@ -50,7 +50,7 @@ class Inverted(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """A stem of 32 channels, stages of blocks, 1,280 channels, the mean over all positions, the classes."""
+    """A stem of 32 channels, stages of blocks, 1,280 channels, the mean over all positions, the output layer."""
 
     num_classes: int
     norm: Callable[..., nn.Module]
@@ -85,7 +85,7 @@ def mobilenetv2(*, num_classes: int = 100, input_shape: tuple[int, int, int] = (
     """MobileNetV2: 2,412,212 parameters on 32 x 32 x 3, 100 classes (`norm`, `variant`=small|full, `width`).
 
     ``variant="small"`` is the usual one for CIFAR (stem and second stage at stride 1, ReLU, shortcuts with a
-    convolution where the width changes, no dropout), 2,296,922 parameters at 10 classes; ``"full"`` the original
+    convolution where the width changes, no dropout), 2,296,922 parameters at 10 classes; ``"full"`` is the original
     (ReLU6, dropout 0.2), 3,504,872 at 1,000 classes.
     """
     net = MobileNetV2(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)

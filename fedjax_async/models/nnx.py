@@ -17,12 +17,12 @@ from fedjax_async.types import Array, Key, Model, Params, Path
 
 def is_module(thing: Any) -> bool:
     """Whether ``thing`` is a ``flax.linen`` or ``flax.nnx`` module."""
-    nnx = sys.modules.get("flax.nnx")  # whoever has such a module has imported it
+    nnx = sys.modules.get("flax.nnx")  # an nnx module exists only if flax.nnx is imported
     return isinstance(thing, linen.Module) or (nnx is not None and isinstance(thing, nnx.Module))
 
 
 def from_module(module: Any, *, input_shape: tuple[int, ...]) -> Model:
-    """A classifier from a module of either kind, with the cross entropy as its loss."""
+    """A classifier from a module of either kind, with the cross entropy as its loss; ``input_shape`` is for linen."""
     if isinstance(module, linen.Module):
         return from_flax(module, input_shape=input_shape)
     return from_nnx(module)
@@ -36,9 +36,9 @@ def from_nnx(
 ) -> Model:
     """A ``Model`` from a ``flax.nnx`` module that maps a batch to outputs.
 
-    The params are its ``nnx.Param`` values as nested dicts. They start as they are in ``module``, whatever the seed: an
-    nnx module exists with its values only. ``private``: see ``Model``. Raises ``ValueError`` for a module with other
-    state (running statistics, generators of dropout), which ``from_flax`` takes from a ``flax.linen`` module.
+    The params are its ``nnx.Param`` values as nested dicts. They start with the values in ``module``; the seed of a run
+    does not change them. ``private``: see ``Model``. Raises ``ValueError`` for a module with other state (running
+    statistics, generators of dropout); ``from_flax`` accepts it in a ``flax.linen`` module.
     """
     from flax import nnx  # noqa: PLC0415 (takes a second)
 
@@ -46,7 +46,7 @@ def from_nnx(
     parts: Any = nnx.split(module, nnx.Param, ...)
     graph, start, rest = parts
     kept = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
-    check.require(not kept, "module state", kept, "nnx.Param alone (use a flax.linen module for others)")
+    check.require(not kept, "module state", kept, "nnx.Param alone (use a flax.linen module for other state)")
     values = nnx.to_pure_dict(start)
     check.require(len(jax.tree.leaves(values)) > 0, "module state", "no nnx.Param", "at least one")
 
@@ -66,7 +66,7 @@ def from_nnx(
 
 
 def _renamed(values: Any, name: Callable[[Any], str]) -> Any:
-    """Nested dicts with other keys: lists of layers are numbered, and params are named by texts."""
+    """Nested dicts with keys ``name(key)``: nnx numbers the layers of a list, and the names of params are texts."""
     return {name(k): _renamed(v, name) for k, v in values.items()} if isinstance(values, dict) else jnp.asarray(values)
 
 

@@ -1,4 +1,4 @@
-"""Normalisation layers of the image models: BatchNorm with a row mask in two modes, GroupNorm, none."""
+"""Normalisation layers of the image models: BatchNorm with a row mask, with shared or local statistics; GroupNorm."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STATISTICS = "batch_stats"
 
 
 def batch_moments(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array]:
-    """Mean and variance of every channel over the rows with mask 1, and the count of values that they average.
+    """Mean and variance of every channel over the rows with mask 1, and the number of values averaged per channel.
 
     Args: ``x [B, ..., C]``; ``mask [B]`` (bool or 0/1), ``None`` for all rows.
-    Returns: ``mean [C]``, ``variance [C]`` (in two passes; biased, that is divided by the count), ``count []``.
+    Returns: ``mean [C]``, ``variance [C]`` (in two passes; biased, that is, divided by the count), ``count []`` >= 1.
     """
     axes, per_row = tuple(range(x.ndim - 1)), math.prod(x.shape[1:-1])
     if mask is None:
@@ -62,8 +62,8 @@ def batch_normalised(
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     """``scale * (x - mean) / sqrt(variance + eps) + bias`` with the batch's own moments, and these moments.
 
-    The gradient is written by hand: automatic differentiation keeps several arrays of the size of ``x``, this keeps
-    only ``x``. Reverse mode only; the returned moments have no gradient.
+    The gradient is written by hand: it keeps only ``x``, while automatic differentiation keeps several arrays of that
+    size. Reverse mode only; the returned moments have no gradient.
     """
     return _normalised_forward(eps, x, mask, scale, bias)[0]
 
@@ -129,9 +129,9 @@ class BatchNorm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalisation of each example over groups of channels: no running statistics, each example by itself.
+    """Normalisation of each example over groups of channels: ``x [B, ..., C]``, no running statistics.
 
-    ``groups``: the most groups; their number is the largest divisor of the number of channels up to it.
+    ``groups``: the largest number of groups; the number used is the largest divisor of C that is not above it.
 
     Source: Wu and He (2018).
     """
@@ -153,7 +153,7 @@ class GroupNorm(nn.Module):
 
 
 class Nothing(nn.Module):
-    """No normalisation."""
+    """No normalisation: the layer returns its input."""
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
@@ -190,7 +190,7 @@ def local() -> Norm:
 
 
 def group(*, groups: int = 32) -> Norm:
-    """GroupNorm in at most ``groups`` groups."""
+    """GroupNorm with at most ``groups`` groups."""
     return Norm(partial(GroupNorm, groups=groups))
 
 
@@ -203,7 +203,10 @@ NORMS: dict[str, Callable[..., Norm]] = {"batch": batch, "local": local, "group"
 
 
 def normalisation(name: str, *, momentum: float | None = None, groups: int | None = None) -> Norm:
-    """The entry ``name`` of ``NORMS``; an option that is ``None`` keeps its default, any other it must accept."""
+    """The entry ``name`` of ``NORMS`` with the options that are not ``None``.
+
+    Raises ``ValueError`` for an option that the entry does not have.
+    """
     factory = registry.find("norm", NORMS, name)
     given = {key: value for key, value in (("momentum", momentum), ("groups", groups)) if value is not None}
     for key, value in given.items():

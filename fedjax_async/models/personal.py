@@ -10,18 +10,20 @@ from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of
 from fedjax_async.types import Model, Params, Path
 
-NORMS = "norms"  # in the place of a name: all normalisation layers
+NORMS = "norms"  # the pattern that stands for all normalisation layers
 
 
 def personal_paths(names: str, params: Params) -> frozenset[Path]:
-    """The leaves of ``params`` that ``names`` mean, by their paths.
+    """The paths of the leaves of ``params`` that match ``names``.
 
-    ``names``: patterns joined by commas, ``*`` for any letters. A pattern means a layer by its path (``conv1/norm``) or
-    by any name on it (``norm``), with all that is in it, running statistics included. ``norms`` means all
-    normalisation layers: those with a ``scale``, and all running statistics (FedBN: Li et al. 2021). Layers that keep
-    a head were proposed by Arivazhagan et al. (2019, FedPer), that keep the first layers by Liang et al. (2020).
+    ``names``: patterns joined by commas, ``*`` for any characters. A pattern matches a layer by its path
+    (``conv1/norm``) or by any name on the path (``norm``), with all leaves below it, running statistics included.
+    ``norms`` matches all normalisation layers: those with a ``scale``, and all running statistics.
 
-    Raises: ``ValueError`` for a pattern that means nothing, with the layers that there are, and for all leaves.
+    Raises: ``ValueError`` for a pattern that matches nothing (it lists the model's layers), and if all leaves match.
+
+    Source: Li et al. (2021, FedBN: normalisation layers); Arivazhagan et al. (2019, FedPer: the last layers); Liang et
+    al. (2020: the first layers).
 
     >>> sorted(personal_paths("out*", {"fc1": {"kernel": 0}, "output": {"kernel": 0, "bias": 0}}))
     [('output', 'bias'), ('output', 'kernel')]
@@ -38,7 +40,7 @@ def personal_paths(names: str, params: Params) -> frozenset[Path]:
         else:
             meant = {path for path, layer in layers.items() if _matches(name, layer)}
         norms = f", or {NORMS}" if scaled else ""
-        allowed = f"layers of the model, by name (* for any letters){norms}; it has {', '.join(known)}"
+        allowed = f"layers of the model, by name (* for any characters){norms}; it has {', '.join(known)}"
         check.require(bool(meant), "personal", name, allowed)
         found |= meant
     allowed = f"some of the layers, not all that the model has ({', '.join(known)}): the server would have none"
@@ -53,6 +55,6 @@ def _matches(pattern: str, layer: Path) -> bool:
 
 @lru_cache(maxsize=64)
 def with_personal(model: Model, paths: frozenset[Path]) -> Model:
-    """``model`` whose leaves at ``paths`` stay with their client, beside those that it keeps itself."""
+    """``model`` with the leaves at ``paths`` private to their client, in addition to those that already are."""
     own = model.private
     return model._replace(private=lambda path: path in paths or (own is not None and own(path)))

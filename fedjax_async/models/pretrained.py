@@ -1,6 +1,6 @@
 """The files of a pretrained BERT-type encoder: ``config.json`` and ``model.safetensors``.
 
-The model may be of BERT's type (BERT, MiniLM), or DistilBERT, which has other names and no token types.
+The model may be of BERT's type (BERT, MiniLM) or a DistilBERT, which uses other names and has no token types.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class EncoderConfig(NamedTuple):
     intermediate: int  # width of the hidden layer of the feed-forward part
     vocabulary: int
     positions: int  # the longest text, in tokens
-    token_types: int  # 0: the model has no such embedding
+    token_types: int  # 0: the model has no token type embedding
     activation: str = "gelu"
     epsilon: float = 1e-12  # of the layer normalisations
     padding: int = 0  # id of the token that fills short texts
 
 
 class Family(NamedTuple):
-    """The names that one type of model uses."""
+    """The names that one type of model uses in its files."""
 
     config: dict[str, str]  # field of EncoderConfig -> key of config.json
-    prefix: str  # before all weights of the encoder, in files of larger models
-    layer: str  # before the weights of one layer
+    prefix: str  # of the names of the encoder's weights, in files of larger models
+    layer: str  # of the names of one layer's weights, before its number
     modules: dict[str, str]  # our name of a module of a layer -> theirs
 
 
@@ -101,8 +101,8 @@ TABLES = {"word": "word_embeddings", "position": "position_embeddings", "type": 
 def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
     """Read and check the encoder in ``folder``: its configuration, and its weights as float NumPy arrays.
 
-    ``{"embeddings": {word, position[, type], norm}, "layer0": {query: {kernel [in, out], bias}, ...}, ...}``. Raises
-    ``ValueError`` naming what is missing or has another shape than the configuration says.
+    The weights are ``{"embeddings": {word, position[, type], norm}, "layer0": {query: {kernel [in, out], bias}, ...},
+    ...}``. Raises ``ValueError`` naming what is missing or has another shape than the configuration says.
     """
     family, config = read_config(folder / "config.json")
     tensors = read_safetensors(folder / "model.safetensors")
@@ -126,7 +126,7 @@ def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
 
 
 def read_config(path: Path) -> tuple[Family, EncoderConfig]:
-    """Type and configuration of the model in a ``config.json``; ``ValueError`` for a type not in ``FAMILIES``."""
+    """Type and configuration of the model in a ``config.json``; raises ``ValueError`` if damaged or not supported."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -148,7 +148,7 @@ def read_config(path: Path) -> tuple[Family, EncoderConfig]:
 
 
 def _named(tensors: Mapping[str, np.ndarray], *names: str) -> np.ndarray:
-    """The array of the first of ``names`` that exists."""
+    """The array under the first of ``names`` that exists; raises ``ValueError`` if none does."""
     found = next((name for name in names if name in tensors), None)
     if found is None:
         raise ValueError(f"weights = {len(tensors)} arrays: must have {names[0]}")

@@ -19,12 +19,12 @@ STAGES = (64, 128, 256, 512)  # channels; every stage after the first halves the
 
 
 class Variant(NamedTuple):
-    """What a variant of the network has around its blocks."""
+    """The parts of a variant of the network around its blocks."""
 
     stem: tuple[int, int, int] = (3, 1, 1)  # kernel, stride, padding
     pooled: bool = False  # whether max-pooling follows the stem
     width: float = 1.0  # a factor on the channels of all stages
-    joined: bool = False  # whether a convolution before a stage changes the shape, not the first block of the stage
+    joined: bool = False  # whether a convolution before a stage changes the shape, instead of the stage's first block
     parts: int = 1  # of the positions; the mean is taken over each part
     use_bias: bool = True  # in the output layer
 
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of two blocks, the mean over all positions (or over each part of them), the classes."""
+    """A stem, stages of two blocks, the mean over all positions (or over each part of them), the output layer."""
 
     num_classes: int
     norm: Callable[..., nn.Module]
@@ -122,7 +122,7 @@ def options_1d(
     groups: int | None = None,
     lowering: str | None = None,
 ) -> Options:
-    """As ``options``, with the variant ``"orthofl"`` and the default ``"full"``."""
+    """As ``options``, but ``variant`` may also be ``"orthofl"``, and its default is ``"full"``."""
     check.one_of("variant", variant, (*VARIANTS, "orthofl"))
     shared = options(norm=norm, width=width, momentum=momentum, groups=groups, lowering=lowering)
     return shared._replace(variant=variant)
@@ -138,11 +138,12 @@ def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6)
     ``variant="orthofl"`` is the network that OrthoFL's authors released for HAR: 1,182,496 trained parameters on 128
     steps of 9 channels (the paper's table says 119K, probably for 1.19M). The stem has a kernel of 7 at stride 3
     without padding and 32 channels. Four stages of two blocks have 32, 64, 128 and 256 channels; all shortcuts are the
-    identity. Before each stage but the first there is a convolution of 3 at stride 2 with ReLU, not normalised. The
-    output layer sees the means over the first and over the second half of the time. No bias in convolutions and output,
-    no dropout. 2,016 + 64 for the stem, ``2 (6 c^2 + 4 c)`` for a stage of c channels, 129,024 for the convolutions
-    between the stages, 3,072 for the output. Source: the code released with OrthoFL (2025). Deviation: initial weights
-    are He normal (output: LeCun normal), not PyTorch's uniform ones, which are sqrt(6) (output: sqrt(3)) times smaller.
+    identity. A convolution of 3 at stride 2 with ReLU and without normalisation precedes each stage but the first. The
+    output layer reads the means over the first and over the second half of the time. Convolutions and output have no
+    bias, and there is no dropout. Parameters: 2,016 + 64 for the stem, ``2 (6 c^2 + 4 c)`` for a stage of c channels,
+    129,024 for the convolutions between the stages, 3,072 for the output. Source: the code released with OrthoFL
+    (2025). Deviation: initial weights are He normal (output: LeCun normal), not PyTorch's uniform ones, which are
+    sqrt(6) (output: sqrt(3)) times smaller.
     """
     net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
     return built(net, chosen.norm, num_classes, input_shape, axes=1)

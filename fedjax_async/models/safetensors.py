@@ -1,8 +1,8 @@
-"""The files of safetensors: arrays by name, without code.
+"""Files in the safetensors format: arrays by name, without code.
 
 A file has eight bytes with the length of its header, a JSON header, and the raw bytes of the arrays. Sizes and names
 are in the header, so that a reader can check everything before it touches an array. Source: the format's description
-by Hugging Face, https://huggingface.co/docs/safetensors; the tests read and write with its own library too.
+by Hugging Face, https://huggingface.co/docs/safetensors; the tests also read and write with its official library.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-METADATA = "__metadata__"  # an entry of the header that is no array
-LONGEST = 100_000_000  # bytes of a header, the format's own limit
+METADATA = "__metadata__"  # an entry of the header that is not an array
+LONGEST = 100_000_000  # the format's limit on the bytes of a header
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field} = a header of {length} bytes: must be JSON") from error
-    require(isinstance(header, dict), field, "a header that is no object", "a safetensors file")
+    require(isinstance(header, dict), field, "a header that is not an object", "a safetensors file")
     content = np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, np.uint8)
     entries = {name: entry for name, entry in header.items() if name != METADATA}
     spans = [_checked(field, name, entry) for name, entry in entries.items()]
@@ -66,7 +66,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _checked(field: str, name: str, entry: Any) -> tuple[int, int]:
-    """The first byte of an array and the byte after its last; ``ValueError`` for an invalid entry of the header."""
+    """The first byte of an array and the byte after its last; raises ``ValueError`` for an invalid header entry."""
     wanted = isinstance(entry, dict) and {"dtype", "shape", "data_offsets"} <= set(entry)
     require(wanted and entry["dtype"] in DTYPES, f"{field}: {name}", entry, f"an array of {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]

@@ -1,6 +1,6 @@
 """Small models: linear and logistic regression, the multilayer perceptron, and small convolutional networks.
 
-Initial weights, unless said otherwise: He normal before a ReLU, LeCun normal in the output layer, biases zero.
+Initial weights, unless stated otherwise: He normal before a ReLU, LeCun normal in the output layer, biases zero.
 ``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape, and
 ``"auto"`` measures (``choice.py``).
 """
@@ -42,7 +42,7 @@ def linear(*, num_classes: int | None = None, input_shape: tuple[int, ...] = (10
 
 
 class Dense(nn.Module):
-    """ReLU layers of the widths ``hidden``, and an output layer."""
+    """ReLU layers of the widths ``hidden``, then an output layer: ``[B, ...] -> [B, num_classes]``."""
 
     hidden: tuple[int, ...]
     num_classes: int
@@ -134,7 +134,7 @@ class CNN(nn.Module):
 
 
 def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: str | None, smallest: int) -> Model:
-    """The model, after checks that would otherwise fail while flax traces it."""
+    """Check the options, which would otherwise fail while flax traces the module; return its model."""
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=3)
     big_enough = min(input_shape[:2]) >= smallest

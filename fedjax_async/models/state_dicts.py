@@ -1,6 +1,6 @@
 """Parameters under PyTorch's names and in its layouts, and back: the arrays of a ``state_dict``.
 
-| here | there |
+| params | ``state_dict`` |
 | --- | --- |
 | ``fc1/kernel`` [in, out] | ``fc1.weight`` [out, in] |
 | ``conv1/kernel`` [kh, kw, in / groups, out] or [k, in / groups, out] | ``conv1.weight`` [out, in / groups, kh, kw] |
@@ -11,13 +11,13 @@
 BatchNorm's ``num_batches_tracked``, which PyTorch counts and does not use, is written as 0 and not read. All other
 leaves keep their name, with dots, and their layout.
 
-A kernel of more than two axes is taken for that of a convolution. Attention, transposed convolutions and all other
+A kernel with more than two axes is treated as that of a convolution. Attention, transposed convolutions and all other
 layers with such kernels have other layouts in PyTorch and are refused: by :func:`flattened`, which sees the types of
 the layers, and by :func:`to_torch` and :func:`from_torch` if the bias has more than one axis, too.
 
-**Flattening.** Images are ``[B, H, W, C]`` here and ``[B, C, H, W]`` there, so the inputs of a dense layer behind a
-flattened feature map come in another order. :func:`flattened` finds these layers; the rows of their kernels are
-permuted. Embeddings and dense layers put the channels last there too, ``[B, T, C]``.
+**Flattening.** Images are ``[B, H, W, C]`` here and ``[B, C, H, W]`` in PyTorch, so the inputs of a dense layer behind
+a flattened feature map have another order. :func:`flattened` finds these layers; the rows of their kernels are
+permuted. Embeddings and dense layers put the channels last in PyTorch too, ``[B, T, C]``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fedjax_async.types import Model, Params, Path
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "embedding": "weight"}
 STATISTIC = {"mean": "running_mean", "var": "running_var"}
-CONVOLUTIONS = (nn.Conv, Conv, ConvPool)  # PyTorch puts the channels of their outputs first
-CHANNELS_LAST = (nn.Embed, nn.Dense, nn.DenseGeneral, nn.RNN)  # and here last, [B, T, C]; others keep what they get
+CONVOLUTIONS = (nn.Conv, Conv, ConvPool)  # in PyTorch the channels of their outputs come first
+CHANNELS_LAST = (nn.Embed, nn.Dense, nn.DenseGeneral, nn.RNN)  # come last, [B, T, C]; other layers keep the order
 
 
 class Leaf(NamedTuple):
-    """A leaf of the params in a state dict: its name, and its layout from ours to PyTorch's and from PyTorch's."""
+    """A leaf of the params in a state dict: its name there, and the conversions of its layout to PyTorch's and back."""
 
     name: str  # conv1.weight
     to_torch: Callable[[np.ndarray], np.ndarray]
@@ -51,22 +51,22 @@ class Leaf(NamedTuple):
 
 
 def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
-    """Dense layers whose input is a flattened feature map (or image), each with the channels C of the map.
+    """The dense layers that read a flattened feature map (or image): ``{layer: channels C of the map}``.
 
-    ``model``: of ``from_flax``, on decoded inputs of ``input_shape``. Nothing is computed: the layers are followed with
-    shapes alone. A dense layer counts if it sees rows [B, S C] and the last output with positions before it was
-    [B, ..., C] of a convolution (or the image itself), normalised or not; a mean over the positions leaves S = 1, which
-    needs no permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
+    ``model``: of ``from_flax``, on decoded inputs of ``input_shape``. The model is traced with shapes only; nothing is
+    computed. A dense layer counts if its input is [B, S C] and the last output with positions before it was [B, ..., C]
+    of a convolution (or the image itself), normalised or not. A mean over the positions leaves S = 1, which needs no
+    permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
 
-    Raises: ``ValueError`` naming a layer with a kernel of more than two axes that is no convolution, such as one of
+    Raises: ``ValueError`` naming a layer that has a kernel with more than two axes and is not a convolution, such as
     attention or a transposed convolution.
 
     >>> from fedjax_async import models
     >>> flattened(models.make("lenet5"), (28, 28, 1))
     {'fc1': 16}
     """
-    channels_first = len(input_shape) > 1  # in PyTorch, of the last output with positions
-    channels = input_shape[-1] if channels_first else 0  # of that output, if they are first
+    channels_first = len(input_shape) > 1  # whether PyTorch's last output with positions has its channels first
+    channels = input_shape[-1] if channels_first else 0  # their number in that output; 0 if they are last
     found: dict[str, int] = {}
 
     def follow(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
@@ -97,7 +97,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
 
 
 def layer_names(field: str, text: str | None) -> dict[str, str] | None:
-    """``"conv1=features.0,fc1=classifier"`` -> names of layers there by ours; ``ValueError`` naming the ``field``."""
+    """``"conv1=features.0,fc1=classifier"`` -> ``{our layer: PyTorch's name}``; ``ValueError`` names the ``field``."""
     if text is None:
         return None
     pairs = [part.partition("=")[::2] for part in text.split(",")]
@@ -117,13 +117,13 @@ def to_torch(
     Args:
       params: of a model of ``from_flax``.
       flattened: dense layers behind a flattened map of C channels, ``{"fc1": C}``, as :func:`flattened` finds them.
-      modules: names of layers there, where they differ: ``{"conv1": "features.0", "fc1": "classifier"}``; what is below
-        a layer moves with it.
+      modules: PyTorch's names of layers, where they differ: ``{"conv1": "features.0", "fc1": "classifier"}``; the
+        layers below a renamed layer are renamed with it.
 
     Raises: ``ValueError`` for layers that the params do not have, for a C that does not divide the inputs of its layer,
-    for a layer that is not dense in ``flattened``, for two leaves of one name, and for a kernel of more than two axes
-    with a bias of more than one, as attention has. Params do not tell other such kernels from those of convolutions:
-    :func:`flattened` refuses a model with transposed convolutions.
+    for a layer in ``flattened`` that is not dense, for two leaves of one name, and for a kernel with more than two axes
+    beside a bias with more than one, as in attention. From the params alone, other such kernels look like those of
+    convolutions: :func:`flattened` refuses a model with transposed convolutions.
     """
     arrays = arrays_of(params)
     _require_convolutions(arrays)
@@ -145,8 +145,8 @@ def from_torch(
 ) -> Params:
     """The params of a ``state_dict``, in the structure, shapes and dtypes of ``like``: the inverse of :func:`to_torch`.
 
-    ``state``: name -> array or tensor (of the CPU). ``source``: what messages call it. Raises: ``ValueError`` as
-    :func:`to_torch`, and naming an array that is missing, that nothing takes, or that has another shape.
+    ``state``: name -> array or tensor. ``source``: its name in messages. Raises: ``ValueError`` as :func:`to_torch`,
+    and naming an array that is missing, unused or of another shape.
     """
     arrays = {name: _numpy(value) for name, value in state.items() if not _is_count(name)}
     like_arrays = arrays_of(like)
@@ -172,7 +172,7 @@ def _is_count(name: str) -> bool:
 
 
 def _numpy(value: Any) -> np.ndarray:
-    """An array of NumPy, JAX or torch; NumPy has no bfloat16, so torch gives such tensors as float32."""
+    """A NumPy array from one of NumPy, JAX or torch; torch's bfloat16 becomes float32, since NumPy has no bfloat16."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
@@ -180,16 +180,16 @@ def _numpy(value: Any) -> np.ndarray:
 
 
 def _require_counterpart(module: nn.Module) -> None:
-    """``ValueError`` for a layer whose kernel of more than two axes is not that of a convolution."""
+    """Raise ``ValueError`` for a layer that has a kernel with more than two axes and is not a convolution."""
     if isinstance(module, CONVOLUTIONS) or not module.has_variable("params", "kernel"):
         return
     shape = np.shape(module.get_variable("params", "kernel"))
-    allowed = f"a convolution, as its kernel is {list(shape)}: PyTorch lays out other such kernels otherwise"
+    allowed = f"a convolution, as its kernel is {list(shape)}: other layers' kernels have another layout in PyTorch"
     check.require(len(shape) <= 2, f"layer {'/'.join(module.path)}", type(module).__name__, allowed)
 
 
 def _require_convolutions(arrays: Mapping[str, Any]) -> None:
-    """``ValueError`` for a kernel of more than two axes beside a bias of more than one: it is not of a convolution."""
+    """Raise ``ValueError`` for a kernel beside a bias with more than one axis: it is not that of a convolution."""
     for name, kernel in arrays.items():
         layer, _, last = name.rpartition("/")
         bias = list(np.shape(arrays.get(f"{layer}/bias", ()))) if last == "kernel" else []
@@ -218,7 +218,7 @@ def _leaves(
 
 
 def _require_given(channels: Any, renamed: Any, layers: set[str], dense: set[str]) -> None:
-    """``ValueError`` unless ``flattened`` has dense layers with their channels, ``modules`` layers with names."""
+    """Raise ``ValueError`` unless ``flattened`` maps dense layers to channels and ``modules`` maps layers to names."""
     check.kind("flattened", channels, Mapping, "the channels of dense layers, such as {'fc1': 16}")
     check.kind("modules", renamed, Mapping, "names of layers, such as {'fc1': 'classifier'}")
     for name, count in channels.items():

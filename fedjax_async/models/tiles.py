@@ -1,8 +1,8 @@
 """Convolution as one matrix product over tiles of outputs, batch index innermost.
 
-Layout: an image batch is ``[C, H, W, B]``, so that every copy below moves runs of at least ``B`` contiguous numbers. A
-*tile* is ``th x tw`` neighbouring outputs; it reads a patch of ``PH x PW`` inputs, ``PH = (th - 1) * stride + kh``.
-With all patches as columns the convolution is
+Layout: a batch of images is ``[C, H, W, B]``, so that every copy below moves runs of at least ``B`` contiguous numbers.
+A *tile* is ``th x tw`` neighbouring outputs; it reads a patch of ``PH x PW`` inputs, ``PH = (th - 1) * stride + kh``.
+With all patches as columns, the convolution is
 
     z [th * tw * C_out, tiles * B] = K [th * tw * C_out, C_in * PH * PW] @ patches [C_in * PH * PW, tiles * B]
 
@@ -11,8 +11,8 @@ window of 2 x 2 pooling: the pool is then an elementwise maximum of the four row
 (``conv_relu_pool``).
 
 Gradients are written by hand: automatic differentiation would turn each strided slice into a dilated pad, and would
-transpose the gradient of the patches. They are for reverse mode only (reverse over reverse works); for forward mode
-choose another lowering.
+transpose the gradient of the patches. Only reverse mode works (reverse over reverse too); for forward mode choose
+another lowering.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Pair = tuple[int, int]
 
 
 def to_batch_minor(x: Array) -> Array:
-    """``[B, H, W, C] -> [C, H, W, B]``; XLA cancels two in a row, one to and one from this layout."""
+    """``[B, H, W, C] -> [C, H, W, B]``; XLA cancels a transpose to this layout that follows one from it."""
     return x.transpose(3, 1, 2, 0)
 
 
@@ -79,8 +79,8 @@ def unfold(x: Array, shape: tuple[int, ...], tile: Pair, strides: Pair) -> Array
 def _overlap_add(parts: list[Array], axis: int) -> Array:
     """Sum of ``parts[a]`` shifted by ``a`` along ``axis``: ``[..., n, ...] -> [..., n + len(parts) - 1, ...]``.
 
-    The two ends, where fewer parts overlap, and the middle are summed separately and concatenated: for sums of padded
-    arrays XLA's loops on a CPU test the bounds of every element.
+    The two ends, where fewer parts overlap, and the middle are summed separately and concatenated: in a sum of padded
+    arrays, XLA's loops on a CPU would test the bounds of every element.
     """
     shifts, n = len(parts), parts[0].shape[axis]
 
@@ -148,7 +148,7 @@ def _product_backward(tile: Pair, strides: Pair, saved: tuple[Array, ...], dz: A
     dkernel = untile_kernel(dbig.reshape(big.shape), kernel.shape, tile, strides)
     dflat = lax.dot_general(matrix, dz, (((0,), (0,)), ((), ())))
     step = (tile[0] * strides[0], tile[1] * strides[1])
-    # dead code, and so removed, where no gradient with respect to x is asked for (the first layer)
+    # XLA removes this as dead code where no gradient with respect to x is asked for (the first layer)
     return fold(dflat.reshape(patches.shape), x.shape[1], x.shape[2], step), dkernel
 
 
@@ -158,7 +158,7 @@ tiled_product.defvjp(_product_forward, _product_backward)
 def _largest(z: Array) -> tuple[Array, Array]:
     """Maximum over the leading axis of 4, and the index of its first occurrence (int8)."""
     m = jnp.maximum(jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3]))
-    # Not ``z[i] == m``: XLA may compute z again beside m, with other rounding, and then no entry equals the maximum.
+    # Not ``z[i] == m``: XLA may compute z a second time with other rounding, and then no entry equals the maximum.
     first, second = z[0] >= z[1], z[2] >= z[3]
     before = jnp.maximum(z[0], z[1]) >= jnp.maximum(z[2], z[3])
     index = jnp.where(before, jnp.where(first, 0, 1), jnp.where(second, 2, 3))
@@ -188,11 +188,12 @@ def conv_relu_pool(
 ) -> Array:
     """``pool(relu(conv(x) + bias))`` with stride 1 and 2 x 2 pooling in one pass; ``x [B, H, W, C_in]`` already padded.
 
-    ``product``: computes the convolution over tiles of 2 x 2 outputs, as ``tiled_product`` does.
+    ``product``: computes the convolution over tiles of 2 x 2 outputs, as ``tiled_product`` does. Returns
+    ``[B, H_out // 2, W_out // 2, C_out]``: a last odd row or column of outputs is dropped, as in pooling without
+    padding.
 
     ReLU and adding a bias are monotone, so for ``pool="max"`` both follow the maximum, on a quarter of the numbers.
-    Values and gradients are bitwise the same (a window with a maximum <= 0 has no gradient in either order). A last odd
-    row or column of outputs is dropped, as in pooling without padding.
+    Values and gradients are bitwise the same (a window with a maximum <= 0 has no gradient in either order).
     """
     kh, kw, _, c_out = kernel.shape
     x = to_batch_minor(x)

@@ -1,7 +1,7 @@
-"""The arrays of params by name, and files of them: ``.npz``, ``.safetensors``, PyTorch's ``.pt`` and ``.pth``.
+"""The arrays of params by name, and files of weights: ``.npz``, ``.safetensors``, PyTorch's ``.pt`` and ``.pth``.
 
-A leaf is named by its path, ``conv1/kernel``. Nothing here unpickles: ``.npz`` files with objects are refused, and
-PyTorch's files are read by ``torch.load(weights_only=True)``, where torch is installed.
+A leaf is named by its path, ``conv1/kernel``. No pickled objects are loaded: ``.npz`` files with objects are refused,
+and PyTorch's files are read by ``torch.load(weights_only=True)`` if torch is installed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def arrays_of(params: Params) -> dict[str, Any]:
 
 
 def filled(like: Params, arrays: Mapping[str, Any], source: str) -> Params:
-    """The ``arrays`` by name in the structure and dtypes of ``like``, on the device.
+    """The ``arrays`` in the structure and dtypes of ``like``, on the device.
 
-    Raises: ``ValueError`` naming an array of ``source`` that is missing, that nothing takes, or that has another shape.
+    Raises: ``ValueError`` naming an array of ``source`` that is missing, unused or of another shape.
     """
     wanted = arrays_of(like)
     for name in sorted({*arrays, *wanted}):
@@ -56,7 +56,7 @@ def _torch(path: Path) -> Mapping[str, Any]:
 
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds: the file is damaged, or asks for more than tensors
+    except Exception as error:  # any kind of error: the file is damaged, or contains more than tensors
         allowed = "tensors by name alone, as torch.save(module.state_dict(), FILE) writes them"
         raise ValueError(f"{path.name} = {type(error).__name__}: must hold {allowed}") from None
     tensors = isinstance(found, Mapping) and all(isinstance(value, torch.Tensor) for value in found.values())
@@ -77,24 +77,24 @@ WRITERS: dict[str, Callable[..., bytes]] = {
 
 
 def read_arrays(path: str | Path) -> Mapping[str, Any]:
-    """The arrays of a file of weights by name; ``ValueError`` for another ending, and naming what is damaged."""
+    """The arrays of a file of weights by name; raises ``ValueError`` for another extension and for a damaged file."""
     path = Path(path)
-    check.one_of("ending of the file of weights", path.suffix, READERS)
+    check.one_of("extension of the file of weights", path.suffix, READERS)
     if not path.is_file():
         raise ValueError(f"weights = {str(path)!r}: must be a file, but there is none")
     return READERS[path.suffix](path)
 
 
 def check_target(path: str | Path) -> Path:
-    """``ValueError`` unless weights can be written to a file of this ending."""
-    check.one_of("ending of the file of weights", Path(path).suffix, WRITERS)
+    """Return the path; raises ``ValueError`` unless weights can be written to a file with this extension."""
+    check.one_of("extension of the file of weights", Path(path).suffix, WRITERS)
     return Path(path)
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Any], *, torch: bool = False) -> Path:
     """Write arrays by name to an ``.npz`` or ``.safetensors`` file, whole or not at all; returns its path.
 
-    ``torch``: whether the names are PyTorch's, which the header of a ``.safetensors`` file says.
+    ``torch``: whether the names are PyTorch's; the header of a ``.safetensors`` file states it.
     """
     path = check_target(path)
     disk.write(path, WRITERS[path.suffix](arrays, torch))

@@ -1,9 +1,9 @@
 """Winograd's algorithm for 5 x 5 kernels on tiles of 2 x 2 outputs, batch index innermost.
 
-Input and result are those of ``tiles.tiled_product``, so that a tile is also one window of 2 x 2 pooling and layers in
-this layout follow each other without a transpose. A tile reads a patch of 6 x 6 inputs and takes 36 multiplications for
-each pair of channels instead of 100 (144 in ``tiles.py``). With ``A``, ``B``, ``G`` as in ``winograd.py``, whose data
-transform of six points serves here too, and N tiles in the batch of images:
+Input and result have the layout of ``tiles.tiled_product``. So a tile is also one window of 2 x 2 pooling, and layers
+in this layout follow each other without a transpose. A tile reads a patch of 6 x 6 inputs and takes 36 multiplications
+for each pair of channels instead of 100 (144 in ``tiles.py``). The data transform is the six-point one of
+``winograd.py``. With ``A``, ``B``, ``G`` as there and N tiles in the batch of images:
 
     V [36, C_in, N]  = kron(B^T, B^T) @ patches
     U [36, C_in, C_out] = kron(G, G) @ kernel
@@ -12,7 +12,8 @@ transform of six points serves here too, and N tiles in the batch of images:
 
 The gradient is the adjoint of each step, written by hand. Reverse mode only.
 
-Rounding: in float32, normal inputs, 128 channels: at most 1e-5 of the largest entry, outputs and gradients (tested).
+Rounding, tested in float32 with normal inputs and 128 channels: outputs and gradients differ by at most 1e-5 of the
+largest entry.
 
 Source: Lavin and Gray (2016), Fast algorithms for convolutional neural networks; points 0, 1, -1, 2, -2 and infinity.
 """
@@ -28,7 +29,7 @@ from fedjax_async.models.tiles import fold
 from fedjax_async.models.winograd import TRANSFORMS, Transforms, applied
 from fedjax_async.types import Array
 
-SIDE, PATCH = 5, 6  # of a kernel, and of the inputs of a tile
+SIDE, PATCH = 5, 6  # sides of a kernel and of a patch
 
 FIVE = Transforms(
     TRANSFORMS[4].data,
@@ -45,7 +46,7 @@ FIVE = Transforms(
 
 
 def fits(x: Array, kernel: Array) -> bool:
-    """Whether this module computes it: kernels of 5 x 5, in float32 or better, as the transforms lose digits."""
+    """Whether this module computes a convolution: 5 x 5 kernels in float32 or better, as the transforms lose digits."""
     return kernel.shape[:2] == (SIDE, SIDE) and x.dtype.itemsize >= 4
 
 
@@ -82,7 +83,7 @@ def _backward(saved: tuple[Array, ...], dz: Array) -> tuple[Array, Array]:
     dm = applied(FIVE.output.T, dz.reshape(4, -1, v.shape[2]))
     du = _products(dm, v, (2, 2)).transpose(0, 2, 1)  # measured faster than the product the other way round
     dkernel = applied(FIVE.kernel.T, du).reshape(SIDE, SIDE, *du.shape[1:])
-    # dead code, and so removed, where no gradient with respect to x is asked for (the first layer)
+    # XLA removes this as dead code where no gradient with respect to x is asked for (the first layer)
     channels, height, width, batch = x.shape
     tiles = ((height - PATCH) // 2 + 1, (width - PATCH) // 2 + 1)
     patches = applied(FIVE.data.T, _products(u, dm, (2, 1))).reshape(PATCH, PATCH, channels, *tiles, batch)

@@ -1,4 +1,4 @@
-"""From a flax module to a ``Model``; and wrappers of models: decoding, another dtype, rematerialisation."""
+"""From a flax module to a ``Model``; wrappers of models: decoding, augmentation, another dtype, rematerialisation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.types import Array, Key, Model, Params, Path
 
-_GIVEN = ("train", "deterministic", "mask")  # arguments of a module's __call__ that a run gives
-_MISNAMED = ("training", "is_training", "is_train")
+_GIVEN = ("train", "deterministic", "mask")  # the arguments that a run passes to a module's __call__
+_MISNAMED = ("training", "is_training", "is_train")  # refused: a run would never set them
 
 
 def _check_arguments(module: str, others: list[inspect.Parameter]) -> None:
-    """``ValueError`` for an argument beside the input that no run would give."""
+    """Raise ``ValueError`` for an argument, other than the input, that a module needs and no run passes."""
     allowed = "called train (or deterministic) if it says whether to train; others need a default"
     for one in others:
         several = one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
@@ -38,14 +38,16 @@ def from_flax(
 ) -> Model:
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
-    If the module's ``__call__`` takes ``train`` (or ``deterministic``), it receives whether a key was given; the key
-    seeds ``dropout``. Others than the input need a default; ``training`` is refused, since it would never be set.
-    Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see ``Model``.
+    If the module's ``__call__`` takes ``train``, it is true when a key is given (``deterministic``: false); the key
+    seeds ``dropout``. Any other argument than the input needs a default; ``training`` is refused, since no run sets it.
+    Parameters start as float32; floating-point inputs are cast to the parameters' dtype. ``private``: see ``Model``.
 
     The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
     "batch_stats": ...}``, and the model has ``train``. The module's ``__call__`` must then take ``train`` and ``mask``,
     as ``models.BatchNorm`` does: flax's own BatchNorm would count the padded rows of a partial batch. ``apply`` with a
-    key then normalises by the whole batch and updates no statistics. Other state raises ``ValueError``.
+    key then normalises by the whole batch and updates no statistics.
+
+    Raises ``ValueError`` for other state, other arguments, and an ``input_shape`` that the module does not accept.
     """
     check.kind("module", module, nn.Module, "a flax.linen module, such as nn.Dense(10)")
     check.require(callable(loss), "loss", loss, "a function, loss(outputs, y) -> [B]")
@@ -104,7 +106,7 @@ def _wrapped(model: Model, apply: Callable[..., Array], train: Callable[[Train],
 
 
 def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
-    """``model`` for raw rows: ``decode`` (for images: uint8 to float) runs inside the compiled step."""
+    """``model`` on raw rows: ``decode`` (for images: uint8 to float) runs inside the compiled step."""
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return model.apply(params, decode(x), key)
@@ -112,13 +114,13 @@ def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
     return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
 
 
-_AUGMENT = 0xA06  # folded into the key of a local step, so that dropout draws what it would draw without
+_AUGMENT = 0xA06  # folded into the key of a local step, so that dropout draws the same numbers as without augmentation
 
 
 def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
-    """``model`` of raw rows that changes them at random while it trains: where a key is given, and only there.
+    """``model`` on raw rows, which ``augment`` changes at random in training, that is, only when a key is given.
 
-    ``augment(key, x) -> x``, as in ``data.AUGMENTATIONS``; its key follows from that of the local step.
+    ``augment(key, x) -> x``, as in ``data.AUGMENTATIONS``; its key is derived from that of the local step.
     """
 
     def changed(key: Key, x: Array) -> Array:
@@ -133,7 +135,7 @@ def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
 def in_dtype(model: Model, dtype: Any) -> Model:
     """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 
-    Running statistics are neither kept nor computed in ``dtype``.
+    Running statistics keep their own dtype.
     """
 
     def cast(leaf: Array) -> Array:
@@ -163,9 +165,9 @@ def in_dtype(model: Model, dtype: Any) -> Model:
 def rematerialised(model: Model) -> Model:
     """A flax ``model`` that recomputes activations in the backward pass, layer by layer, instead of keeping them.
 
-    Only the outputs of the module's direct submodules are kept: less memory, and up to a third more work. To keep none
-    at all would save nothing, since all of them would be recomputed at once. On a CPU nothing is saved: XLA merges the
-    recomputation with the first computation.
+    Only the outputs of the module's direct submodules are kept. This takes less memory and up to a third more work.
+    Keeping none at all would save nothing, since all of them would be recomputed at once. On a CPU nothing is saved:
+    XLA merges the recomputation with the first computation.
     """
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
@@ -188,7 +190,7 @@ def rematerialised(model: Model) -> Model:
 
 
 def check_shape(input_shape: Any, rank: int | None = None) -> None:
-    """``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
+    """Raise ``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
     names = {1: "(length,)", 2: "(length, channels)", 3: "(height, width, channels)"}
     allowed = names.get(rank or 0, "a tuple of positive whole numbers")
     ok = isinstance(input_shape, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in input_shape)

@@ -1,4 +1,4 @@
-"""Made-up recordings in the pickle of old pandas frames in which the real ones come."""
+"""Made-up recordings, pickled as old pandas frames like the real ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Name(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call, and a state that its result is given."""
+    """A call, and the state that its result is set to."""
 
     function: Name
     arguments: tuple[Any, ...]
@@ -64,7 +64,7 @@ def made(kind: Name, state: Any) -> Call:
 
 
 def frame(columns: dict[str, np.ndarray]) -> Call:
-    """A frame: its fractional columns are a block, stored by columns, and its whole-number ones another."""
+    """A frame with two blocks stored by columns: one of the float columns and one of the integer columns."""
     names = np.array(list(columns), dtype=object)
     kinds = np.array([columns[name].dtype.kind for name in names])
     home = "pandas.core.indexes.base"
@@ -90,7 +90,7 @@ def recording(labels: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def small_har() -> bytes:
-    """Subjects 1 and 3, who train, and 2, who tests: 3 + 2 and 2 windows."""
+    """Training subjects 1 and 3 with 3 + 2 windows, and test subject 2 with 2 windows."""
     people = {
         1: [frame(recording(np.repeat([-1, 5, 7, 1], [20, 192, 130, 128]), 1))],
         2: [frame(recording(np.repeat([6], [200]), 2))],

@@ -1,4 +1,4 @@
-"""A made-up data set of 30 + 12 tiny images in the clothes of MNIST, and packages that carry it."""
+"""A made-up data set of 30 + 12 tiny images in the format of MNIST, and packages that contain it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small_files(seed: int = 0) -> dict[str, bytes]:
 
 
 def small_published() -> Published:
-    """MNIST's entry with the made-up data's hashes and sizes."""
+    """The entry of MNIST with the hashes and sizes of the made-up data."""
     return SOURCES["mnist"]._replace(
         files={name: file_hash(data, "md5") for name, data in small_files().items()},
         arrays={field: array_hash(array) for field, array in small_arrays().present().items()},

@@ -105,7 +105,7 @@ def test_every_kind_of_source_gives_the_same_files(tmp_path):
 
 
 def test_members_that_try_to_get_out_are_only_names(tmp_path):
-    """Nothing is written, so a path leads nowhere; links and folders of a wanted name are not files."""
+    """Nothing is written, so a path leads nowhere; links and folders with a wanted name do not count as files."""
     path = tmp_path / "evil.tar"
     with tarfile.open(path, "w") as tar:
         link = tarfile.TarInfo("wanted")

@@ -1,4 +1,4 @@
-"""Augmentation: crops and flips by hand, equal specs, what is refused."""
+"""Augmentation: crops and flips computed by hand, equal specs, refused options."""
 
 from __future__ import annotations
 

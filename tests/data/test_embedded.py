@@ -1,4 +1,4 @@
-"""The data that is always there, and what the decoders make of it."""
+"""The data sets that need no network, and their decoded inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_embedded_set_is_what_it_says():
 
 
 def test_the_embedded_set_is_the_one_that_was_verified():
-    """Taken from files whose hashes are those published for Fashion-MNIST."""
+    """It was taken from files with the published hashes of Fashion-MNIST."""
     data = fashion_mnist_6k()
     digest = hashlib.sha256(data.x.tobytes() + data.y.tobytes() + data.test_x.tobytes() + data.test_y.tobytes())
     assert digest.hexdigest() == "e5322c7ba3d21de688f8d850228e3dc922deca406b7c780713bdb25f91d20bed"
@@ -103,6 +103,6 @@ def test_the_embedded_set_is_standardised_by_its_decoder():
 
 
 def test_decoders_are_the_same_object_every_time():
-    """Else every load would compile everything again."""
+    """Otherwise every load would compile all programs again."""
     assert fashion_mnist_6k().decode is fashion_mnist_6k().decode
     assert hash(decode.mnist) == hash(decode.mnist)

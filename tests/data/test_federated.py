@@ -10,7 +10,7 @@ from fedjax_async.data.decode import as_is, unit_images
 
 
 def numbered(examples=60, classes=3, **fields):
-    """Every example's input is its own number, so that rows can be followed around."""
+    """Every example's input is its own number, so that a test can follow the rows."""
     x = np.arange(examples, dtype=np.uint8)[:, None]
     y = (np.arange(examples) % classes).astype(np.int32)
     defaults = {"test_x": x[:6] + 100, "test_y": y[:6], "num_classes": classes}

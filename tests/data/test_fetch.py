@@ -28,14 +28,14 @@ from tests.data.small_mnist import (
 
 @pytest.fixture
 def small(monkeypatch):
-    """MNIST is a made-up data set of 42 images, and TFDS is not there."""
+    """Replace MNIST by a made-up data set of 42 images, and hide TFDS."""
     monkeypatch.setitem(SOURCES, "mnist", small_published())
     monkeypatch.setattr(tfds, "installed", lambda: False)
     monkeypatch.setenv("TFDS_DATA_DIR", "no such folder")
 
 
 def client(folder, name, script):
-    """An executable of that name, which stands in for a package client."""
+    """An executable of that name that replaces a package client."""
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -112,7 +112,7 @@ def test_commands_are_lists_with_the_pinned_version_and_run_no_scripts():
 
 
 def test_pip_does_not_run_a_source_packages_build_code(tmp_path, monkeypatch):
-    """The real client on a made-up package, whose build code would leave a file behind."""
+    """The real client fetches a made-up package; its build code, if run, would write a file."""
     inside = {
         "setup.py": f"open({str(tmp_path / 'ran')!r}, 'w')\nimport setuptools\nsetuptools.setup()".encode(),
         "PKG-INFO": b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.2.3\n",

@@ -1,4 +1,4 @@
-"""Files of other projects, made here in their documented layouts: read right, and refused in one line if damaged."""
+"""Files in the documented layouts of other projects, made here: read correctly, refused in one line if damaged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         ('{"users": [', "must be a JSON file (JSONDecodeError"),
         ("[" * 100_000, "must be a JSON file (RecursionError"),
         (b"\x80\x04\x95", "must be a JSON file (UnicodeDecodeError"),
-        ("[]", "user_data = 'a NoneType': must be users by name"),
+        ("[]", "user_data = 'a NoneType': must be an object with the users' names"),
         (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
         (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
@@ -173,7 +173,7 @@ def png(pixels):
 
 
 def images_table(labels, clients, names=None):
-    """A table as ``datasets`` writes it: images as structs of bytes and path, names of the classes in the schema."""
+    """A table as ``datasets`` writes it: images as structs of bytes and path, class names in the schema."""
     pixels = RNG.integers(0, 256, (len(labels), 6, 5, 3), dtype=np.uint8)
     image = pa.array(
         [{"bytes": png(one), "path": None} for one in pixels], pa.struct({"bytes": pa.binary(), "path": "string"})
@@ -225,7 +225,7 @@ def test_parquet_of_numbers_texts_and_class_names(tmp_path):
 
 
 def test_a_real_file_of_a_package():
-    """The table of diamonds that pyarrow's own tests read."""
+    """The table of diamonds from pyarrow's own tests."""
     import pyarrow.tests
 
     file = f"{pyarrow.tests.__path__[0]}/data/parquet/v0.7.1.parquet"
@@ -297,7 +297,9 @@ def test_partitions_of_flower(tmp_path):
         (tmp_path / "p.json").write_text(json.dumps(wrong))
         refused(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 'p.json'}", message)
     (tmp_path / "parts" / "part-2.parquet").write_bytes(b"")
-    refused(f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder a partition")
+    refused(
+        f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder per partition"
+    )
 
 
 def test_flowers_test_set_holds_no_training_rows(tmp_path):

@@ -1,4 +1,4 @@
-"""Human activities: the reader of hostile pickles, windows, filters, natural clients."""
+"""Human activities: hostile pickles, windows, filters, natural clients."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_arrays_of_other_types_are_refused():
 
 
 def frame_of(values):
-    """A frame with one block of values that no frame of ours has."""
+    """A frame with one block of unsupported values."""
     whole = frame({"a": np.zeros(1)})
     (axes, items, names, rest) = whole.state["_data"].state
     block = rest["0.14.1"]["blocks"][0] | {"values": values}
@@ -124,7 +124,7 @@ def test_filters_split_slow_from_fast_and_drop_no_signal(hertz, total, body):
 
 
 def test_the_nine_signals_are_in_the_order_of_orthofls_code():
-    """Total acceleration, body acceleration, rotation; at rest total is gravity and body is nothing."""
+    """Total acceleration, body acceleration, rotation; at rest the total is gravity and the body's is zero."""
     expected = [f"{signal} {axis}" for signal in ("total_acc", "body_acc", "body_gyro") for axis in "xyz"]
     assert list(CHANNELS) == expected
     x = channels(np.tile([0.9, -0.3, 0.2, 0.1, 0.4, -0.5], (600, 1)))
@@ -160,7 +160,7 @@ def test_people_are_split_as_in_the_original_data_set():
 
 @pytest.fixture
 def small(monkeypatch):
-    """HAR is the five and two windows of three made-up people."""
+    """Replace HAR by 5 + 2 windows of three made-up people."""
     data, arrays = small_har(), from_recordings({"HAPT.pkl": small_har()})
     published = SOURCES["har"]._replace(
         files={"HAPT.pkl": file_hash(data, "sha256")},

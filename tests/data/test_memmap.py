@@ -1,4 +1,4 @@
-"""Clients on disk: what was written is what is read, whole or not at all."""
+"""Clients on disk: reading returns what was written; an incomplete or altered folder is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedjax_async.types import FederatedData
 
 
 def made_up(sizes, dtype=np.float32, item=(3,), seed=0):
-    """Federated data in memory whose rows lie in no order."""
+    """Federated data in memory with rows in random order."""
     rng = np.random.default_rng(seed)
     size = np.array(sizes, np.int32)
     total = int(size.sum())
@@ -178,7 +178,7 @@ def altered(folder, change):
 
 
 def overwrite(file, array):
-    """Another array in the same number of bytes."""
+    """Write another array with the same number of bytes."""
     length = file.stat().st_size
     np.save(file, array)
     file.write_bytes(file.read_bytes()[:length].ljust(length))

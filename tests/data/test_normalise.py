@@ -53,8 +53,8 @@ def test_equal_statistics_are_one_function_and_the_published_constants_are_the_d
     ("x", "how", "message"),
     [
         (RNG.normal(size=(40, 5)).astype(np.float32), "published", "no constants are published for mine"),
-        (RNG.integers(0, 9, (40, 5)).astype(np.int32), "training", "are no measurements"),
-        (RNG.integers(0, 9, (40, 5)).astype(np.int32), "none", "are no measurements"),
+        (RNG.integers(0, 9, (40, 5)).astype(np.int32), "training", "neither images nor floats"),
+        (RNG.integers(0, 9, (40, 5)).astype(np.int32), "none", "neither images nor floats"),
         (RNG.normal(size=(40, 5)).astype(np.float32), "own", "normalise = 'own'"),
     ],
 )

@@ -23,7 +23,7 @@ def no_other_copy(monkeypatch, tmp_path):
 
 @pytest.fixture
 def cifar100(monkeypatch, tmp_path, no_other_copy):
-    """``(folder, {file: (coarse labels, fine labels, images)})``: two training images and one test image a class."""
+    """``(folder, {file: (coarse labels, fine labels, images)})``: two training images and one test image per class."""
     monkeypatch.setattr(own_copy, "CIFAR100", own_copy.Counts(100, 2, 1))
     rng, made, folder = np.random.default_rng(0), {}, tmp_path / "cifar-100-binary"
     folder.mkdir()
@@ -76,7 +76,7 @@ def jpeg(image, mode="RGB"):
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, no_other_copy):
-    """The folder ``tiny-imagenet-200`` with three classes: two training images and one validation image of each."""
+    """The folder ``tiny-imagenet-200`` with three classes: two training images and one validation image per class."""
     monkeypatch.setattr(own_copy, "TINY_IMAGENET", own_copy.Counts(3, 2, 1))
     root = tmp_path / "tiny-imagenet-200"
     (root / "val" / "images").mkdir(parents=True)

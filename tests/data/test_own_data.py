@@ -1,4 +1,4 @@
-"""Data of your own: defects are refused by name before the run, and good data give the run of ``federate``."""
+"""Data of your own: defects are named and refused before the run, and good data give the same run as ``federate``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def without_num_classes(**fields):
 
 
 class FakeTensor:
-    """What ``from_arrays`` sees of a tensor of torch, which the tests do not need."""
+    """The parts of a torch tensor that ``from_arrays`` uses; the tests do not need torch."""
 
     def __init__(self, array, dtype="float32", device="cpu", layout="torch.strided"):
         self.array, self.dtype, self.layout = array, f"torch.{dtype}", layout
@@ -90,7 +90,7 @@ DEFECTS = [
     (changed("test_y", 5, 4), r"data.test_y[5] = 4: must be a label"),
     (made_up(y=np.zeros(ROWS)), r"data.y = 'float64': must be integer labels, since num_classes = 4"),
     (made_up(test_y=np.zeros(TESTS)), r"data.test_y = 'float64': must be integer labels"),
-    (made_up(y=np.zeros((ROWS, 1), int)), r"data.y = 'shape [24, 1]': must be one label a row, shape [24]"),
+    (made_up(y=np.zeros((ROWS, 1), int)), r"data.y = 'shape [24, 1]': must be one label per row, shape [24]"),
     (made_up(num_classes=2.5), r"data.num_classes = 2.5: must be a whole number"),
     # values
     (changed("x", (5, 2), np.nan), r"data.x[5, 2] = nan: must be finite"),
@@ -119,7 +119,7 @@ DEFECTS = [
     (made_up(decode=None), r"data.decode = None: must be a function"),
     (made_up(name=3), r"data.name = 3: must be text"),
     # clients and their rows
-    (made_up(size=np.zeros(0, int), offset=np.zeros(0, int)), r"data.size = 'no clients': must be one entry for each"),
+    (made_up(size=np.zeros(0, int), offset=np.zeros(0, int)), r"data.size = 'no clients': must be one entry"),
     (changed("size", 1, 0), r"data.size[1] = 0: must be from 1 to 24, the length of data.order"),
     (changed("size", 2, -1), r"data.size[2] = -1: must be from 1 to 24"),
     (changed("size", 3, 25), r"data.size[3] = 25: must be from 1 to 24"),
@@ -131,7 +131,7 @@ DEFECTS = [
     (changed("order", 4, ROWS), r"data.order[4] = 24: must be a row of data.x, from 0 to 23"),
     (changed("order", 0, -1), r"data.order[0] = -1: must be a row of data.x"),
     (made_up(order=np.zeros(0, int)), r"data.order = 'no rows': must be at least one row"),
-    (made_up(offset=np.zeros(3, int)), r"data.offset = '3 entries': must be 4 entries, one a client"),
+    (made_up(offset=np.zeros(3, int)), r"data.offset = '3 entries': must be 4 entries, one per client"),
     (made_up(size=[3, 5, 6, 10]), r"data.size = 'list': must be a NumPy or JAX array"),
     (made_up(size=np.ones(4)), r"data.size = 'float64[4]': must be integers with one axis"),
     (made_up(order=np.zeros((ROWS, 1), int)), r"data.order = 'int64[24, 1]': must be integers with one axis"),
@@ -141,7 +141,10 @@ DEFECTS = [
     (changed("test_size", 3, -1), r"data.test_size[3] = -1: must be from 0 to 8"),
     (made_up(test_offset=None), r"data.test_offset = 'NoneType': must be a NumPy or JAX array"),
     (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 24: must be a row of data.x, from 0 to 23"),
-    (made_up(validation_size=np.ones(3, int)), r"data.validation_size = '3 entries': must be 4 entries, one a client"),
+    (
+        made_up(validation_size=np.ones(3, int)),
+        r"data.validation_size = '3 entries': must be 4 entries, one per client",
+    ),
     (changed("validation_offset", 1, 4), r"data.validation_offset[1] = 4: must be from 0 to 3"),
 ]
 
@@ -310,8 +313,8 @@ GOOD = (X, Y)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": []}, "clients = 'no pairs': must be one pair (x, y) for each"),
-        ({"clients": {0: GOOD}}, "clients = 'dict': must be a list of pairs (x, y), one a client"),
+        ({"clients": []}, "clients = 'no pairs': must be one pair (x, y) per client"),
+        ({"clients": {0: GOOD}}, "clients = 'dict': must be a list of pairs (x, y), one per client"),
         ({"clients": [GOOD, X]}, "clients[1] = 'numpy.ndarray': must be a pair (x, y) of arrays"),
         ({"clients": [GOOD, (X.tolist(), Y)]}, "clients[1].x = 'list': must be a NumPy, JAX or torch array"),
         ({"clients": [GOOD, (X[:0], Y[:0])]}, "clients[1].x = 'no rows': must be at least one row"),
@@ -321,7 +324,7 @@ GOOD = (X, Y)
         ({"clients": [GOOD, (X, Y - 1)]}, "clients[1].y[0] = -1: must be a label from 0 to 3"),
         ({"clients": [GOOD, (X, Y.astype(float))]}, "clients[1].y = 'float64': must be integer labels"),
         ({"clients": [(X, Y.astype(float)), GOOD]}, "clients[1].y = 'int32': must be floats, as in clients[0].y"),
-        ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label a row"),
+        ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label per row"),
         ({"clients": [(X, Y == 1)], "num_classes": 2}, "clients[0].y = 'bool': must be integer labels"),
         ({"clients": [(np.full_like(X, np.inf), Y)]}, "clients[0].x[0, 0] = inf: must be finite"),
         ({"num_classes": 3}, "clients[0].y[3] = 3: must be a label from 0 to 2"),
@@ -330,7 +333,7 @@ GOOD = (X, Y)
         ({"client_tests": [GOOD]}, "client_tests = 'given': must be left out, since test is given"),
         ({"test": (X, Y + 9), "num_classes": 4}, "test.y[0] = 9: must be a label"),
         ({"test": (X[:0], Y[:0])}, "test.x = 'no rows': must be at least one row"),
-        ({"test": None, "client_tests": []}, "client_tests = '0 pairs': must be 1 pairs, one a client"),
+        ({"test": None, "client_tests": []}, "client_tests = '0 pairs': must be 1 pairs, one per client"),
         ({"test": None, "client_tests": [(X[:0], Y[:0])]}, "client_tests = 'no rows': must be at least one row"),
         ({"test": (FakeTensor(X, device="cuda:0"), Y)}, "test.x = 'a tensor on cuda:0': must be on the CPU"),
         ({"test": (FakeTensor(X, dtype="bfloat16"), Y)}, "test.x = 'torch.bfloat16': must be of a type that NumPy has"),

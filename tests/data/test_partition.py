@@ -1,4 +1,4 @@
-"""Partitioners: nothing lost, nothing twice, nobody empty, and each skew is the skew it claims to be."""
+"""Partitioners: every example is used once, no client is empty, and each skew is as documented."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_iid_sizes_and_mixes():
 
 
 def concentration(parts, labels):
-    """Mean over clients of sum_c q_ic^2: 1 for one class a client, 1/C for the whole's mix."""
+    """Mean over clients of sum_c q_ic^2: 1 for one class per client, 1/C for equal shares of all classes."""
     table = class_table(parts, labels)
     mixes = table / table.sum(axis=1, keepdims=True)
     return np.mean(np.sum(mixes**2, axis=1))

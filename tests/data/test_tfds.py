@@ -1,4 +1,4 @@
-"""TFDS round trips, on 42 made-up images: what we write, the official reader reads. Needs the ``data`` extra."""
+"""TFDS round trips on 42 made-up images: the official reader reads our folders. Needs the ``data`` extra."""
 
 from __future__ import annotations
 

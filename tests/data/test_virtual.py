@@ -1,4 +1,4 @@
-"""Virtual arrays: the values of ordinary arrays, however they are indexed, without the arrays."""
+"""Virtual arrays: every kind of index gives the values of an ordinary array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedjax_async.types import ClientData, Message
 
 
 def numbered(parameters, client, position):
-    """x tells who and which; y is a class."""
+    """x is made from the client and the position; y is a class."""
     x = jnp.stack([parameters["base"] + client, position]).astype(jnp.uint8)
     return x, (client + position) % 3
 

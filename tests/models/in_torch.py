@@ -1,4 +1,4 @@
-"""Networks of the package written with ``torch.nn``, as a user would have them; ``names``: our layers -> theirs."""
+"""Networks of the package written with ``torch.nn``, as a user would write them; ``names``: our layers -> theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def sequential(layers, names):
 
 
 def conv_of(params, name, **options):
-    """A convolution of the size that the params have."""
+    """A convolution of the size of the params."""
     layer = params[name].get("conv", params[name])
     height, width, channels, features = layer["kernel"].shape
     return nn.Conv2d(channels, features, (height, width), **options)
@@ -42,7 +42,7 @@ def mlp(params):
 
 
 def alexnet(params):
-    """``variant=full`` on images of 32 x 32, of which one pixel is left before the last pool."""
+    """``variant=full`` on images of 32 x 32; one pixel is left before the last pool."""
     shapes = {1: (4, 2, True), 2: (1, 2, True), 3: (1, 1, False), 4: (1, 1, False), 5: (1, 1, False)}
     layers, names = [], {}
     for n, (stride, padding, pooled) in shapes.items():

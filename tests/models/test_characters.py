@@ -53,7 +53,7 @@ def test_loss_and_accuracy_of_sequences_leave_padding_out():
         metric = METRICS["label_accuracy"]()
         means = jax.tree.map(jnp.mean, metric.values(jnp.asarray(z), jnp.asarray(y)))
         np.testing.assert_allclose(metric.finish(means), right.sum() / there.sum())
-    with pytest.raises(ValueError, match=r"one label an example \(label_accuracy is for sequences\)"):
+    with pytest.raises(ValueError, match=r"one label per example \(label_accuracy is for sequences\)"):
         METRICS["macro_f1"]().values(jnp.asarray(z, jnp.float32), jnp.asarray(y))
 
 

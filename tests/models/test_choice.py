@@ -57,7 +57,7 @@ def test_the_usual_lowering_stays_where_little_is_gained():
 
 
 def test_lenet5_keeps_its_lowering():
-    """Results stay bitwise what they were; the wide LeNet's second layer alone has another."""
+    """Results stay bitwise as before; only the second layer of the wide LeNet has another lowering."""
     for channels, sizes in (((1, 6), (28, 24)), ((6, 16), (10, 8)), ((3, 6), (28,)), ((3, 32), (28,))):
         for size in sizes:
             assert default_lowering((5, 5, *channels), outputs=(size, size), backend="cpu") == "tiled"
@@ -66,7 +66,7 @@ def test_lenet5_keeps_its_lowering():
 
 
 def test_auto_measures_once_and_remembers(monkeypatch, tmp_path):
-    """Inside a traced function too; a second process reads the file; a damaged file is measured again."""
+    """It works inside a traced function too; a second process reads the file; after damage it measures again."""
     calls = []
 
     def slow(shape):
@@ -90,7 +90,7 @@ def test_auto_measures_once_and_remembers(monkeypatch, tmp_path):
         monkeypatch.setattr(choice, "_chosen", {})
         jax.eval_shape(made[0].apply, params, x)
         assert len(calls) == count
-    # padding and the pool's convolution have their own outputs
+    # a convolution without padding, here in ConvPool, has fewer outputs
     jax.eval_shape(lambda: ConvPool(3, 3, "VALID", lowering="auto").init(jax.random.key(0), x))
     assert calls[-1].outputs == (3, 3)
 
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
 
 
 def test_measuring_takes_each_candidate(monkeypatch, tmp_path):
-    """Really measured, in the midst of tracing."""
+    """A real measurement while a function is traced."""
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setattr(choice, "_chosen", {})
     found = []
@@ -121,7 +121,7 @@ def test_measuring_takes_each_candidate(monkeypatch, tmp_path):
 
 
 def test_auto_is_an_option_of_the_models():
-    """Checked when the model is made; nothing is measured before its first trace."""
+    """The option is checked when the model is made; nothing is measured before its first trace."""
     with pytest.raises(ValueError, match="did you mean 'winograd'"):
         MODELS["cnn"](lowering="winograt")
     choice.check_lowering("auto")

@@ -188,7 +188,7 @@ def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
     seed=st.integers(0, 99),
 )
 def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
-    """``[B, L, C]``, dense and depthwise, in every lowering that can; Winograd's would be ``im2col``."""
+    """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)
         options = {"padding": padding, "feature_group_count": groups}
@@ -233,7 +233,7 @@ def test_the_choice_of_lowering():
 
 
 def test_same_start_as_flax():
-    """Same initialiser, same key, same parameters."""
+    """The same initialiser and key give the same parameters."""
     x = jnp.zeros((1, 8, 8, 3))
     ours, theirs = (jax.jit(one.init)(jax.random.key(5), x) for one in (Conv(4, 3), nn.Conv(4, (3, 3))))
     agree(ours, theirs, 0.0)

@@ -1,4 +1,4 @@
-"""Pretrained encoders: the file format, the names, the forward pass, adapters, what is trained and uploaded."""
+"""Pretrained encoders: the file format, the names, the forward pass, adapters, the trained and uploaded params."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def started(folder, **options):
 
 
 def moved(params, seed=3):
-    """Other params than the initial ones, so that B is not zero."""
+    """Params that differ from the initial ones, so that B is not zero."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), params)
 

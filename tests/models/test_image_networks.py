@@ -1,4 +1,4 @@
-"""VGG-11, ResNet-18 and MobileNetV2: published sizes, structure, and training several at once."""
+"""VGG-11, ResNet-18 and MobileNetV2: published sizes, structure, and training several clients at once."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_number_of_parameters(spec):
 
 
 def test_resnet_over_time_adds_up():
-    """Stem 7*6*64, stage of c channels 3*(c_in + 3c)*c, shortcuts, two numbers a normalised channel, 513 a class."""
+    """Stem 7*6*64, stage of c channels 3*(c_in + 3c)*c, shortcuts, 2 per normalised channel, 513 per class."""
     stages = sum(3 * (c_in + 3 * c) * c for c_in, c in ((64, 64), (64, 128), (128, 256), (256, 512)))
     shortcuts = 64 * 128 + 128 * 256 + 256 * 512
     assert 7 * 6 * 64 + stages + shortcuts + 2 * 4_800 + 513 * 6 == SIZES["resnet18_1d"][1]
 
 
 def test_orthofls_resnet_adds_up():
-    """Stem 7*9*32, two blocks of c channels 4*3*c*c, between the stages 3*c*2c, two numbers a normalised channel."""
+    """Stem 7*9*32, two blocks of c channels 4*3*c*c, between the stages 3*c*2c, 2 per normalised channel."""
     widths = (32, 64, 128, 256)
     blocks, joins = sum(4 * 3 * c * c for c in widths), sum(3 * c * 2 * c for c in widths[:-1])
     assert sum(4 * c for c in widths) + 32 == 1_952
@@ -76,7 +76,7 @@ TINY = {
 )
 @pytest.mark.parametrize("name", TINY)
 def test_outputs_are_one_number_a_class(name, variant, norm):
-    """On small images too: a layer that would leave nothing of them is left out or pads."""
+    """Small images work too: a layer that would leave no pixel is skipped or pads."""
     options, shape = TINY[name]
     model = make(f"{name}:{options},variant={variant},norm={norm}", num_classes=5, input_shape=shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -161,7 +161,7 @@ def orthofls(variables, x):
 
 @pytest.mark.parametrize("length", [28, 32, 7])
 def test_orthofls_resnet_is_its_definition(length):
-    """On 28 steps the last stage has 4 positions, on 32 it has 5, and 7 leave one."""
+    """The last stage has 4 positions for 28 steps, 5 for 32, and 1 for 7."""
     model = from_flax(ResNet(3, BatchNorm, "orthofl", width=0.125, stages=(64, 128)), input_shape=(length, 2))
     with jax.enable_x64(True):
         rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0))
@@ -186,7 +186,7 @@ def test_orthofls_resnet_takes_every_norm(norm):
 
 
 def test_orthofls_resnet_is_the_same_in_every_lowering():
-    """Outputs, and gradients that reach every weight; Winograd's is for 3 x 3 kernels, so ``im2col`` here."""
+    """Outputs, and gradients that reach every weight; Winograd's need 3 x 3 kernels and fall back to ``im2col``."""
     rng = np.random.default_rng(4)
     with jax.enable_x64(True):
         x, y = jnp.asarray(rng.normal(size=(3, 25, 2))), jnp.array([0, 2, 1])

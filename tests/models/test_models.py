@@ -26,19 +26,19 @@ SMALL = {"lenet5_cifar": (16, 16, 3), "cnn": (10, 10, 3)}
 
 
 def small(name, **options):
-    """The model on images small enough for a quick test."""
+    """The model for small images, so that the test is quick."""
     shape = SMALL.get(name, (16, 16, 1))
     return MODELS[name](input_shape=shape, **options), shape
 
 
 def started(model, seed=0):
-    """Params in one program: uncompiled, every initialiser is a dozen of them."""
+    """Params made by one compiled program; without it every initialiser would compile a dozen."""
     return jax.jit(model.init)(jax.random.key(seed))
 
 
 @cache
 def batch(shape, size=8):
-    """Two classes that differ in brightness of one half."""
+    """Two classes: one half of the image differs in brightness."""
     rng = np.random.default_rng(0)
     y = np.arange(size) % 2
     x = rng.normal(size=(size, *shape)) * 0.3
@@ -124,7 +124,7 @@ def test_only_the_cnn_has_dropout_and_only_with_a_key():
 
 
 def test_dropout_keeps_the_mean():
-    """Inverted dropout at 0.25 and 0.5: kept entries are scaled up, so that the expectation stays."""
+    """Inverted dropout at 0.25 and 0.5: kept entries are scaled up, so that the mean does not change."""
     model = from_flax(Dropped(), input_shape=(64,))
     out = jax.jit(model.apply)(started(model), jnp.ones((1000, 64)), jax.random.key(1))
     assert set(np.unique(out)) == {0.0, 2.0}

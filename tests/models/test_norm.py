@@ -20,7 +20,7 @@ EPS = 1e-5
 
 
 def textbook(x, mask, scale, bias):
-    """Output, mean, biased variance and count of the rows that count."""
+    """Output, and mean, biased variance and count over the rows with mask 1."""
     valid = x[mask.astype(bool)].reshape(-1, x.shape[-1])
     mean, var = valid.mean(axis=0), valid.var(axis=0)
     return (x - mean) / np.sqrt(var + EPS) * scale + bias, mean, var, len(valid)
@@ -163,7 +163,7 @@ KEY = jax.random.key(0)
 
 @cache
 def small(norm="batch"):
-    """The model, compiled, and params after a step's worth of statistics."""
+    """The compiled model, and params with the statistics of one step."""
     model = from_flax(Small(norm), input_shape=(6,), private=normalisation(norm).private)
     train = None if model.train is None else jax.jit(model.train)
     model = model._replace(apply=jax.jit(model.apply), train=train)
@@ -245,7 +245,7 @@ def test_bfloat16_leaves_statistics_in_float32():
 
 
 def test_flaxs_own_batch_norm_is_refused():
-    """It takes no mask: padded rows would enter the statistics."""
+    """It has no mask, so padded rows would enter the statistics."""
 
     class Normed(nn.Module):
         @nn.compact

@@ -38,7 +38,7 @@ class Tokens(nn.Module):
 
 
 class Images(nn.Module):
-    """A convolution, normalised and with its channels weighted by a gate; with ``late`` a layer that PyTorch lacks."""
+    """A normalised convolution, its channels weighted by a gate; with ``late``, also a layer that PyTorch lacks."""
 
     late: nn.Module | None = None
 
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_named():
     ["lenet5", "cnn", "mlp", "alexnet:width=0.2,variant=full", "vgg11:width=0.1", "vgg11:width=0.1,variant=full"],
 )
 def test_pytorch_has_the_same_outputs(spec, tmp_path):
-    """The same networks written with ``torch.nn``, loaded from a file of safetensors, and the way back."""
+    """The same networks written with ``torch.nn``, loaded from a safetensors file, and the conversion back."""
     assert importlib.util.find_spec("torch") is not None, INSTALL
     import torch
 

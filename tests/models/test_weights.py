@@ -1,4 +1,4 @@
-"""Files of weights: written and read here and by the library of safetensors; bad ones are refused in one line."""
+"""Files of weights: written and read here and by the safetensors library; bad ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def _file(folder, content):
 
 
 def test_what_cannot_be_used_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"^ending of the file of weights = '\.h5': .*\.npz"):
+    with pytest.raises(ValueError, match=r"^extension of the file of weights = '\.h5': .*\.npz"):
         read_arrays(tmp_path / "w.h5")
     with pytest.raises(ValueError, match=r"^weights = '.*w\.npz': must be a file, but there is none$"):
         read_arrays(tmp_path / "w.npz")
-    with pytest.raises(ValueError, match=r"^ending of the file of weights = '\.pt'"):
+    with pytest.raises(ValueError, match=r"^extension of the file of weights = '\.pt'"):
         write_arrays(tmp_path / "w.pt", ARRAYS)
     with pytest.raises(ValueError, match=r"^array x = 'complex64': must be F64, "):
         write_arrays(tmp_path / "w.safetensors", {"x": np.zeros(2, np.complex64)})

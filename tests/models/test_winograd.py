@@ -69,7 +69,7 @@ def arrays(size, channels, padding, batch=2, clients=()):
     ("size", "padding"), [((8, 8), "SAME"), ((5, 11), "VALID"), ((6, 3), "uneven"), ((2, 1), "SAME")]
 )
 def test_equals_lax_in_double_precision(name, size, padding):
-    """Also where H and W are no multiples of the tile."""
+    """Also where H and W are not multiples of the tile."""
     pads = PADDING[padding]
     with jax.enable_x64(True):
         given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads)]
@@ -113,7 +113,7 @@ def test_error_in_single_precision(name, bound):
 
 
 def test_other_convolutions_are_im2col():
-    """Strided ones, other kernels and low precision: the same program, so bitwise the same."""
+    """Strides, other kernels and low precision give the same program, so bitwise the same results."""
     rng = np.random.default_rng(2)
     for size, strides, dtype in (
         ((3, 3), (2, 2), "float32"),
@@ -128,9 +128,9 @@ def test_other_convolutions_are_im2col():
 
 @pytest.mark.slow
 def test_fifty_steps_of_vgg11_stay_as_close_to_im2col_as_with_lax():
-    """Rounding grows over the steps in every lowering; with Winograd's no more than twice what ``lax`` differs.
+    """Rounding errors grow over the steps in every lowering; Winograd's differs at most twice as much as ``lax``.
 
-    Nor with those that the table chooses (``None``).
+    The same holds for the lowerings that the table chooses (``None``).
     """
     rng = np.random.default_rng(3)
     x, y = jnp.asarray(rng.normal(size=(50, 16, 32, 32, 3)), jnp.float32), jnp.asarray(rng.integers(0, 10, (50, 16)))

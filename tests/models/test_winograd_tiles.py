@@ -48,7 +48,7 @@ def test_equals_lax_in_double_precision():
 
 
 def test_error_in_single_precision_with_pooling_in_the_same_pass():
-    """Relative to the largest entry, for normal data and 128 channels; also with a last odd row."""
+    """The error relative to the largest entry, for normal data and 128 channels; also with an odd last row."""
     given = drawn((15, 14), (128, 16), batch=4)
     single = results(
         lambda x, k: FUSED["winograd_tiled"](x, k, None, "avg"), *(jnp.asarray(a, jnp.float32) for a in given)

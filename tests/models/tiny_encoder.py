@@ -35,7 +35,7 @@ DISTILBERT = {
     "pad_token_id": 0,
 }
 CONFIGS = {"bert": BERT, "distilbert": DISTILBERT}
-# the order in which the forward pass below asks: query, key, value, output, up, down; then the two normalisations
+# in the order of the forward pass below: query, key, value, output, up, down; then the two normalisations
 DENSE = {
     "bert": [
         "encoder.layer.{}.attention.self.query",
@@ -57,7 +57,7 @@ NORMS = {
 
 
 def tensors(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random weights under the names of the kind; dense weights are [out, in]."""
+    """Random weights under the names of this type of model; dense weights are [out, in]."""
     rng = np.random.default_rng(seed)
     tables = {"word": VOCABULARY, "position": POSITIONS} | ({"token_type": 2} if kind == "bert" else {})
     sizes = {f"embeddings.{name}_embeddings.weight": (rows, WIDTH) for name, rows in tables.items()}

@@ -1,8 +1,8 @@
-"""Data from the files of other projects, each format a function ``f(*, path, ...) -> Dataset`` of a file here.
+"""Data from the files of other projects. A format is a function ``f(*, path, ...) -> Dataset`` in a file here.
 
-A format is also a name of ``data.load`` and of ``--dataset``: ``leaf:task=femnist,path=DIR``. To add one, write its
-function and a line in ``FORMATS``. ``clients.py`` joins the examples of named clients, ``tables.py`` reads columns of
-Arrow tables. ``torch.py`` takes objects instead of files: :func:`from_torch`.
+Its name works in ``data.load`` and ``--dataset``: ``leaf:task=femnist,path=DIR``. To add a format, write its function
+and a line in ``FORMATS``. ``clients.py`` joins the examples of named clients, ``tables.py`` reads columns of Arrow
+tables. ``torch.py`` takes objects instead of files: :func:`from_torch`.
 """
 
 from collections.abc import Callable

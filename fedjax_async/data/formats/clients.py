@@ -1,4 +1,4 @@
-"""From the examples of named clients to a ``Dataset``, and the bounds of what is read from files of others."""
+"""From the examples of named clients to a ``Dataset``, and checked readers of JSON, CSV and nested lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedjax_async.check import require
 from fedjax_async.data.federated import Dataset, check_dataset
 from fedjax_async.types import Array
 
-LARGEST_TEXT = 8 * 2**30  # bytes of a JSON or CSV file
+LARGEST_TEXT = 8 * 2**30  # bytes of the largest JSON or CSV file that is read
 
 
 class Part(NamedTuple):
@@ -34,17 +34,17 @@ def pooled(
     decode: Callable[[Array], Array] | None = None,
     num_classes: int | None = None,
 ) -> Dataset:
-    """The data set of these clients: each is a natural owner, numbered in the order of its first training examples.
+    """The data set of these clients. Each is a natural owner; owners are numbered in the order of their first parts.
 
-    Test examples keep their owners. Parts without examples are left out. ``ValueError`` without any training example,
-    or where parts do not fit together.
+    Test examples keep their owners; owners without training examples are numbered last. Parts without examples are left
+    out. Raises ``ValueError`` without any training example, or if parts do not fit together.
 
     >>> one, two = Part("b", np.ones((2, 3)), np.array([0, 1])), Part("a", np.ones((1, 3)), np.array([2]))
     >>> pooled("own", [one, two], [two]).groups.tolist(), pooled("own", [one], [two]).test_groups.tolist()
     ([0, 0, 1], [1])
     """
     kept, tested = ([part for part in parts if len(part.x)] for parts in (train, test))
-    require(len(kept) > 0, name, "no examples", "clients of which one has training examples at least")
+    require(len(kept) > 0, name, "no examples", "at least one client with training examples")
     number = {client: i for i, client in enumerate(dict.fromkeys(part.client for part in [*kept, *tested]))}
     for part in [*kept, *tested]:
         alike = part.x.shape[1:] == kept[0].x.shape[1:] and part.y.shape[1:] == kept[0].y.shape[1:]
@@ -64,22 +64,22 @@ def _joined(parts: list[Part], number: Mapping[str, int]) -> tuple[np.ndarray, n
 
 
 def existing(path: Any, field: str = "path") -> Path:
-    """The path of a file or folder that exists."""
+    """The path of an existing file or folder; raises ``ValueError`` naming ``field`` if it does not exist."""
     found = Path(str(path)).expanduser()
     require(found.exists(), field, str(path), "a file or folder that exists")
     return found
 
 
 def read_json(path: Path) -> Any:
-    """The contents of a JSON file; ``ValueError`` naming it if it is none, is cut short or too large."""
+    """The contents of a JSON file; raises ``ValueError`` naming it if it is not JSON, cut short or too large."""
     with _parsing(path, "JSON"):
         return json.loads(path.read_bytes())
 
 
 def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Columns of a CSV file, row by row; ``ValueError`` naming it if it is none, is too large or lacks one of them.
+    """The columns ``names`` of a CSV file, row by row; a field that its row lacks is ``None``.
 
-    A field that its row lacks is ``None``.
+    Raises ``ValueError`` naming the file if it is not CSV, too large or lacks a column.
     """
     with _parsing(path, "CSV"), path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines, strict=True)
@@ -91,7 +91,7 @@ def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _parsing(path: Path, kind: str) -> Iterator[None]:
-    """Errors of a parser as ``ValueError`` naming the file; another one for a file that is too large."""
+    """Turn errors of a parser into ``ValueError`` naming the file; refuse a file that is too large."""
     size = path.stat().st_size
     require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a {kind} file of at most {LARGEST_TEXT} bytes")
     try:
@@ -102,7 +102,7 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
 
 
 def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray:
-    """Labels int32 [n] from a list of whole numbers; with ``classes``, of 0 .. classes - 1."""
+    """Labels int32 [n] from a list of whole numbers >= 0; with ``classes``, at most classes - 1."""
     found = numbers(where, values, 1)
     high = 2**31 - 1 if classes is None else classes - 1
     good = (found >= 0) & (found <= high) & (found == np.round(found))
@@ -113,7 +113,7 @@ def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray
 
 
 def numbers(where: str, values: Any, axes: int) -> np.ndarray:
-    """float64 with ``axes`` axes from nested lists of finite numbers."""
+    """A float64 array with ``axes`` axes (1 or 2) from nested lists of finite numbers."""
     allowed = {1: "a list of numbers", 2: "a list of equally long lists of numbers"}[axes]
     try:
         found = np.asarray(values)

@@ -1,8 +1,8 @@
-"""What Flower's partitioners (``flwr-datasets``) make: a folder of partitions, or partition ids of rows.
+"""Partitions made by Flower's partitioners (``flwr-datasets``): a folder of partitions, or partition ids of rows.
 
-A partitioner deals a data set to partitions, each a Hugging Face data set. ``flwr-datasets create`` writes them as
-``partition_0``, ``partition_1``, ... with ``save_to_disk``; Parquet and Arrow files work too. A partition that is
-itself split in training and test examples keeps these as its client's parts.
+A partitioner divides a data set into partitions, each a Hugging Face data set. ``flwr-datasets create`` writes them as
+``partition_0``, ``partition_1``, ... with ``save_to_disk``; Parquet and Arrow files work too. If a partition is itself
+split into training and test examples, its client keeps this split.
 """
 
 from __future__ import annotations
@@ -36,12 +36,17 @@ def flower(
     """Partitions of Flower's partitioners: flower:path=DIR,x=img,y=label; natural clients are the partitions.
 
     ``path``: a folder with the numbered partitions, each a folder of save_to_disk (``flwr-datasets create``), a Parquet
-    file or an Arrow file. Clients are numbered in the order of the numbers that end the names; those without training
-    rows come last. Or, with ``partitions``, one data set (such a folder or file) whose rows the file ``partitions``
-    assigns: JSON, a list of ids, one a row, or an object id -> list of rows; or CSV with the columns example and
-    partition. Clients are numbered in the order of the ids, rows without a partition are left out, and the split
-    ``test`` is the global test set. ``test``: one data set, the global test set in the place of that split: its split
-    ``test``, or all of its rows if it has one split or none. Other options as for ``parquet``.
+    file or an Arrow file. A name ends in the partition's number; clients have the order of these numbers, and those
+    without training rows come last.
+
+    ``partitions``: a file that assigns the rows of one data set (``path`` is then such a folder or file). It is JSON, a
+    list of ids with one per row, or an object id -> list of rows; or CSV with the columns example and partition.
+    Clients have the order of the ids, rows without a partition are left out, and the split ``test`` of the data set is
+    the global test set.
+
+    ``test``: another data set. Its split ``test``, or all its rows if it has one split or none, are global test
+    examples. They are added to the test rows of numbered partitions; with ``partitions``, they replace the split
+    ``test``. Other options as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row.
     """
@@ -69,7 +74,7 @@ def _numbered(root: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
         if found is None:
             continue
         number = int(found[1])
-        require(number not in entries, f"'{root}': partition {number}", entry.name, "one file or folder a partition")
+        require(number not in entries, f"'{root}': partition {number}", entry.name, "one file or folder per partition")
         entries[number] = entry
     require(bool(entries), "path", str(root), "a folder of numbered partitions, such as partition_0")
     train: list[Rows] = []
@@ -92,7 +97,7 @@ def _read(path: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
 
 
 def _global_test(path: Path, columns: Columns) -> list[Rows]:
-    """The rows of the split ``test``, or of the only one."""
+    """The rows of the split ``test``, of the only split, or of a data set without splits."""
     if path.is_dir() and folders.is_split(path):
         names = folders.split_names(path)
         name = "test" if "test" in names or len(names) != 1 else names[0]
@@ -106,12 +111,12 @@ def _global_test(path: Path, columns: Columns) -> list[Rows]:
 
 
 def _owned(rows: Rows, client: str) -> Rows:
-    """The rows as those of one client, unless they have clients."""
+    """The rows with ``client`` as their owner, unless they have owners already."""
     return rows if rows.client is not None else rows._replace(client=[client] * len(rows.x))
 
 
 def _assigned(tables: list[Rows], file: Path) -> list[Rows]:
-    """The rows that the file assigns, in order of their partitions."""
+    """The rows that the file assigns, in order of their partitions, with these as their owners."""
     total = sum(len(rows.x) for rows in tables)
     partition = _csv(file, total) if file.suffix == ".csv" else _json(file, total)
     found: list[tuple[int, Rows]] = []
@@ -127,7 +132,7 @@ def _assigned(tables: list[Rows], file: Path) -> list[Rows]:
 
 
 def _chosen(rows: Rows, of: np.ndarray, client: str) -> Rows:
-    """The rows ``of`` a table, as those of one client."""
+    """The rows with the indices ``of``, with ``client`` as their owner."""
 
     def own(values: Any) -> Any:
         return [values[i] for i in of] if isinstance(values, list) else values[of]
@@ -153,7 +158,7 @@ def _csv(file: Path, total: int) -> np.ndarray:
 
 
 def _placed(where: str, pairs: list[tuple[Any, Any]], total: int) -> np.ndarray:
-    """From (row, partition) of some rows to the partition of each."""
+    """The partition of each row, -1 for none, from pairs (row, partition)."""
     found = np.full(total, -1, np.int64)
     for entry, (row, client) in enumerate(pairs):
         number, owner = (_whole(where, entry, value) for value in (row, client))

@@ -1,6 +1,6 @@
-"""Folders that Hugging Face's ``datasets`` writes with ``save_to_disk``: Arrow files and what they hold, by split.
+"""Folders that Hugging Face's ``datasets`` writes with ``save_to_disk``: the columns of their Arrow files, by split.
 
-A data set is a folder with ``state.json``, which names its Arrow files; a ``DatasetDict`` one with
+A data set is a folder with ``state.json``, which names its Arrow files. A ``DatasetDict`` is a folder with
 ``dataset_dict.json``, which names the folders of its splits. The package ``datasets`` is not needed.
 """
 
@@ -14,8 +14,8 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
 from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
 
-STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set, of one with splits
-FILE_FORMAT = b"ARROW1"  # how files of Arrow's file format begin; others are streams
+STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set without splits, with splits
+FILE_FORMAT = b"ARROW1"  # a file in Arrow's file format begins with these bytes; others are in its stream format
 
 
 def hugging_face(
@@ -43,7 +43,7 @@ def hugging_face(
 
 
 def splits(folder: Path, names: tuple[str, str], columns: Columns) -> dict[str, list[Rows]]:
-    """The splits called ``names`` of a folder, as far as there are such; one without splits counts as the first."""
+    """Those of the splits ``names`` that the folder has; a folder without splits counts as the first of them."""
     if not is_split(folder):
         return {names[0]: read(folder, columns)}
     known = split_names(folder)
@@ -51,17 +51,17 @@ def splits(folder: Path, names: tuple[str, str], columns: Columns) -> dict[str, 
 
 
 def is_data_set(folder: Path) -> bool:
-    """Whether save_to_disk wrote it, with or without splits."""
+    """Whether save_to_disk wrote the folder, with or without splits."""
     return is_split(folder) or (folder / STATE).is_file()
 
 
 def is_split(folder: Path) -> bool:
-    """Whether it has splits."""
+    """Whether the folder has splits."""
     return (folder / SPLITS).is_file()
 
 
 def split_names(folder: Path) -> list[str]:
-    """The names of the splits of a folder that has such."""
+    """The names of the splits of a folder with splits."""
     content = read_json(folder / SPLITS)
     known = content.get("splits") if isinstance(content, dict) else None
     good = isinstance(known, list) and all(isinstance(name, str) for name in known)
@@ -87,14 +87,14 @@ def _name(entry: Any) -> Any:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file or folder in ``folder`` itself."""
+    """A file or folder directly in ``folder``; raises ``ValueError`` for a name that leads elsewhere."""
     plain = name == Path(name).name and name not in ("", ".", "..")
     require(plain and (folder / name).exists(), f"'{folder}': file", name, "a name within the folder that exists")
     return folder / name
 
 
 def read_arrow(file: Path, columns: Columns) -> Rows:
-    """The columns of one Arrow file, a stream or of the file format; ``ValueError`` if it is damaged or lacks one."""
+    """The columns of an Arrow file in either format; raises ``ValueError`` if it is damaged or lacks a column."""
     pa = arrow()
     try:
         with pa.memory_map(str(file)) as source:

@@ -21,11 +21,11 @@ from fedjax_async.data.formats.clients import Part, existing, labels_of, numbers
 from fedjax_async.types import Array
 
 SIDE, WINDOW, TWEET = 28, 80, 140
-TEXT_OF_A_TWEET = 4  # of id, date, query, user, text
+TEXT_OF_A_TWEET = 4  # index of the text in [id, date, query, user, text]
 
 
 class Task(NamedTuple):
-    """How the lists of a user are read: ``read(where, x, y) -> (x [n, ...], y [n])``."""
+    """How the lists of a user are read: ``read(where, x, y) -> (x [n, ...], y [n])``; ``where`` is for errors."""
 
     read: Callable[[str, Any, Any], tuple[np.ndarray, np.ndarray]]
     decode: Callable[[Array], Array] = as_is
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 def _images(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 28, 28, 1] and labels of 62 classes, from rows of 784 brightnesses."""
+    """Images uint8 [n, 28, 28, 1] from rows of 784 brightnesses, and labels int32 [n] of 62 classes."""
     found = numbers(f"{where}, x", x, 2)
     require(found.shape[1] == SIDE**2, f"{where}, x", f"rows of {found.shape[1]}", f"rows of {SIDE**2} numbers")
     require(bool(np.all((found >= 0) & (found <= 1))), f"{where}, x", "a value outside", "brightness in [0, 1]")
@@ -41,7 +41,7 @@ def _images(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _next_characters(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [n, 80] and of the character after them, int32 [n]."""
+    """Codes of 80 characters, uint8 [n, 80], and the code of the character after them, int32 [n]."""
     texts, next_one = _texts(f"{where}, x", x), _texts(f"{where}, y", y)
     for name, found, length in (("x", texts, WINDOW), ("y", next_one, 1)):
         wrong = next((i for i, text in enumerate(found) if len(text) != length), None)
@@ -51,7 +51,7 @@ def _next_characters(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def _tweets(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Codes uint8 [n, 140] of the tweets, and whether they are positive, int32 [n]."""
+    """Codes of the tweets, uint8 [n, 140], and labels int32 [n]: 1 for a positive tweet, else 0."""
     rows = x if isinstance(x, list) else []
     good = isinstance(x, list) and all(isinstance(row, list) and len(row) > TEXT_OF_A_TWEET for row in rows)
     require(good, f"{where}, x", f"a {type(x).__name__}", "lists of id, date, query, user and text")
@@ -60,7 +60,7 @@ def _tweets(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _vectors(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [n, D] and labels int32 [n]."""
+    """Vectors float32 [n, D] and labels int32 [n]."""
     return numbers(f"{where}, x", x, 2).astype(np.float32), labels_of(f"{where}, y", y)
 
 
@@ -83,12 +83,13 @@ def leaf(*, path: str, task: str = "femnist") -> Dataset:
 
     ``path``: a folder with ``train`` and ``test``, a folder of ``*.json`` without a test set, or one such file.
 
-    - femnist: uint8 [M, 28, 28, 1], dark on light as LEAF has them, and 62 classes;
-    - shakespeare: codes of 80 characters (``data.characters``) and of the one after them, for ``char_gru:last=true``;
+    - femnist: uint8 [M, 28, 28, 1], dark on light as in LEAF, and 62 classes;
+    - shakespeare: codes of 80 characters (``data.characters``) and of the next one, for ``char_gru:last=true``;
     - sent140: codes of the tweets, cut to 140 characters, and 2 classes, for ``char_gru:last=true``;
-    - vectors: float32 [M, D] and labels, as of LEAF's synthetic data.
+    - vectors: float32 [M, D] and labels, as in LEAF's synthetic data.
 
-    Raises ``ValueError`` naming file, user and entry. CelebA and Reddit are not read. Source: Caldas et al. (2018).
+    Raises ``ValueError`` naming file, user and entry. CelebA and Reddit are not supported. Source: Caldas et al.
+    (2018).
     """
     chosen: Task = registry.find("task", TASKS, task)
     root = existing(path)
@@ -117,7 +118,7 @@ def _users(file: Path) -> dict[str, Any]:
     content = read_json(file)
     found: Any = content.get("user_data") if isinstance(content, dict) else None
     good = isinstance(found, dict) and bool(found)
-    require(good, f"'{file}': user_data", f"a {type(found).__name__}", "users by name")
+    require(good, f"'{file}': user_data", f"a {type(found).__name__}", "an object with the users' names as keys")
     users, counts = content.get("users", list(found)), content.get("num_samples")
     good = isinstance(users, list) and sorted(map(str, users)) == sorted(found)
     require(good, f"'{file}': users", f"others than the {len(found)} of user_data", "the names in user_data")

@@ -1,4 +1,4 @@
-"""Parquet files, one or a folder of them, as the hub of Hugging Face and data frames write them."""
+"""Parquet files, one or a folder of them, such as those of the Hugging Face hub or of pandas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def parquet(
 ) -> Dataset:
     """Parquet files: parquet:path=FILE,x=image,y=label,client=writer; a folder with train*.parquet and test*.parquet.
 
-    ``x``: a column of images, lists of numbers or texts, or several columns of numbers joined by +. ``y``: labels,
-    names of classes or targets. ``client``: the natural owner of each row; without it a partition deals the rows. Texts
-    become codes (``data.characters``), cut to ``length``; with ``y=none`` the task is the next character, in windows of
-    ``length`` (see shakespeare). ``path``: a file, or a folder, in which files whose name begins with ``test`` are the
-    test set and the others the training set. ``test``: a file or folder of its own. Only these columns are read.
+    ``path``: a file or a folder. In a folder, files with a name that begins with ``test`` are the test set, the others
+    the training set. ``test``: a file or folder with the test set; all files of ``path`` are then the training set.
+
+    ``x``: a column of images, lists of numbers or texts, or several columns of numbers joined by +. ``y``: a column of
+    labels, names of classes or targets. ``client``: the column with the natural owner of each row; without it, a
+    partitioner deals the rows. Only these columns are read. Texts become codes (``data.characters``), cut to
+    ``length``; with ``y=none`` the task is to predict the next character, in windows of ``length`` (see shakespeare).
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """
@@ -48,7 +50,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def read(file: Path, columns: Columns) -> Rows:
-    """The columns of one file; ``ValueError`` if it is damaged or lacks one."""
+    """The columns of one file; raises ``ValueError`` if it is damaged or lacks a column."""
     pa = arrow()
     parquet_module = importlib.import_module("pyarrow.parquet")
     try:

@@ -1,7 +1,7 @@
 """Columns of Arrow tables as arrays: numbers, lists of equal length, images, texts, names of clients.
 
-Parquet files and the folders of Hugging Face ``datasets`` are read through here, with pyarrow (extra ``formats``), and
-of them only the columns that are asked for.
+The readers of Parquet files and of Hugging Face folders use this file and pyarrow (extra ``formats``). Only the
+columns that are asked for are read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import Part, pooled
 from fedjax_async.data.images import import_pillow
 
-IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # kinds of files that Pillow may decode
-MOST_PIXELS = 2**26
+IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # the image formats that Pillow may decode
+MOST_PIXELS = 2**26  # of one image
 
 
 class Columns(NamedTuple):
@@ -31,7 +31,7 @@ class Columns(NamedTuple):
     x: str = "image"  # or several columns of numbers, joined by +
     y: str | None = "label"  # None: x is text, and the task is its next character
     client: str | None = None  # the natural owner of a row
-    length: int = 80  # characters of a text
+    length: int = 80  # texts are cut to this number of characters
 
     @property
     def inputs(self) -> list[str]:
@@ -40,21 +40,21 @@ class Columns(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """All columns."""
+        """The columns of x, then those of y and client."""
         return [*self.inputs, *(str(name) for name in (self.y, self.client) if name is not None)]
 
 
 class Rows(NamedTuple):
-    """What the columns of one table hold."""
+    """The contents of the columns of one table."""
 
     x: Any  # an array [n, ...], or a list of texts
     y: Any  # an array [n, ...], a list of names, or None
     client: list[str] | None
-    classes: list[str] | None  # of y, as the schema names them
+    classes: list[str] | None  # the names of y's classes in the schema, if it has them
 
 
 def arrow() -> Any:
-    """pyarrow, or ``ValueError`` naming the extra."""
+    """The module ``pyarrow``; raises ``ValueError`` naming the extra if it is missing."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
@@ -63,7 +63,7 @@ def arrow() -> Any:
 
 
 def require_columns(where: Path, schema: Any, columns: Columns) -> None:
-    """``ValueError`` for the first column that a table lacks, or that is asked for twice."""
+    """Raise ``ValueError`` for the first column that a table lacks, or if one is asked for twice."""
     for name in columns.names:
         require(name in schema.names, f"'{where}': column", name, f"one of {', '.join(schema.names)}")
     require(len(set(columns.names)) == len(columns.names), f"'{where}': columns", columns.names, "different columns")
@@ -80,7 +80,7 @@ def rows_of(where: Path, table: Any, columns: Columns) -> Rows:
     y = None if columns.y is None else _values(where, columns.y, table.column(columns.y))
     owner = None if columns.client is None else _values(where, columns.client, table.column(columns.client))
     if owner is not None and not isinstance(owner, list):
-        require(owner.ndim == 1, f"'{where}': {columns.client}", f"shape {owner.shape}", "a name or number a row")
+        require(owner.ndim == 1, f"'{where}': {columns.client}", f"shape {owner.shape}", "a name or number per row")
         owner = [str(value) for value in owner.tolist()]
     return Rows(parts[0], y, owner, _class_names(table.schema, columns.y))
 
@@ -157,7 +157,7 @@ def _images(place: str, column: Any) -> np.ndarray:
 
 
 def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: Columns) -> Dataset:
-    """The data set of the rows of some tables; ``pooled`` by client if there is a column of clients."""
+    """The data set of the rows of some tables; it has natural owners only if there is a column of clients."""
     every = [*train, *test]
     names = next((rows.classes for rows in every if rows.classes is not None), None)
     if any(isinstance(rows.y, list) for rows in every):  # classes by name
@@ -171,7 +171,7 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
 
 
 def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[Part]:
-    """The rows of a table by their clients; of no client in particular under one name."""
+    """The rows of a table by client; without clients, all rows under one name."""
     names = rows.client if rows.client is not None else ["all"] * len(rows.x)
     client = {name: i for i, name in enumerate(dict.fromkeys(names))}
     owner = np.array([client[name] for name in names], np.int64)
@@ -180,7 +180,7 @@ def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[Part]:
 
 
 def _part(client: str, rows: Rows, of: np.ndarray, columns: Columns, number: dict[str, int]) -> Part:
-    """The rows ``of`` one client."""
+    """The rows with the indices ``of`` as the part of one client."""
     texts = isinstance(rows.x, list)
     if rows.y is None:
         require(texts, "y", None, "given: without it x is text, and the task is its next character")

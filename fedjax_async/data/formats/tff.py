@@ -1,4 +1,4 @@
-"""TensorFlow Federated's HDF5 files: ``examples/CLIENT/FEATURE``, as of its federated EMNIST and Shakespeare.
+"""TensorFlow Federated's HDF5 files: ``examples/CLIENT/FEATURE``, as in its federated EMNIST and Shakespeare.
 
 They are read with h5py (extra ``formats``). Links to other files are not followed.
 """
@@ -18,15 +18,15 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import Part, existing, pooled
 
 GROUP = "examples"
-MOST_COMPRESSED = 2000  # times that contents may be larger than their file: gzip reaches 1,032
+MOST_COMPRESSED = 2000  # the largest compression ratio that is accepted: gzip reaches 1,032
 
 
 def tff(*, path: str, test: str | None = None, x: str = "pixels", y: str = "label", length: int = 80) -> Dataset:
     """TensorFlow Federated's HDF5 files: tff:path=fed_emnist_train.h5,test=fed_emnist_test.h5. Natural clients.
 
     ``x``, ``y``: names of the features (federated CIFAR-100: x=image). Images of two axes get a channel axis; integer y
-    are labels. With ``y=none``, x is text (Shakespeare: x=snippets) and the task is the next character, in windows
-    of ``length`` (see shakespeare). Without ``test`` there is no test set: give a ``test_fraction``.
+    are labels. With ``y=none``, x is text (Shakespeare: x=snippets) and the task is to predict the next character, in
+    windows of ``length`` (see shakespeare). Without ``test`` there is no test set: give a ``test_fraction``.
 
     Raises ``ValueError`` naming file, client and feature. Source: TensorFlow Federated, ``HDF5ClientData``.
     """
@@ -47,7 +47,7 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[Part]:
             for client in sorted(group):
                 where = f"'{file}', {client}"
                 own = _own(group, client, where, h5py)
-                require(isinstance(own, h5py.Group), where, "no group", "a group with a data set a feature")
+                require(isinstance(own, h5py.Group), where, "no group", "a group with one data set per feature")
                 if y is None:
                     texts = [text.decode("utf-8", "replace") for text in _values(own, x, where, file, h5py, text=True)]
                     cut = windows("\n".join(texts) + "\n", length)
@@ -69,7 +69,7 @@ def _h5py() -> Any:
 
 
 def _own(group: Any, name: str, where: str, h5py: Any) -> Any:
-    """The member of a group; ``ValueError`` for a link, which could lead into another file."""
+    """The member of a group, or None; raises ``ValueError`` for a link, which could lead to another file."""
     if name not in group:
         return None
     link = group.get(name, getlink=True)
@@ -93,7 +93,7 @@ def _values(own: Any, name: str, where: str, file: Path, h5py: Any, *, text: boo
 
 
 def _with_channels(x: np.ndarray) -> np.ndarray:
-    """Images [n, H, W] of floats as [n, H, W, 1]; others as they are."""
+    """Float images [n, H, W] as [n, H, W, 1]; other arrays unchanged."""
     return x[..., None] if x.ndim == 3 and x.dtype.kind == "f" else x
 
 

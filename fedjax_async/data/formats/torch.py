@@ -1,4 +1,4 @@
-"""Map-style data sets of PyTorch, one a client, such as ``Subset``s; torch itself is not needed."""
+"""Map-style data sets of PyTorch, one per client, such as ``Subset``s; torch itself is not needed."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def from_torch(
     """Client data from map-style data sets: ``len(d)`` and ``d[i] -> (x, y)``, or a dict, with tensors or images.
 
     Args:
-      clients: a data set a client, for example ``torch.utils.data.Subset`` of one data set, or the partitions that
+      clients: one data set per client, for example ``torch.utils.data.Subset`` of one data set, or the partitions that
         Flower's partitioners load. Each item is read once, and its transforms run once.
-      test: the global test set; or ``client_tests``, one for each client.
-      x, y: where input and target stand in an item: their positions, or their keys in a dict.
+      test: the global test set.
+      client_tests: instead of ``test``, one test set per client.
+      x, y: the positions of input and target in an item, or their keys in a dict.
       channels_first: whether images come as [C, H, W], as from torchvision's ``ToTensor``; they become [H, W, C].
       num_classes, decode, name: as for :func:`fedjax_async.data.from_arrays`.
 
-    Raises ``ValueError`` naming the client and the item that cannot be used.
+    Returns data that have passed ``check_data``. Raises ``ValueError`` naming the client and the item that is wrong.
 
     >>> items = [(np.full((1, 2, 2), i, np.float32), i % 3) for i in range(6)]
     >>> data = from_torch([items[:4], items[4:]], test=items, channels_first=True)
     >>> data.x.shape, data.size.tolist(), data.y.tolist()
     ((6, 2, 2, 1), [4, 2], [0, 1, 2, 0, 1, 2])
     """
-    require(isinstance(clients, (list, tuple)), "clients", type_name(clients), "a list of data sets, one a client")
-    allowed = "a list of data sets, one a client"
+    require(isinstance(clients, (list, tuple)), "clients", type_name(clients), "a list of data sets, one per client")
+    allowed = "a list of data sets, one per client"
     require(isinstance(client_tests or [], (list, tuple)), "client_tests", type_name(client_tests), allowed)
 
     def read(where: str, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
