@@ -181,6 +181,8 @@ def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partiti
     client_of = dict(zip(owner.tolist(), np.repeat(np.arange(len(data.size)), data.size).tolist()))
     client = np.array([client_of.get(owner, len(data.size)) for owner in tested.tolist()], np.int64)
     size = np.bincount(client, minlength=len(data.size) + 1)[:-1].astype(np.int32)
+    if not size.any():  # the test rows belong to nobody who trains: they stay the global test set
+        return data
     order = np.argsort(client, kind="stable")[: int(size.sum())].astype(np.int32)
     return data._replace(test_order=order, test_offset=(np.cumsum(size) - size).astype(np.int32), test_size=size)
 

@@ -134,6 +134,7 @@ def write_clients(
     """
     folder = Path(folder)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
+    require(len(test_x) == len(test_y), "test_y", f"{len(test_y)} targets", f"{len(test_x)}, one for each of test_x")
     allowed = f"{', '.join(OWN_TESTS)}, or none"
     require(set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), allowed)
     with appearing(folder) as temporary:
@@ -272,7 +273,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     require(metadata.get("version") == VERSION, f"{file}: version", metadata.get("version"), str(VERSION))
     good = isinstance(metadata.get("name"), str) and isinstance(metadata.get("decode"), (str, type(None)))
     classes = metadata.get("num_classes", "")
-    good = good and (classes is None or (isinstance(classes, int) and classes >= 1))
+    good = good and (classes is None or (type(classes) is int and classes >= 1))
     require(good, f"{file}: name, decode, num_classes", "missing or of another type", "as they were written")
     files = metadata.get("files")
     good = isinstance(files, dict) and set(files) in (set(FIELDS), {*FIELDS, *OWN_TESTS})

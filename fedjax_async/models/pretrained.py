@@ -142,6 +142,9 @@ def read_config(path: Path) -> tuple[Family, EncoderConfig]:
     config = EncoderConfig(**({"token_types": 0} | given))
     for field in ("layers", "width", "heads", "intermediate", "vocabulary", "positions"):
         check.whole(f"{path.name}: {family.config[field]}", getattr(config, field))
+    for field in ("token_types", "padding"):
+        check.whole(f"{path.name}: {family.config.get(field, field)}", getattr(config, field), 0)
+    check.real_positive(f"{path.name}: {family.config.get('epsilon', 'epsilon')}", config.epsilon)
     fits = config.width % config.heads == 0
     require(fits, f"{path.name}: {family.config['heads']}", config.heads, f"a divisor of {config.width}")
     return family, config

@@ -42,6 +42,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     without gap or overlap. Raises ``ValueError`` naming the file and what is wrong.
     """
     field = Path(path).name
+    require(os.path.isfile(path), "path", os.fspath(path), "a file that exists")
     size = os.path.getsize(path)
     require(size > 8, field, f"{size} bytes", "a safetensors file")
     with open(path, "rb") as file:
@@ -68,7 +69,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 def _checked(field: str, name: str, entry: Any) -> tuple[int, int]:
     """The first byte of an array and the byte after its last; raises ``ValueError`` for an invalid header entry."""
     wanted = isinstance(entry, dict) and {"dtype", "shape", "data_offsets"} <= set(entry)
-    require(wanted and entry["dtype"] in DTYPES, f"{field}: {name}", entry, f"an array of {', '.join(DTYPES)}")
+    wanted = wanted and isinstance(entry["dtype"], str) and entry["dtype"] in DTYPES
+    require(wanted, f"{field}: {name}", entry, f"an array of {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     numbers = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
     numbers = numbers and all(type(n) is int and n >= 0 for n in [*shape, *offsets])

@@ -87,7 +87,7 @@ def _widths(hidden: int | str | tuple[int, ...], layers: int) -> tuple[int, ...]
         check.whole("hidden", hidden)
         return (hidden,) * layers
     parts = hidden.split("x") if isinstance(hidden, str) else list(hidden) if isinstance(hidden, (tuple, list)) else []
-    ok = len(parts) > 0 and all(str(p).isdigit() and int(p) > 0 for p in parts)
+    ok = len(parts) > 0 and all(str(p).isdecimal() and int(p) > 0 for p in parts)
     check.require(ok, "hidden", hidden, "a width, or widths joined by x, such as 200x100")
     check.require(layers in (1, len(parts)), "layers", layers, f"{len(parts)}, the number of widths in hidden")
     return tuple(int(p) for p in parts)

@@ -64,12 +64,14 @@ def from_flax(
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
     try:
-        kept = set(jax.eval_shape(lambda: variables(jax.random.key(0)))) - {"params"}
+        found = set(jax.eval_shape(lambda: variables(jax.random.key(0))))
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         line = " ".join(str(error).split())
         allowed = f"a module that takes inputs of the shape (1, *{tuple(input_shape)})"
         raised = f"{type(module).__name__}: must be {allowed}; it raised {type(error).__name__}: {line}"
         raise ValueError(f"module = {raised}") from error
+    check.require("params" in found, "module", type(module).__name__, "a module with parameters")
+    kept = found - {"params"}
     possible = {STATISTICS} if {"train", "mask"} <= set(accepted) else set()
     allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
     check.require(kept <= possible, "module state", sorted(kept), allowed)

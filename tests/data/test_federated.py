@@ -65,6 +65,14 @@ def test_natural_owners_give_the_number_of_clients():
         federate(numbered(), "iid")
 
 
+def test_test_rows_of_nobody_who_trains_are_the_global_test_set():
+    owners = np.repeat(np.arange(6, dtype=np.int32), 10)
+    grouped = numbered(groups=owners)
+    strangers = np.full(len(grouped.test_x), 6, np.int32)
+    assert federate(grouped._replace(test_groups=strangers), "natural").test_order is None
+    assert federate(grouped._replace(test_groups=strangers - 1), "natural").test_size.tolist()[:5] == [0] * 5
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -81,6 +81,7 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         (b"\x80\x04\x95", "must be a JSON file (UnicodeDecodeError"),
         ("[]", "user_data = 'a NoneType': must be an object with the users' names"),
         (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
+        (json.dumps({"user_data": {"['a']": GOOD["u"]}, "users": [["a"]]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
         (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
         (

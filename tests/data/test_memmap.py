@@ -139,6 +139,7 @@ def test_an_interrupted_stream_leaves_nothing_behind(tmp_path):
         ({"chunks": []}, "^chunks = 'none'"),
         ({"chunks": [(np.array([None]), np.zeros(1), np.ones(1, int))]}, "^x = "),
         ({"test_order": np.arange(4)}, "^own_tests = "),
+        ({"test_y": np.zeros(1)}, "^test_y = '1 targets'"),
     ],
 )
 def test_what_cannot_be_written(tmp_path, arguments, message):

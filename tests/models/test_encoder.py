@@ -108,6 +108,7 @@ def entry(shape=(2,), offsets=(0, 8), dtype="F32"):
         entry(shape=(1,), offsets=(0, 4)),
         entry(shape=(2**62, 2**62)),
         entry() | {"y": entry()["x"]},
+        {"x": entry()["x"] | {"dtype": []}},
     ],
     ids=json.dumps,
 )
@@ -137,6 +138,8 @@ def test_any_bytes_are_arrays_or_a_value_error(tmp_path_factory, data):
         ({"num_hidden_layers": 3}, "must have encoder.layer.2.attention.self.query.weight"),
         ({"intermediate_size": 13}, r"layer0/up/kernel = \(8, 12\): must be \(8, 13\), as config.json says"),
         ({"vocab_size": 2.5}, "must be a whole number"),
+        ({"type_vocab_size": "x"}, "type_vocab_size = 'x': must be a whole number"),
+        ({"layer_norm_eps": "y"}, "layer_norm_eps = 'y': must be a finite number > 0"),
         ({"hidden_act": "swish"}, "activation = 'swish': must be one of gelu, gelu_new, relu"),
     ],
 )

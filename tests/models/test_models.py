@@ -191,6 +191,7 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters(name):
         ("mlp:hiden=3", "did you mean 'hidden'"),
         ("mlp:hidden=0", "hidden = 0"),
         ("mlp:hidden=20xx", "hidden = '20xx'"),
+        ("mlp:hidden=20x\u00b2", "hidden = '20x\u00b2'"),
         ("mlp:hidden=20x10,layers=3", "layers = 3"),
         ("lenet5:lowering=fft", "lowering = 'fft'"),
         ("lenet5:num_classes=1", "num_classes = 1"),

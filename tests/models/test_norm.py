@@ -256,6 +256,11 @@ def test_flaxs_own_batch_norm_is_refused():
         from_flax(Normed(), input_shape=(4,))
 
 
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ValueError, match="module = 'Sequential': must be a module with parameters"):
+        from_flax(nn.Sequential([nn.relu]), input_shape=(4,))
+
+
 @pytest.mark.parametrize(
     ("spec", "named"),
     [

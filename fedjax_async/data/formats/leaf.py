@@ -120,7 +120,7 @@ def _users(file: Path) -> dict[str, Any]:
     good = isinstance(found, dict) and bool(found)
     require(good, f"'{file}': user_data", f"a {type(found).__name__}", "an object with the users' names as keys")
     users, counts = content.get("users", list(found)), content.get("num_samples")
-    good = isinstance(users, list) and sorted(map(str, users)) == sorted(found)
+    good = isinstance(users, list) and all(isinstance(user, str) for user in users) and sorted(users) == sorted(found)
     require(good, f"'{file}': users", f"others than the {len(found)} of user_data", "the names in user_data")
     if counts is not None:
         stated = dict(zip(users, counts)) if isinstance(counts, list) and len(counts) == len(users) else {}
