@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
+    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one per core]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     parser.add_argument("--one", action="store_true", help="measure the first model and size here and print it as JSON")
