@@ -1,6 +1,6 @@
 """Planning decentralised runs: pushes planned a second, and the memory of a plan of a million nodes.
 
-    python experiments/benchmarks/peer_planning.py             # about three minutes, and 5 GB of memory
+    python experiments/benchmarks/peer_planning.py             # about three minutes, and 3 GB of memory
     python experiments/benchmarks/peer_planning.py --smoke     # seconds
 
 A push is one message from one node to one receiver. A plan has the compute events, the receivers of each push, its

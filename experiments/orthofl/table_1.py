@@ -4,9 +4,9 @@
     python experiments/orthofl/table_1.py --scale paper --tasks har --seeds 1 --variants fedavg
 
 ``orthofl`` is the rule of the paper's text; an eighth row is the rule of its released code. ``--variants`` runs some
-rows and keeps earlier runs in the same ``--out``; a row that is not run is left out of the target. Relative time:
-virtual time to 95 % of the lowest final accuracy among the methods, divided by FedAvg's. The picture of each task is
-Figure 5, accuracy against virtual time.
+rows; finished runs in the same ``--out`` are used again. Table and target have the rows of the last command only.
+Relative time: virtual time to 95 % of the lowest final accuracy among the methods, divided by FedAvg's. The picture of
+each task is Figure 5, accuracy against virtual time.
 """
 
 from __future__ import annotations
