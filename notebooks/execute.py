@@ -1,7 +1,7 @@
 """Run the notebooks and store their outputs: ``python notebooks/execute.py``, or with names such as ``02 11``.
 
-The stored outputs let the notebooks be read on the web. What differs from one execution to the next without a change
-of the results is left out: times, warnings, the versions of the kernel, random names inside of pictures.
+The stored outputs let the notebooks be read on the web. They leave out what differs between executions with the same
+results: times, warnings, versions of the kernel, random names inside pictures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from traitlets.config import Config
 
 FOLDER = Path(__file__).resolve().parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-# Python finds the package beside the notebooks; pictures get no date, and matplotlibrc no random names
+# Python finds the package beside the notebooks; matplotlib writes no date and no random names
 ENVIRONMENT = {"PYTHONPATH": str(FOLDER.parent), "SOURCE_DATE_EPOCH": "0", "MATPLOTLIBRC": str(FOLDER / "matplotlibrc")}
 SVG = "image/svg+xml"
 NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b"
@@ -32,7 +32,7 @@ def read(path: Path) -> NotebookNode:
 
 def executed(path: Path) -> NotebookNode:
     """The notebook after running it from top to bottom, with the outputs as they are stored."""
-    with tempfile.TemporaryDirectory() as sockets:  # in place of ports, so that several may run side by side
+    with tempfile.TemporaryDirectory() as sockets:  # instead of ports, so that several may run at the same time
         client = NotebookClient(
             read(path),
             timeout=600,
@@ -49,12 +49,12 @@ def executed(path: Path) -> NotebookNode:
         cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
         for output in cell.outputs:
             if SVG in output.get("data", {}):
-                output.data[SVG] = " ".join(output.data[SVG].split())  # one line a picture instead of thousands
+                output.data[SVG] = " ".join(output.data[SVG].split())  # one line per picture instead of thousands
     return done
 
 
 def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """The outputs with printed lines that follow each other as one: how slowly they came cuts them into several."""
+    """The outputs with consecutive printed texts joined, because timing splits them at random."""
     found: list[NotebookNode] = []
     for output in outputs:
         if found and output.output_type == found[-1].output_type == "stream":
@@ -70,7 +70,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def words(cell: NotebookNode) -> list[str]:
-    """What a cell's outputs say, in alphabetical order: kinds of outputs and words, every number replaced by #.
+    """The kinds and words of a cell's outputs, sorted, with every number replaced by #.
 
     Other machines and versions add floating-point numbers in another order, so numbers may differ, and with them the
     order of rows and the widths of columns.
@@ -84,7 +84,7 @@ def words(cell: NotebookNode) -> list[str]:
 
 
 def main(names: list[str]) -> None:
-    """Run the notebooks with these beginnings of names (all without any) and write them back."""
+    """Run the notebooks whose names begin with one of ``names`` (all if none) and write them back."""
     for path in NOTEBOOKS:
         if not names or path.name.startswith(tuple(names)):
             nbformat.write(executed(path), path)

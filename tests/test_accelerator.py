@@ -57,7 +57,7 @@ def test_what_did_not_fit_or_failed_is_named(kit, tmp_path, monkeypatch):
     monkeypatch.setattr(kit, "PARTS", {"one": ("One", items, 1.0), "two": ("Two", others, 1e6)})
     assert kit.run(["one"], kit.SMOKE, 0.01 / 60, tmp_path, "") == 0
     page = (tmp_path / "README.md").read_text()
-    assert "Left out, the time was over: second." in page and (tmp_path / "one.csv").exists()
+    assert "Left out for lack of time: second." in page and (tmp_path / "one.csv").exists()
     assert kit.run(["two"], kit.SMOKE, 1.0, tmp_path, "Busy.") == 1
     page = (tmp_path / "README.md").read_text()
     assert page.index("second.") < page.index("## Two"), "the section of the part that was not run again stays"

@@ -1,4 +1,4 @@
-"""Delay corrections as probes: what each of them would make of an arrival, measured; the run itself stays as it is."""
+"""Delay corrections as probes: they measure the model to which each would lead; the run itself does not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedjax_async.types import (
     State,
 )
 
-STRENGTH = 5.0  # of DC-ASGD-a: 2.5 times the usual one, as in the paper
+STRENGTH = 5.0  # of DC-ASGD-a: 2.5 times the default, as in the paper
 ENDS: dict[str, Correction] = {
     "asgd": geometry.asgd(),
     "fedasync": geometry.fedasync(),
@@ -38,20 +38,20 @@ ENDS: dict[str, Correction] = {
     "orthopos": geometry.orthopos(),
     "orthostrict": geometry.orthostrict(),
 }
-GRADIENT, POSITION = ("asgd", "orthograd"), ("fedasync", "orthopos")  # what they trust: the displacement, the position
+GRADIENT, POSITION = ("asgd", "orthograd"), ("fedasync", "orthopos")  # those that trust the displacement, the position
 CURVED = (*GRADIENT, *POSITION)  # the end corrections after which the curve is measured
-CONTROL = {"none": "curve", "rotation": "rotated curve"}  # of the control point -> how columns call it
+CONTROL = {"none": "curve", "rotation": "rotated curve"}  # treatment of the control point -> its name in columns
 
 
 class Observed(NamedTuple):
     """Server state of :func:`observed`."""
 
     inner: State
-    corrections: dict[str, State]  # of those that average over arrivals, such as DC-ASGD-a
+    corrections: dict[str, State]  # used by those that average over arrivals, such as DC-ASGD-a
 
 
 def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
-    """``rule``, which also keeps the state that each correction would have had if it had corrected every arrival."""
+    """``rule`` that also keeps, for each correction, its state as if it had corrected every arrival."""
 
     def init(params: Params) -> tuple[Observed, State]:
         state, memory = rule.init(params)
@@ -76,12 +76,12 @@ def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
 
 
 def change_of(arrival: Arrival) -> Params:
-    """The client's own change, also of a client that uploads a curve."""
+    """The change of the client's model; from a curve, that of its end."""
     return arrival.upload.params if isinstance(arrival.upload, Curve) else arrival.upload
 
 
 def corrected(now: Params, state: Observed, arrival: Arrival) -> dict[str, tuple[Params, State]]:
-    """Correction -> the corrected change, and the correction's state after it. ``now``: the server's params."""
+    """Correction -> the corrected change, and the correction's next state. ``now``: the server's params."""
     drift = jax.tree.map(jnp.subtract, now, arrival.start)
     change = change_of(arrival)
     return {name: end.correct(change, drift, state.corrections[name]) for name, end in ENDS.items()}
@@ -90,9 +90,9 @@ def corrected(now: Params, state: Observed, arrival: Arrival) -> dict[str, tuple
 def proposals(now: Params, state: Observed, arrival: Arrival, position: float) -> dict[str, Params]:
     """Name -> the model that the server would move to: ``position`` of the way to each corrected end.
 
-    ``CORRECTION`` is on the line to it. If the client uploads a curve, ``CORRECTION, curve`` is on the curve whose
-    control point keeps its offset, and ``CORRECTION, rotated curve`` on that whose control point turned with the chord;
-    ``fresh`` and ``fresh, curve`` are on the client's own line and curve, from its start.
+    ``CORRECTION`` is on the line to it. If the client uploads a curve, there are also ``CORRECTION, curve`` (the
+    control point keeps its offset), ``CORRECTION, rotated curve`` (the control point turns with the chord), and
+    ``fresh`` and ``fresh, curve`` on the client's own line and curve, from its start.
     """
     s, change = jnp.asarray(position, jnp.result_type(float)), change_of(arrival)
     made: dict[str, Params] = {}
@@ -117,8 +117,8 @@ def probe(
 ) -> Callable[[Observed, State, Arrival, Parts], dict[str, Array]]:
     """A probe of :func:`proposals`: columns ``PROPOSAL | PART``, its mean loss on each part of ``examples``.
 
-    ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). The column ``staleness``
-    comes on top.
+    ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). There is also a column
+    ``staleness``.
     """
     parts = {name: _whole(x, y) for name, (x, y) in examples.items()}
 

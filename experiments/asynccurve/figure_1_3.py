@@ -1,12 +1,12 @@
-"""Figures 1 and 3, and Q: what each delay correction would have made of the arrivals of a run, measured.
+"""Figures 1 and 3, and Q: the losses that each delay correction would have reached at the arrivals of a run.
 
     python experiments/asynccurve/figure_1_3.py --scale laptop
     python experiments/asynccurve/figure_1_3.py --scale paper --tasks femnist --leaf FOLDER
 
 LeNet-5 on eight clients with amounts of data proportional to 1, ..., 8, one local epoch, job times proportional to the
-examples. The runs are FedAsync and AsyncCurve without delay correction. At every tenth arrival each correction is a
-probe: the train, validation and test loss of the model that it would lead to is measured. Losses are smoothed,
-normalised and averaged as in the paper (``phases.py``), and the phase change is looked for.
+examples. The runs are FedAsync and AsyncCurve without delay correction. At every tenth arrival a probe measures, for
+each correction, the train, validation and test loss of the model to which it would lead. Losses are smoothed,
+normalised and averaged as in the paper (``phases.py``); the script then searches for the phase change.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ TASKS = {
     "smoke": "Fashion-MNIST (6,000 images)",
 }
 NAMES = {"smoke": "fashion_mnist_6k", "emnist": "tfds:name=emnist/byclass"}
-POSITION = (
-    0.5  # of a step on the way to the end, in the runs and in the probes; there a curve is farthest from its line
-)
-EVERY = 10  # arrivals from one measured to the next
-SIGMA = 100  # arrivals, of the Gaussian
+POSITION = 0.5  # of a step on the way to the end, in runs and probes; a curve is farthest from its line there
+EVERY = 10  # every tenth arrival is measured
+SIGMA = 100  # of the Gaussian, in arrivals
 PAPER_Q = (1.0275, 0.0139)
 SCALES: dict[str, dict[str, Any]] = {
     "smoke": {"examples": 120, "updates": 60, "measured": 20, "model": "mlp:hidden=4", "control_epochs": 1},
@@ -60,7 +58,7 @@ SETTING: dict[str, Any] = {
 
 
 def methods(control_epochs: int) -> dict[str, Method]:
-    """The two runs; the rule of each keeps the states of all corrections."""
+    """The methods of the two runs; each rule also keeps the states of all corrections."""
     still: dict[str, Any] = {"lowest": 1.0, "correction": "asgd", "swa": 1.0, "warm": "off"}
     curve = asynccurve(server_lr=POSITION, **still)
     client = (("order", "after"), ("control_epochs", control_epochs), ("warm", "off"))
@@ -121,7 +119,7 @@ def examples_of(data: Any, count: int) -> dict[str, tuple[np.ndarray, np.ndarray
     return parts
 
 
-# --- what the probes say -----------------------------------------------------------------------------
+# --- tables from the probes ----------------------------------------------------------------------------
 
 
 def losses_of(run: Run, part: str) -> dict[str, np.ndarray]:
@@ -141,7 +139,7 @@ def ends_of(runs: Mapping[str, Run], part: str) -> dict[str, np.ndarray]:
 def curves_of(run: Run, part: str, family: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Figure 3: the relative loss on the line and on the curves after the corrections of a family."""
     losses = losses_of(run, part)
-    same = "asgd, rotated curve"  # the chord is the client's own: there is nothing to turn
+    same = "asgd, rotated curve"  # its chord is the client's own, so the rotation changes nothing
     chosen = [name for name in losses if name.partition(", ")[0] in family and name != same]
     return phases.relative([{name: losses[name] for name in chosen}], SIGMA / EVERY)
 
@@ -152,7 +150,7 @@ def family_mean(relative: Mapping[str, np.ndarray], family: tuple[str, ...]) -> 
 
 
 def end_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
-    """A row a correction: its relative loss in the first and in the last third, and its test loss there."""
+    """One row per correction: its relative loss in the first and in the last third, and its test loss there."""
     relative = {part: ends_of(runs, part) for part in ("train", "validation", "test")}
     rows = []
     for name in corrections.ENDS:
@@ -215,7 +213,7 @@ def quality_rows(task: str, run: Run) -> list[dict[str, Any]]:
 
 
 def loss_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
-    """The test loss of every proposal at each measured arrival, as the figures get them."""
+    """The test loss of every proposal at each measured arrival, before smoothing."""
     rows = []
     for name, run in runs.items():
         losses = losses_of(run, "test")
@@ -229,7 +227,7 @@ def loss_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
 
 
 def draw(relative: Mapping[str, np.ndarray], axes: Any, title: str) -> None:
-    """Relative losses against server steps, one line a method."""
+    """Draw relative losses against server steps, one line per method."""
     for index, (name, values) in enumerate(relative.items()):
         colour, dash = canvas.look(index)
         axes.plot(EVERY * np.arange(len(values)), values, color=colour, linestyle=dash, linewidth=1.4, label=name)
@@ -241,7 +239,7 @@ def draw(relative: Mapping[str, np.ndarray], axes: Any, title: str) -> None:
 
 
 def pictures(task: str, runs: Mapping[str, Run], out: Path) -> None:
-    """Figure 1 with the corrections of both runs, Figure 3 with the curves after gradient and position."""
+    """Draw Figure 1 (corrections, both runs) and Figure 3 (curves, after corrections of either family)."""
     figure, axes = canvas.new(7.0, 3.6)
     draw(ends_of(runs, "test"), axes, f"{TASKS[task]}: corrections of the end, both runs")
     save_figure(figure, out / f"figure_1_{task}.png")
@@ -253,13 +251,13 @@ def pictures(task: str, runs: Mapping[str, Run], out: Path) -> None:
 
 
 def main() -> None:
-    """Run task after task; tables and pictures after each."""
+    """Run task after task; write tables and pictures after each."""
     parser = options(__doc__, "figure_1_3")
     parser.add_argument(
         "--tasks", nargs="+", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "fashion_mnist"]
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of data, delays and learning [0]")
-    parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help="LEAF's femnist, for --tasks femnist")
+    parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help="LEAF's femnist, for that task")
     given = shared.parse(parser)
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": [], "_losses": []}
     for task in ["smoke"] if given.scale == "smoke" else given.tasks:

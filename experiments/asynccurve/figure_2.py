@@ -3,8 +3,8 @@
     python experiments/asynccurve/figure_2.py --scale laptop
 
 The start is the global model after some server steps of FedAsync in the setting of Figures 1 and 3. One client trains
-for 10 and for 250 local epochs, in turn with epochs of its control point (Algorithm 2). The loss is that on the
-client's training set and on the global test set: four landscapes, with the line and the curve drawn.
+for 10 and for 250 local epochs, in turn with epochs of its control point (Algorithm 2). The loss is measured on the
+client's training set and on the global test set: four landscapes, with the line and the curve.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedjax_async.results.store import MANIFEST
 from fedjax_async.types import ClientData, FederatedData, Message, Model, Params
 
 EPOCHS = {"smoke": (1, 2), "laptop": (10, 250), "paper": (10, 250)}
-STEPS = {"smoke": 8, "laptop": 200, "paper": 1000}  # of the server before
+STEPS = {"smoke": 8, "laptop": 200, "paper": 1000}  # server steps before the client's job
 GRID = {"smoke": 4, "laptop": 25, "paper": 41}
-CLIENT = 3  # of eight, with 4/36 of the examples
-POINTS = 21  # on each path
-MARGIN = 0.25  # around the models, as a share of the larger side of their box
+CLIENT = 3  # the client that trains: of eight, with 4/36 of the examples
+POINTS = 21  # points on each path
+MARGIN = 0.25  # around the box of the three models, as a share of its larger side
 PARTS = {"train": "training set of the client", "test": "global test set"}
 
 
@@ -48,7 +48,7 @@ class Trained(NamedTuple):
 
 
 def global_model(task: str, given: argparse.Namespace, setting: Mapping[str, Any]) -> Params:
-    """The model after some server steps of FedAsync; of a finished run, its own."""
+    """The model after some server steps of FedAsync; a finished run is loaded."""
     folder = given.out / "runs" / f"{task}-start"
     if not (folder / MANIFEST).exists():
         simulate(**setting, method=f"fedasync:mixing={figure_1_3.POSITION},staleness=constant", out=folder, plots=False)
@@ -56,7 +56,7 @@ def global_model(task: str, given: argparse.Namespace, setting: Mapping[str, Any
 
 
 def train(model: Model, data: FederatedData, start: Params, epochs: int) -> Trained:
-    """What the client makes of the global model in so many epochs of each, end and control point."""
+    """The client's curve after ``epochs`` epochs of its end and as many of its control point."""
     batch_size = int(figure_1_3.SETTING["batch_size"])
     adam = optax.adam(figure_1_3.SETTING["lr"])
     client = curve_training(model, optimizer=adam, batch_size=batch_size, warm="off")

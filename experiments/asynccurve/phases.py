@@ -1,4 +1,4 @@
-"""What the paper does with the losses of its study: smooth, normalise, average; and a search for the phase change."""
+"""The paper's processing of losses (smooth, normalise, average), and a search for the phase change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Losses = Mapping[str, np.ndarray]  # method -> loss at each measured arrival, [P
 
 
 def smoothed(values: np.ndarray, sigma: float, truncate: float = 2.0) -> np.ndarray:
-    """Convolution with a Gaussian of ``sigma`` points that ends ``truncate * sigma`` from its middle; float64[P].
+    """Convolution with a Gaussian of ``sigma`` points that is cut off ``truncate * sigma`` from its middle; float64[P].
 
-    Near the ends only the weights inside count, so that a constant stays as it is.
+    Near the ends the weights inside are normalised, so that a constant is unchanged.
     """
     values = np.asarray(values, np.float64)
     reach = int(truncate * sigma + 0.5)
@@ -43,7 +43,7 @@ def relative(runs: Sequence[Losses], sigma: float) -> dict[str, np.ndarray]:
 
 
 class Change(NamedTuple):
-    """Where the better family of methods changes."""
+    """The point at which the better family of methods changes."""
 
     point: int  # the first point of the second phase
     before: float  # share of the earlier points at which the first family is better
@@ -54,8 +54,8 @@ class Change(NamedTuple):
 def phase_change(first: np.ndarray, second: np.ndarray, *, share: float = 0.8, least: float = 0.1) -> Change:
     """The point that best divides ``first < second`` (losses, [P]) from ``first > second``.
 
-    It maximises the number of points on the expected side. A change is ``found`` if on either side at least ``share``
-    of the points are as expected, and either side has at least ``least`` of all points.
+    It maximises the number of points on the expected side. A change is ``found`` if on each side at least ``share`` of
+    the points are as expected, and each side has at least ``least`` of all points.
     """
     early = np.asarray(first, np.float64) < np.asarray(second, np.float64)
     late = np.asarray(first, np.float64) > np.asarray(second, np.float64)
@@ -69,7 +69,7 @@ def phase_change(first: np.ndarray, second: np.ndarray, *, share: float = 0.8, l
 
 
 def interval(values: np.ndarray, z: float = 2.5758) -> tuple[float, float]:
-    """Mean and half-width of its Gaussian interval, of 99 % by default; NaN for the half-width of a single value."""
+    """Mean and half-width of its Gaussian interval, by default 99 %; the half-width of a single value is NaN."""
     values = np.asarray(values, np.float64)
     spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
     return float(np.mean(values)), float(z * spread / np.sqrt(len(values)))

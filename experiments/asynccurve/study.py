@@ -1,8 +1,8 @@
-"""Shared by the experiments of this folder: tasks, compared methods, scales, and how rates are chosen.
+"""Shared by the experiments of this folder: tasks, compared methods, scales, and the choice of rates.
 
 Every script takes ``--scale smoke|laptop|paper``. It keeps each finished run under ``OUT/runs``, and a second start of
-the same command continues from there. The paper reports no accuracy, so the setting of the table is ours at every
-scale; ``laptop`` is smaller. ``smoke`` only shows that a script runs; it uses the data that come with the package.
+the same command continues from there. The paper reports no accuracy, so we chose the setting of the table at every
+scale; ``laptop`` is smaller. ``smoke`` only shows that a script runs; it uses the data in the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedjax_async.types import Run, ServerAlgorithm, Traced
 
 __all__ = ["ABLATIONS", "METHODS", "SEEDS", "TASKS", "Compared", "options", "parse", "report"]
 
-FINAL = "tail:5"  # what is compared: the mean of the last five evaluations
+FINAL = "tail:5"  # the compared accuracy: the mean of the last five evaluations
 
 
 @register("method", "fedasync_fedmrur", proximal=0.01, client=fedmrur_client)
@@ -43,7 +43,7 @@ class Task(NamedTuple):
 
     title: str
     setting: dict[str, Any]
-    target: float  # accuracy that the time is measured to
+    target: float  # accuracy until which the time is measured
     laptop: dict[str, Any]
 
 
@@ -86,7 +86,7 @@ SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 class Compared(NamedTuple):
-    """A row of the table: its name in pictures, its method, the option that is its server rate, its optimiser."""
+    """A row of the table: its name in pictures, its method, the option for its server rate, its local optimiser."""
 
     title: str
     method: str
@@ -107,7 +107,7 @@ METHODS: dict[str, Compared] = {
     "asynccurve, adam": Compared("AsyncCurve, Adam", "asynccurve", "server_lr", "adam"),
     "asynccurve, sam": Compared("AsyncCurve, SAM", "asynccurve", "server_lr", "sam:base=adam"),
 }
-WHOLE = "asynccurve, adam"  # the row whose parts are removed, with the rates chosen for it
+WHOLE = "asynccurve, adam"  # the ablations remove parts of this row and use its rates
 ABLATIONS: dict[str, str] = {
     "no delay correction": "correction=asgd",
     "steps on the line": "step=line",
@@ -124,7 +124,7 @@ SERVER_RATES = (0.4, 0.8)
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share; ``name`` is the script's."""
+    """The parser of the options that all scripts share; ``name`` is the script's."""
     return shared.options(about, "asynccurve", name)
 
 
@@ -151,7 +151,7 @@ def trials(row: Compared) -> list[dict[str, Any]]:
 def tuned(
     task: str, rows: Mapping[str, Compared], given: argparse.Namespace
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """Row -> the trial that does best on the validation part of seed 0; and all trials, as points of a sweep."""
+    """Row -> its best trial on the validation part, with seed 0; and all trials, as points of a sweep."""
     tried = {name: trials(row) for name, row in rows.items()}
     points = [point | {"seed": 0} for each in tried.values() for point in each]
     done = _swept(task, points, given)
@@ -176,7 +176,7 @@ def runs_of(
     given: argparse.Namespace,
     known: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, list[Run]]:
-    """Row -> its runs, one a seed. ``known``: points that have been run before, which are kept in the same sweep."""
+    """Row -> its runs, one per seed. ``known``: earlier points, which are kept in the same sweep."""
     points = list(known)
     for point in chosen.values():
         points += [p for seed in range(given.seeds) if (p := {**point, "seed": seed}) not in points]
@@ -188,13 +188,13 @@ def runs_of(
 
 
 def without(point: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """The point with an option in its method's spec."""
+    """The point with ``option`` added to its method's spec."""
     name, _, given = str(point["method"]).partition(":")
     return {**point, "method": f"{name}:{','.join(filter(None, (given, option)))}"}
 
 
 def swing(accuracy: np.ndarray) -> float:
-    """How much an accuracy [rows] still moves: the mean of its changes between evaluations, over the second half."""
+    """Mean absolute change of an accuracy [evaluations] between evaluations, over the second half; NaN if too short."""
     late = np.asarray(accuracy, np.float64)[len(accuracy) // 2 :]
     return float(np.mean(np.abs(np.diff(late)))) if len(late) > 1 else float("nan")
 
@@ -202,7 +202,7 @@ def swing(accuracy: np.ndarray) -> float:
 def rows_of(
     task: str, runs: Mapping[str, Sequence[Run]], chosen: Mapping[str, Mapping[str, Any]], target: float
 ) -> list[dict[str, Any]]:
-    """One row a variant: final accuracy and swing in %, virtual time to the target, its rates."""
+    """One row per variant: final accuracy and swing in %, virtual time to the target, its rates."""
     rows = []
     for name, seeds in runs.items():
         point = chosen[name]
@@ -222,7 +222,8 @@ def rows_of(
 
 
 def rows_of_seeds(task: str, runs: Mapping[str, Sequence[Run]], target: float) -> list[dict[str, Any]]:
-    """One row a run: its final accuracy, virtual time to the target, rejected uploads, and when OrthoDyn switched."""
+    """One row per run: final accuracy, virtual time to the target, rejected uploads, updates before OrthoDyn's
+    switch."""
     rows = []
     for name, seeds in runs.items():
         for seed, run in enumerate(seeds):

@@ -1,11 +1,11 @@
-"""Eleven asynchronous methods on three data sets, and what each part of AsyncCurve contributes; beyond the paper.
+"""Eleven asynchronous methods on three data sets, and an ablation of AsyncCurve; beyond the paper.
 
     python experiments/asynccurve/table_methods.py --scale laptop
 
 For each row, two local rates times two server rates are tried on seed 0, and the best on the validation part of the
 training data is run with all seeds: the same effort for each method. The ablations use the rates of the whole
-AsyncCurve with Adam. ``table_methods.csv`` is written again after each data set, with those that are finished.
-``table_methods_seeds.csv`` and ``table_ablation_seeds.csv`` have a row for each run.
+AsyncCurve with Adam. ``table_methods.csv`` is rewritten after each data set. ``table_methods_seeds.csv`` and
+``table_ablation_seeds.csv`` have a row for each run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rows = list[dict[str, Any]]
 
 
 def methods(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
-    """The rows of all methods and of their runs; draws the picture."""
+    """The rows of all methods, and those of all their runs; also draws the picture."""
     chosen, tried = tuned(task, METHODS, given)
     runs = runs_of(task, chosen, given, tried)
     draw(task, runs, given)
@@ -48,7 +48,7 @@ def methods(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
 
 
 def draw(task: str, runs: dict[str, list[Run]], given: argparse.Namespace) -> None:
-    """Accuracy of all methods against updates."""
+    """Draw the accuracy of all methods against updates."""
     figure = accuracy_curve({METHODS[name].title: seeds for name, seeds in runs.items()}, "update", final=FINAL)
     figure.axes[0].set_title(TASKS[task].title, fontsize=10)
     save_figure(figure, given.out / f"table_methods_{task}.png")
@@ -64,14 +64,14 @@ def ablation(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
 
 
 def write(name: str, rows: Rows, seeds: Rows, given: argparse.Namespace) -> None:
-    """``NAME.csv`` and ``NAME_seeds.csv``, and both as Markdown."""
+    """Write ``NAME.csv`` and ``NAME_seeds.csv``, and both as Markdown."""
     for table, ending in ((rows, ""), (seeds, "_seeds")):
         if table:
             report(table, argparse.Namespace(**{**vars(given), "name": f"{name}{ending}"}), decimals={"local rate": 3})
 
 
 def main() -> None:
-    """Run data set after data set, then the ablations; a table after each."""
+    """Run data set after data set, then the ablations; write the tables after each."""
     parser = options(__doc__, "table_methods")
     parser.add_argument("--ablate", nargs="*", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "har"])
     given = shared.parse_tasks(parser, TASKS, [t for t in TASKS if t != "smoke"], SEEDS)

@@ -1,4 +1,4 @@
-"""Figure 4: AsynFLC-EF with windows of 300 to 900 s, beside FedBuff and AsynFL (500 s).
+"""Figure 4: AsynFLC-EF with windows of 300 to 1,000 s, beside FedBuff and AsynFL (500 s).
 
     python experiments/asynfl/figure_4.py --scale laptop --tasks mnist
 
@@ -19,7 +19,7 @@ WINDOWS = (300, 500, 700, 900, 1000)
 
 
 def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
-    """FedBuff, AsynFL and the windows."""
+    """FedBuff, AsynFL and AsynFLC-EF with each window."""
     return [
         Variant("fedbuff", fedbuff(setting["clients"])),
         Variant("asynfl, 500 s", asynfl()),
@@ -28,7 +28,7 @@ def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
 
 
 def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Namespace) -> None:
-    """Add how many uploads a server step has and how stale they are; draw the figure."""
+    """Add the uploads per server step and their mean staleness; draw the figure."""
     for row in rows:
         seeds = runs[row["variant"]]
         each = [run.counters["updates"] / run.counters["server_steps"] for run in seeds]

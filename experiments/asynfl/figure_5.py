@@ -2,7 +2,7 @@
 
     python experiments/asynfl/figure_5.py --scale laptop --tasks mnist
 
-Signs carry no magnitude, so the server's rate sets the length of the step. It is the local learning rate, as in
+Signs have no magnitude, so the server's rate sets the length of the step. It equals the local learning rate, as in
 signSGD. The paper has no scaled signs (times the mean magnitude, server rate 1); we added them.
 """
 

@@ -2,10 +2,10 @@
 
     python experiments/asynfl/quantisers.py --scale paper --tasks mnist --seeds 1
 
-The paper's composition, unscaled with the Euclidean norm of all kept entries, is no contraction at 2 and 4 bits. Here
-are the ways to make it one: scale it (the rows of Table III), or make the error of the quantiser small by a norm for
-every 64 kept entries, the maximum norm, or both. "less" is FedBuff's traffic divided by the row's; ``values up`` counts
-no norms, ``wire up`` counts all of them.
+The paper's composition, unscaled with the Euclidean norm of all kept entries, is not a contraction at 2 and 4 bits.
+This script compares ways to make it one: scale it (the rows of Table III), or reduce the quantiser's error by one norm
+for every 64 kept entries, the maximum norm, or both. "less" is FedBuff's traffic divided by the row's; ``values up``
+counts no norms, ``wire up`` counts all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = (4, 2)
 
 
 def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
-    """FedBuff, then every way at each width; at the smallest scale two of them."""
+    """FedBuff, then every quantiser at each number of bits; at the smallest scale two of them."""
     quantised = {
         f"{width} bits, {name}": f"topk_qsgd:ratio=0.03,levels={levels_of(width)},{how}"
         for width in WIDTHS

@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 HERE = Path(__file__).resolve().parent
-WINDOW = 500  # seconds that the server waits, by default
+WINDOW = 500  # default length of a window, in virtual seconds
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
-USUAL = ("mnist", "fashion_mnist")  # the tasks that a CPU can do at the paper's scale
+USUAL = ("mnist", "fashion_mnist")  # tasks that a CPU can run at the paper's scale
 
 
 class Task(NamedTuple):
@@ -55,8 +55,8 @@ class Task(NamedTuple):
 
     title: str
     setting: dict[str, Any]
-    windows: int  # of WINDOW seconds: the virtual time of all methods
-    target: float  # test accuracy of Table III
+    windows: int  # the virtual time of all methods, in windows of WINDOW seconds
+    target: float  # test accuracy until which Table III counts traffic
     laptop: dict[str, Any]
 
 
@@ -94,7 +94,7 @@ TASKS: dict[str, Task] = {
 
 
 def fedbuff(clients: int) -> dict[str, Any]:
-    """FedBuff with a buffer of two thirds of the clients: as many uploads as a window has on average."""
+    """FedBuff with a buffer of two thirds of the clients, the mean number of uploads in a window."""
     return {"method": f"fedbuff@buffer:size={round(2 * clients / 3)}"}
 
 
@@ -131,12 +131,12 @@ WITHOUT_A_ROW: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share; ``name`` is the script's."""
+    """The parser of the options that all scripts share; ``name`` is the script's."""
     return shared.options(about, "asynfl", name)
 
 
 def setting_of(task: str, scale: str) -> tuple[dict[str, Any], float]:
-    """The settings of a task at a scale with its budget, and its target accuracy."""
+    """The settings of a task at a scale, with its time budget; and its target accuracy."""
     setting = TASKS[task].setting | (TASKS[task].laptop if scale == "laptop" else {})
     seconds = float(WINDOW * setting.pop("windows", TASKS[task].windows))
     target = setting.pop("target", TASKS[task].target)
@@ -144,7 +144,7 @@ def setting_of(task: str, scale: str) -> tuple[dict[str, Any], float]:
 
 
 def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[str, Any]:
-    """One row: accuracy, and traffic until the target, over the seeds."""
+    """One row: accuracies, and updates and traffic until the target, over the seeds."""
 
     def until(unit: str, size: float = 1e9) -> tables.Spread:
         return tables.spread([to_target(run, target, unit) / size for run in runs])
@@ -172,7 +172,7 @@ DECIMALS = {
 
 
 def add_reductions(runs: Mapping[str, Sequence[Run]], rows: Rows) -> None:
-    """Add FedBuff's traffic divided by the row's, seed by seed: by values alone, and on the wire."""
+    """Add FedBuff's traffic divided by the row's, seed by seed: values alone, and whole messages."""
     target = rows[0]["target (%)"] / 100
     for row in rows:
         for column, unit in (("less, values", "values_bytes_up"), ("less, wire", "bytes_up")):
@@ -181,7 +181,7 @@ def add_reductions(runs: Mapping[str, Sequence[Run]], rows: Rows) -> None:
 
 
 def draw(runs: Mapping[str, Sequence[Run]], given: argparse.Namespace, name: str, task: str) -> None:
-    """Accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
+    """Draw accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
     for figure, end in ((accuracy_curve(runs, final="last"), ""), (loss_curve(runs, final="last"), "_loss")):
         figure.axes[0].set_title(TASKS[task].title)
         save_figure(figure, given.out / f"{name}_{task}{end}.png")
@@ -193,7 +193,7 @@ def study(
     variants: Callable[[str, dict[str, Any]], Sequence[Variant]],
     finish: Callable[[str, dict[str, list[Run]], Rows, argparse.Namespace], None],
 ) -> None:
-    """A whole experiment: parse, run every task, ``finish`` its rows and draw its pictures, write the table.
+    """Run an experiment: parse the options, run every task, ``finish`` its rows and pictures, write the table.
 
     ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
     """

@@ -1,4 +1,4 @@
-"""Table II: rates that ten analyses of asynchronous learning claim, as formulas, as numbers and as curves.
+"""Table II: the rates claimed by ten analyses of asynchronous learning, as formulas, numbers and curves.
 
     python experiments/asynfl/table_2.py
 
@@ -18,13 +18,13 @@ from fedjax_async.clock import Until, delay_statistics, plan
 from fedjax_async.results.figure import GRID, label, look, new, save_figure
 from fedjax_async.theory import TABLE_2, Setting, compare
 
-STEPS = {"smoke": 100, "laptop": 2000, "paper": 2000}  # of the planned schedule
-ROUNDS = (3, 5, 7)  # powers of ten
+STEPS = {"smoke": 100, "laptop": 2000, "paper": 2000}  # server steps of the planned schedule
+ROUNDS = (3, 5, 7)  # T = 10^3, 10^5, 10^7
 ASSUMES = ("non_iid", "quantization", "sparsification", "error_feedback", "unbounded_gradient")
 
 
 def measured(scale: str) -> tuple[Setting, dict[str, float]]:
-    """The setting of the paper's experiments, with ``rounds`` 1, and the delays in it."""
+    """The setting of the paper's experiments (with ``rounds`` 1), and the columns of its delays."""
     s = TASKS["mnist"].setting
     schedule = plan(
         f"window:length={WINDOW}",
@@ -42,7 +42,7 @@ def measured(scale: str) -> tuple[Setting, dict[str, float]]:
 
 
 def draw(setting: Setting, given: argparse.Namespace) -> None:
-    """Each claim against the number of server steps."""
+    """Draw each claimed rate against the number of server steps."""
     rounds = np.logspace(2, 7, 60)
     figure, axes = new(7.6, 4.2)
     claims = compare(setting._replace(rounds=rounds))

@@ -3,11 +3,11 @@
     python experiments/asynfl/table_3.py --scale laptop --tasks mnist
     python experiments/asynfl/table_3.py --scale paper --tasks mnist fashion_mnist --seeds 1
 
-Twelve are the table's; the paper names four more in section V (QSGD with 2 and 8 bits, top 6 and 10 % without
-feedback) and gives no numbers. ``--variants`` runs some of them, such as ``--variants fedbuff asynflc_top6``. The
-figures are curves of the same runs: accuracy and loss against virtual time, three choices of methods for each task.
-Traffic is counted twice: values only, as the paper must have counted, and on the wire, with the indices of the entries.
-"less" is FedBuff's traffic divided by the method's.
+Twelve are the table's; the paper names four more in section V (QSGD with 2 and 8 bits, top 6 and 10 % without feedback)
+and gives no numbers. ``--variants`` runs some of them, such as ``--variants fedbuff asynflc_top6``. The figures are
+curves of the same runs: accuracy and loss against virtual time, for three sets of methods. Traffic is counted in two
+ways: values only, as the paper's numbers suggest, and whole messages, with the indices of the entries. "less" is
+FedBuff's traffic divided by the method's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *("asynflc_ef_top3_q2b", "asynflc_ef_top3_q4b", "asynflc_ef_top3_q8b"),
     ),
 }
-# left out at the smallest scale: their programs differ from the others' only in the numbers of entries
+# left out at the smallest scale: their programs differ from the others' only in the number of entries
 LARGER = ("top6", "top10", "q8b")
 
 
 def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
-    """The twelve methods and the four without a row; seven at the smallest scale."""
+    """The twelve methods of the table and four more; seven at the smallest scale."""
     if task == "smoke":
         chosen = {name: method for name, method in METHODS.items() if not any(part in name for part in LARGER)}
     else:

@@ -1,14 +1,13 @@
-"""Everything that should be known about a new device, within some minutes: a page, tables and a profile.
+"""The measurements for a new device, within some minutes: a page, tables and a profile.
 
     python experiments/benchmarks/accelerator.py --minutes 30
     python experiments/benchmarks/accelerator.py --smoke             # a minute on a CPU: does it run
     python experiments/benchmarks/accelerator.py --parts oracle rates
 
-It runs on whatever JAX finds. Each part has a share of the time; time that a part does not need goes to the next ones.
-With ``--parts`` the sections of the other parts stay on the page, if it is there.
-What did not fit is named on the page as left out. The first measurement of every part is always made, and what has
-begun is finished, so the end may be late.
-Exit code 1: the engine disagrees with the oracle, or a measurement failed.
+It measures the device that JAX uses by default. Each part has a share of the time; unused time goes to the next parts.
+With ``--parts`` the sections of the other parts stay on an existing page. Measurements for which there was no time are
+listed on the page. The first measurement of every part is always made, and no measurement is interrupted, so it may end
+late. Exit code 1: the engine disagrees with the oracle, or a measurement failed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from common import hardware, write_table
 
 from fedjax_async.results import table
 
-# part -> (title, its items, share of the time)
+# part -> (title, its items, weight of its share of the time)
 PARTS: dict[str, tuple[str, Callable[[Size], Iterator[Item]], float]] = {
     "oracle": ("Engine against oracle", parts.oracle, 1.0),
     "rates": ("Client updates per second", parts.rates, 3.0),
@@ -44,7 +43,7 @@ PARTS: dict[str, tuple[str, Callable[[Size], Iterator[Item]], float]] = {
 
 
 def measured(items: Iterator[Item], until: float) -> tuple[list[Row], list[str], list[str]]:
-    """Rows of the first item and those begun before ``until`` (``time.monotonic``), names left out, failures."""
+    """Rows of the first item and of those begun before ``until`` (``time.monotonic``), names left out, failures."""
     rows: list[Row] = []
     left, failed = [], []
     for k, (name, call) in enumerate(items):
@@ -53,7 +52,7 @@ def measured(items: Iterator[Item], until: float) -> tuple[list[Row], list[str],
             continue
         try:
             found = call()
-        except (ValueError, MemoryError, RuntimeError) as error:  # the next ones may still work on this device
+        except (ValueError, MemoryError, RuntimeError) as error:  # the next items may still work on this device
             failed.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
             continue
         rows += found
@@ -62,12 +61,12 @@ def measured(items: Iterator[Item], until: float) -> tuple[list[Row], list[str],
 
 
 def section(name: str, rows: list[Row], left: list[str], failed: list[str]) -> str:
-    """The part's text on the page."""
+    """The section of a part on the page, in Markdown."""
     title, items, _ = PARTS[name]
     about = str(getattr(items, "func", items).__doc__).partition("\n")[0]
     shown = [{k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     lines = [f"## {title}", about, table(shown, style="markdown") if shown else "Nothing was measured."]
-    lines += ["Left out, the time was over: " + "; ".join(left) + "."] if left else []
+    lines += ["Left out for lack of time: " + "; ".join(left) + "."] if left else []
     lines += ["Failed: " + "; ".join(failed)] if failed else []
     return "\n\n".join(line.strip() for line in lines)
 
@@ -79,7 +78,7 @@ def sections_of(page: Path) -> dict[str, str]:
 
 
 def run(chosen: list[str], size: Size, minutes: float, out: Path, note: str) -> int:
-    """Measure, write after each part; the exit code."""
+    """Measure, and write the page after each part; returns the exit code."""
     began, share = time.monotonic(), 0.0
     total = sum(PARTS[name][2] for name in chosen)
     page = out / "README.md"
@@ -106,13 +105,13 @@ def run(chosen: list[str], size: Size, minutes: float, out: Path, note: str) -> 
 
 
 def main() -> int:
-    """Parse, measure, write."""
+    """Parse, measure, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="time for everything together [30]")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time for all parts together [30]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--models", nargs="+", choices=Size.models, default=list(Size.models), metavar="MODEL")
     parser.add_argument("--out", type=Path, help="folder [results/accelerator_DEVICE beside this file]")
-    parser.add_argument("--note", default="", help="a sentence for the page, such as what else the machine did")
+    parser.add_argument("--note", default="", help="a sentence for the page, such as other load on the machine")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; the page goes here unless --out is given")
     a = parser.parse_args()
     if not a.minutes > 0:

@@ -26,22 +26,22 @@ from fedjax_async.models import LOWERINGS
 Row = dict[str, Any]
 Item = tuple[str, Callable[[], list[Row]]]
 ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "scaffold", "orthofl")
-TOLERANCE = {"cpu": 1e-4}  # largest distance to the oracle over the distance travelled
+TOLERANCE = {"cpu": 1e-4}  # largest allowed distance to the oracle, relative to the distance travelled
 WAVES = 16  # in one call
-PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # of products, jax_default_matmul_precision
-SLOW = ("cnn", *throughput.LARGE)  # one round: on a CPU a call takes many seconds
-ELSEWHERE = 1e-3  # products of other devices add in another order, and may round their factors
+PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # values of jax_default_matmul_precision
+SLOW = ("cnn", *throughput.LARGE)  # measured in one round, because a call takes many seconds on a CPU
+ELSEWHERE = 1e-3  # tolerance on other devices: their products add in another order and may round their factors
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a part measures."""
+    """The sizes of all measurements."""
 
     rounds: int = 3
-    seconds: float = 0.5  # of one timed call
+    seconds: float = 0.5  # approximate length of one timed call
     clients: int = 100
     widths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
-    sweeps: tuple[int, ...] = (1, 4, 16)  # seeds of 16 settings
+    sweeps: tuple[int, ...] = (1, 4, 16)  # numbers of seeds, each with 16 settings
     populations: tuple[int, ...] = (1000, 100_000, 1_000_000)
     updates: int = 2000
     models: tuple[str, ...] = tuple(throughput.SHAPES)
@@ -66,14 +66,14 @@ SMOKE = Size(
 
 
 def oracle(size: Size) -> Iterator[Item]:
-    """The engine's last parameters against those of the plain event loop, as a share of the distance travelled."""
+    """Distance of the engine's final parameters from the oracle's, relative to the distance travelled."""
     allowed = TOLERANCE.get(jax.default_backend(), ELSEWHERE)
 
     def compare(method: str, model: str) -> list[Row]:
         settings = Settings(method=method, model=model, clients=6, updates=18, steps=3, delay="constant")
         with jax.default_matmul_precision("highest"):
             start = prepare(settings).params
-            found = execute(prepare(replace(settings, batching="vmap"))).params  # as accelerators do
+            found = execute(prepare(replace(settings, batching="vmap"))).params  # the default on accelerators
             expected = execute(prepare(replace(settings, engine="reference"))).params
         flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (start, found, expected)]
         distance = float(np.linalg.norm(flat[1] - flat[2]) / np.linalg.norm(flat[2] - flat[0]))
@@ -85,7 +85,7 @@ def oracle(size: Size) -> Iterator[Item]:
 
 
 def lowerings(size: Size) -> Iterator[Item]:
-    """Forward and backward of a layer for 1 and 8 clients with kernels of their own (``conv.py``)."""
+    """Forward and backward of a layer for 1 and 8 clients, each with its own kernels (``conv.py``)."""
 
     def layer(name: str, clients: int) -> list[Row]:
         calls = {how: conv.layer_call(name, how, clients, 32) for how in size.lowerings}
@@ -117,7 +117,7 @@ def rates(size: Size) -> Iterator[Item]:
 
 
 def _run(updates: int, model: str, clients: int = 100, **settings: Any) -> Callable[[], Any]:
-    """Executes a run of FedAsync, which is planned."""
+    """A call that executes a planned run of FedAsync."""
     usual = {"method": "fedasync", "steps": throughput.STEPS, "batch_size": throughput.BATCH, "clients": clients}
     data = throughput.make_data(model.partition(":")[0], clients)
     experiment = prepare(Settings(model=model, updates=updates, eval_updates=updates, **usual, **settings), data=data)
@@ -130,7 +130,7 @@ def _updates(size: Size, model: str) -> int:
 
 
 def widths(size: Size) -> Iterator[Item]:
-    """The cap on the wave's width against speed, vmapped; 100 clients with constant delays fill any width up to 100."""
+    """Speed by the cap on the wave's width, vmapped; 100 clients with constant delays fill any width up to 100."""
     for model in [name for name in ("logistic", "mlp", "lenet5") if name in size.models]:
         for width in [w for w in size.widths if w <= 100] or [1]:
 
@@ -155,7 +155,7 @@ def sweeps(size: Size) -> Iterator[Item]:
 
 
 def populations(size: Size) -> Iterator[Item]:
-    """The time of an update against the size of the population (``population.py``), in this process."""
+    """Time per update by the size of the population (``population.py``), in this process."""
     for clients in size.populations:
 
         def call(clients: int = clients) -> list[Row]:
@@ -166,7 +166,7 @@ def populations(size: Size) -> Iterator[Item]:
 
 
 def memory(size: Size) -> Iterator[Item]:
-    """What XLA says that the vmapped kernel needs: bytes a client, and the width that would fill the device."""
+    """Memory of the vmapped kernel according to XLA: per client, and the width that would fill the device."""
 
     def call(model: str) -> list[Row]:
         base = throughput.experiment(model, throughput.make_data(model, 8), "constant", "fedasync", 8)
@@ -184,9 +184,9 @@ def memory(size: Size) -> Iterator[Item]:
 
 
 def choices(size: Size) -> Iterator[Item]:
-    """What the engine can be told, each beside plain `vmap`, in turn: ten clients of scattered speeds, one lane.
+    """Options of the engine, each beside plain `vmap`, interleaved: ten clients of scattered speeds, one lane.
 
-    In narrow waves the cost of a call shows. The kernel alone is 16 clients in one call.
+    Waves are narrow here, so the overhead of a call is visible. The rows *kernel* train 16 clients in one call.
     """
     ways: dict[str, dict[str, Any]] = {
         "fixed_steps": {"fixed_steps": True},
@@ -203,7 +203,7 @@ def choices(size: Size) -> Iterator[Item]:
         plain = _run(n, model, **usual)
         if way in PRECISIONS:
 
-            def run() -> Any:  # the precision is JAX's option, read when a program is compiled
+            def run() -> Any:  # JAX reads its precision option when it compiles a program
                 with jax.default_matmul_precision(way):
                     return plain()
         else:
@@ -251,7 +251,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def shares(events: list[Mapping[str, Any]], wall: float) -> Row:
-    """Shares of ``wall`` (microseconds) in which training ran, in which only the server did, and in which none did."""
+    """Shares of ``wall`` (microseconds): training; server steps without training; other programs; none of these."""
     spans: dict[str, list[tuple[float, float]]] = {"train": [], "receive": [], "other": []}
     for event in events:
         module = str(event.get("args", {}).get("hlo_module", ""))
@@ -267,7 +267,7 @@ def shares(events: list[Mapping[str, Any]], wall: float) -> Row:
 
 
 def profile(size: Size, folder: Path) -> Iterator[Item]:
-    """Where the time of a run goes, from a trace of JAX's profiler that is left in `profile`."""
+    """Shares of the time of a run, from a trace of JAX's profiler, kept in `profile`."""
 
     def call(model: str, delay: str) -> list[Row]:
         updates = _updates(size, model) // 4
@@ -275,7 +275,7 @@ def profile(size: Size, folder: Path) -> Iterator[Item]:
         experiment = throughput.experiment(model, data, delay, "fedasync", updates)
         execute(experiment)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it would double the time
+        options.python_tracer_level = 0  # tracing Python would double the time
         here = folder / f"{model}_{delay}"
         with jax.profiler.trace(str(here), profiler_options=options):
             began = time.perf_counter()

@@ -1,15 +1,15 @@
-"""The cost of weight clustering with pruning: ms a call for the 256,830-parameter LeNet, on one core.
+"""The cost of weight clustering with pruning: ms per call for the 256,830-parameter LeNet, on one core.
 
     python experiments/benchmarks/centroids.py             # half a minute
     python experiments/benchmarks/centroids.py --smoke     # seconds
 
 A call clusters the five weight layers of one node (``compress.wcp``). *Cold* starts from random entries, *warm* from
-the tables of the weights before they moved by a tenth of their spread. All iterations run (tolerance 0), unless the
-row says that the loop stops at a loss that changes by less than 5 %. *One* is one node in one compiled call; *in turn*
-and *vmapped* are several nodes in one compiled call, one after the other within the program or batched. *Matrix* is a
-plain PyTorch version that compares every weight with every centroid, with the same iterations. Calls take turns within
-one process. Times are processor times: on an idle core the same as elapsed ones, and other processes do not add to
-them. The table has medians over the rounds, and the least.
+the tables of earlier weights, a tenth of their spread away. All iterations run (tolerance 0), except in the rows *stops
+at 5 %* and *as released*, where the loop stops when the loss changes little. *One* is one node in one compiled call;
+*in turn* and *vmapped* are several nodes in one compiled call, one after the other within the program or batched.
+*Matrix* is a plain PyTorch version that compares every weight with every centroid, with the same iterations. Calls are
+interleaved within one process. Times are processor times: equal to elapsed times on an idle core, and not increased by
+other processes. The table has the median and the minimum over the rounds.
 
 Measured numbers: README.md.
 """
@@ -42,13 +42,13 @@ Call = Callable[[], Any]
 
 
 def one_core() -> None:
-    """Keep this process on one of its cores, before JAX starts its threads."""
+    """Bind this process to one core; call it before JAX starts its threads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def moved(params: Any, key: Any) -> Any:
-    """The params after a change of a tenth of each layer's spread."""
+    """The params after a random change of a tenth of each layer's standard deviation."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     changed = [x + 0.1 * jnp.std(x) * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)]
@@ -56,7 +56,7 @@ def moved(params: Any, key: Any) -> Any:
 
 
 def ways(run: Callable[..., Any], nodes: int, *stacked: Any) -> dict[str, tuple[int, Call]]:
-    """One node, and all of them in both ways: ``{way: (calls in it, call)}``."""
+    """One node alone, and all nodes in turn and vmapped: way -> (number of nodes, call)."""
     first = jax.tree.map(lambda leaf: leaf[0], stacked)
     alone, looped, batched = jax.jit(run), jax.jit(lambda *a: lax.map(lambda row: run(*row), a)), jax.jit(jax.vmap(run))
     return {
@@ -88,7 +88,7 @@ def matrix_call(params: Any, k: int, max_iter: int) -> Call:
 
 
 def calls_of(a: argparse.Namespace) -> dict[tuple[str, str], tuple[int, Call]]:
-    """All that is measured, by what and way: how many models a call clusters, and the call."""
+    """(What, way) -> the number of models that a call clusters, and the call."""
     model = make(a.model)
     keys = jax.random.split(jax.random.key(0), a.nodes)
     params = jax.jit(jax.vmap(model.init))(keys)
@@ -115,7 +115,7 @@ def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lenet5_cifar")
-    parser.add_argument("--k", type=int, default=32, help="centroids a layer")
+    parser.add_argument("--k", type=int, default=32, help="centroids per layer")
     parser.add_argument("--max-iter", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)

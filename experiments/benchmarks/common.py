@@ -39,10 +39,10 @@ def interleave(
 ) -> dict[Any, list[float]]:
     """Seconds of each call in each round; every round calls all of them, in an order that rotates.
 
-    Compare medians, or two calls of the same round: a disturbance of the machine then affects all calls alike. The
-    first call of each compiles and is not timed. ``before`` is called ahead of every timed call and is not timed. Every
-    result is waited for (``jax.block_until_ready``). On a busy machine ``clock=time.process_time`` counts the time of
-    this process alone, all its threads together.
+    Compare medians, or two calls of the same round: a disturbance of the machine then affects all calls equally. The
+    first call of each compiles and is not timed; ``before`` is called ahead of every timed call and is not timed. A
+    call's time includes waiting for its result (``jax.block_until_ready``). On a busy machine use
+    ``clock=time.process_time``, the processor time of all threads of this process.
     """
     names = list(calls)
     for name in names:
@@ -60,13 +60,13 @@ def interleave(
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held, MiB."""
+    """The peak memory of this process, MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def one_process(script: str, *options: object) -> dict[str, Any]:
-    """Call ``script --one OPTIONS`` in a separate process; print and return the row that it prints as JSON."""
+    """Run ``script --one OPTIONS`` in a separate process; print and return the row that it prints as JSON."""
     command = [sys.executable, script, "--one", *(str(option) for option in options)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     row: dict[str, Any] = json.loads(answer.splitlines()[-1])
@@ -78,7 +78,7 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Print rows as an aligned table and write them as CSV, with a column naming the hardware.
 
     Columns are those of the first row; floats are printed with four significant digits and written in full. The file
-    appears under its name only when complete.
+    gets its name only when complete. ``ValueError`` for no rows.
     """
     if not rows:
         raise ValueError("rows = []: must be at least one row")

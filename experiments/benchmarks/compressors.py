@@ -4,11 +4,11 @@
     python experiments/benchmarks/compressors.py --smoke     # seconds
 
 *One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as in a run with
-error feedback. *In turn* and *vmapped* are several clients' updates in one compiled call, ms a client: one after the
-other within the program (``lax.scan``, as the engine trains on a CPU), and batched. Nothing leaves the device. An
-*epoch* is the local training of one client, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) on 28 x 28
-images by the package's own client algorithm, alone in one compiled call. Calls take turns within one process. A share
-is computed within each round; the table has its median over the rounds.
+error feedback. *In turn* and *vmapped* are several clients' updates in one compiled call, ms per client: one after the
+other within the program (``lax.scan``, as in the engine on a CPU), and batched. Nothing leaves the device. An *epoch*
+is the local training of one client, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) on 28 x 28 images by
+the package's own client algorithm, alone in one compiled call. Calls are interleaved within one process. A share is
+computed within each round; the table has its median over the rounds.
 
 Measured numbers: README.md.
 """
@@ -52,19 +52,19 @@ def exchange(compressor: Compressor) -> Callable[[Any, Any], Any]:
 
 
 def update(size: int) -> Any:
-    """Random numbers with magnitudes as uneven as those of an update."""
+    """Random numbers with magnitudes as uneven as those of an update; float32[size]."""
     first, second = jax.random.split(jax.random.key(0))
     return 1e-3 * jax.random.normal(first, (size,)) * jnp.exp(jax.random.normal(second, (size,)))
 
 
 def one_call(compressor: Compressor, size: int) -> Callable[[], Any]:
-    """One client's update."""
+    """A compiled call that compresses and decompresses one client's update."""
     run, key, x = jax.jit(exchange(compressor)), jax.random.key(1), update(size)
     return lambda: run(key, x)
 
 
 def many_calls(compressor: Compressor, size: int, clients: int) -> dict[str, Callable[[], Any]]:
-    """Updates of several clients in one compiled call. In turn, the decoded updates are added up, as in a server."""
+    """Several clients' updates in one compiled call; in turn, the decoded updates are summed, as on a server."""
     one, keys = exchange(compressor), jax.random.split(jax.random.key(1), clients)
     x = update(size)[None] * jnp.linspace(0.5, 2.0, clients)[:, None]
 
@@ -80,7 +80,7 @@ def many_calls(compressor: Compressor, size: int, clients: int) -> dict[str, Cal
 
 
 def epoch_call(images: int, batch: int) -> Callable[[], Any]:
-    """One local epoch of LeNet-5, as a job of the package."""
+    """A compiled call that trains one local epoch of LeNet-5, as a job of the package."""
     model = MODELS["lenet5"](input_shape=(28, 28, 1), num_classes=10)
     client = local_training(model, optimizer=optax.sgd(0.01), batch_size=batch)
     key = jax.random.key(2)
@@ -96,7 +96,7 @@ def epoch_call(images: int, batch: int) -> Callable[[], Any]:
 
 
 def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each compressor, one update; and each epoch."""
+    """One row per compressor (one update), and one for the epochs."""
     epochs = [(images, batch) for images in arguments.images for batch in arguments.batches]
     calls = {spec: one_call(bind("compress", COMPRESSORS, spec)(), arguments.size) for spec in arguments.compressors}
     for images, batch in epochs:
@@ -117,7 +117,7 @@ def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dict[str, Any]]:
-    """Each compressor for several clients, ms a client; compiled, measured and freed one after the other."""
+    """One row per compressor for several clients, ms per client; compiled, measured and freed in turn."""
     rows = []
     for spec in arguments.together:
         calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)

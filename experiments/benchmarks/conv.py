@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], bool]] = {
 
 
 def layer_call(name: str, lowering: str, clients: int, batch: int) -> Callable[[], Any]:
-    """Forward and backward of one layer for ``clients`` clients, compiled, on random numbers."""
+    """A compiled call: forward and backward of one layer for ``clients`` clients, on random numbers."""
     make, shape, needs_dx = LAYERS[name]
     module = make(lowering)
     keys = jax.random.split(jax.random.key(0), clients)
@@ -75,7 +75,7 @@ def layer_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def step_calls(lowering: str, clients: int, batch: int, steps: int) -> dict[str, Callable[[], Any]]:
-    """``steps`` local SGD steps of LeNet-5 for every client, in each way of running several clients."""
+    """Calls of ``steps`` local SGD steps of LeNet-5 for every client, one for each way of running several clients."""
     model = MODELS["lenet5"](lowering=lowering)
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))
     x = jax.random.normal(jax.random.key(1), (clients, steps, batch, 28, 28, 1))
@@ -139,7 +139,7 @@ print(sorted(times[2:])[rounds // 2])
 
 
 def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """PyTorch in a separate process: in one process its spinning threads and those of JAX slow each other down."""
+    """The row of PyTorch, from a separate process: in one process its threads and those of JAX slow each other down."""
     if importlib.util.find_spec("torch") is None:
         print("PyTorch is not installed: no row for it (pip install 'fedjax-async[bench]')")
         return []

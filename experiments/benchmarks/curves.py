@@ -4,12 +4,12 @@
     python experiments/benchmarks/curves.py --smoke     # seconds
 
 *Job*: one local epoch of LeNet-5 on 600 images in batches of 32, with Adam, in one compiled call. AsyncCurve's job
-trains the end and the control point, two gradients a step, with the hyperbolic proximal term and warm moments. The
-calls take turns; ratios are computed within each round, and the table has their quartiles, of wall time and of the
-processor time of all threads, which other processes disturb less.
+trains the end and the control point, with two gradients per step, the hyperbolic proximal term and warm moments. The
+calls are interleaved; ratios are computed within each round, and the table has their quartiles, for wall time and for
+the processor time of all threads, which other processes disturb less.
 
 *Landscape*: the test loss and accuracy of LeNet-5 at 25 x 25 points of the plane through three models, on 1,000 images,
-as the command ``landscape`` measures it; seconds with and without compiling, by both clocks.
+as in the command ``landscape``; wall and processor seconds, with and without compiling.
 
 Measured numbers: README.md.
 """
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def problem(name: str) -> tuple[Model, Any]:
-    """The model, on raw rows, and the data."""
+    """The model, which decodes raw examples, and the data."""
     settings = Settings(dataset="fashion_mnist_6k", model=name, updates=1)
     data = data_of(settings)
     return model_of(settings, data), data
@@ -59,7 +59,7 @@ def calls_of(model: Model, data: Any, a: argparse.Namespace) -> dict[str, Callab
         jnp.asarray(data.x), jnp.asarray(data.y), jnp.asarray(data.order), jnp.int32(0), jnp.int32(a.examples)
     )
     steps = jnp.int32(-(-a.examples // a.batch))
-    step = jax.tree.map(lambda leaf: 1e-3 * leaf, params)  # of the server, for the warm moments
+    step = jax.tree.map(lambda leaf: 1e-3 * leaf, params)  # the server's step, for the warm moments
 
     def call(name: str) -> Callable[[], Any]:
         @jax.jit
@@ -73,7 +73,7 @@ def calls_of(model: Model, data: Any, a: argparse.Namespace) -> dict[str, Callab
 
 
 def both_clocks() -> np.ndarray:
-    """Seconds by the clock on the wall, and of the processor."""
+    """Wall and processor seconds; float64[2]."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
@@ -124,10 +124,10 @@ def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lenet5")
-    parser.add_argument("--examples", type=int, default=600, help="of the client")
+    parser.add_argument("--examples", type=int, default=600, help="examples of the client")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--grid", type=int, default=25, help="points along each side of the landscape")
-    parser.add_argument("--images", type=int, default=1000, help="on which the landscape is measured")
+    parser.add_argument("--images", type=int, default=1000, help="test images for the landscape")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", choices=["jobs", "landscape"], default=None)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/curves.csv beside this file]")

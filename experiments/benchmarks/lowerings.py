@@ -4,9 +4,9 @@
     python experiments/benchmarks/lowerings.py --install        # also into the package, as this backend's default
     python experiments/benchmarks/lowerings.py --smoke          # seconds: does it run
 
-Forward and both gradients of one layer with what follows it (``choice.py``), batch 32, two steps in one ``fori_loop``;
-ms a step, the least of interleaved rounds. On a CPU one client and processor time, elsewhere four under ``vmap``. Rows
-of other backends in the package's table are kept.
+Forward and both gradients of one layer and the operations after it (``choice.py``), batch 32, two steps in one
+``fori_loop``; ms per step, the minimum of interleaved rounds. On a CPU it measures one client, in processor time;
+elsewhere four clients under ``vmap``. Rows of other backends in the package's table are kept.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Planning decentralised runs: pushes planned a second, and the memory of a plan of a million nodes.
 
-    python experiments/benchmarks/peer_planning.py             # about three minutes, and 5 GB of memory
+    python experiments/benchmarks/peer_planning.py             # about three minutes, and 3 GB of memory
     python experiments/benchmarks/peer_planning.py --smoke     # seconds
 
 A push is one message from one node to one receiver. A plan has the compute events, the receivers of each push, its
-arrival, what the buffers do with it, the masses and the coefficients; waves are counted too (*with waves*). Each row is
-planned in a separate process, so that its peak memory can be measured; times are processor times, the least of
+arrival, its treatment by the buffers, the masses and the coefficients; *with waves* also counts the waves. Each row is
+planned in a separate process, so that its peak memory can be measured; times are processor times, the minimum of
 ``--rounds`` (one for the million nodes). Measured numbers: README.md.
 """
 
@@ -49,7 +49,7 @@ SMOKE: list[dict[str, Any]] = [{"nodes": 50, "events": 500}, {"nodes": 50, "even
 
 
 def measure(row: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """One plan, in this process."""
+    """The row of one plan, made in this process."""
     given = USUAL | row
     options = {key: given[key] for key in ("topology", "network", "faults", "availability") if key in given}
     seconds, waving = [], 0.0

@@ -6,16 +6,15 @@
 
 100 nodes with 400 training images each on average (Dirichlet(0.4), 80 % of 50,000), the 256,830-parameter LeNet, K = 32
 centroids, Adam, one epoch of batches of 32 an event at 0.1 virtual seconds a step, gossip to 10 receivers, a tenth of
-the nodes late, horizon 60. The images are made up, of the shape of CIFAR-10's: speed does not depend on their values.
+the nodes late, horizon 60. The images are random with the shape of CIFAR-10's: speed does not depend on their values.
 
-* engine: ``run_peers``, after planning and compiling: events in waves, one lane a core.
+* engine: ``run_peers``, after planning and compiling: events in waves, one lane per core.
 * oracle: ``run_peer_reference``, the same events one at a time.
-* torch: ``torch_peers.py`` (extra ``bench``): the same steps and calls of the clustering, one event at a time.
+* torch: ``torch_peers.py`` (extra ``bench``): the same steps and clusterings, one event at a time.
 
-The three take turns within one process, and the table has the median of the ratios of each round, of elapsed and of
-processor time. There is next to nothing to evaluate in the cut. ``--whole`` also evaluates each node on its own 100
-test images, and the mean model on all of them, at 61 moments. The two commands write ``peers.csv`` and
-``peers_whole.csv``. Measured numbers: README.md.
+The three are interleaved within one process, and the table has the medians of the rounds' ratios, of elapsed and of
+processor time. Evaluation is negligible in this short run. ``--whole`` also evaluates each node on its own 100 test
+images, at 61 moments. The two commands write ``peers.csv`` and ``peers_whole.csv``. Measured numbers: README.md.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def stays(path: Any) -> bool:
 
 
 def made_up(a: argparse.Namespace) -> Any:
-    """Random images with the class in their mean, divided among the nodes; of the whole run, each with its tests."""
+    """Random images whose mean depends on the class, divided among the nodes; in the whole run also their tests."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, a.images).astype(np.int32)
     x = rng.integers(0, 156, (a.images, *a.shape), np.uint8) + (10 * y).astype(np.uint8)[:, None, None, None]
@@ -68,7 +67,7 @@ def made_up(a: argparse.Namespace) -> Any:
 
 
 def problem(a: argparse.Namespace) -> tuple[Any, ...]:
-    """Arguments of either engine."""
+    """The arguments of either engine."""
     data = made_up(a)
     model = decoded(make(a.model), data.decode)
     steps = local_steps(data.size, batch_size=BATCH, epochs=1)
@@ -88,7 +87,7 @@ def problem(a: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerRun:
-    """The run, laid out as ``run_peer_waves`` does, on the device, compiled."""
+    """The compiled run on the device, laid out as by ``run_peer_waves``."""
     member = make_peer_member(*given, global_tests="never")
     layout = make_peer_layout(
         member.schedule,
@@ -101,7 +100,7 @@ def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerRun:
 
 
 def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    """What takes turns."""
+    """Program -> its call; all calls are interleaved."""
     run = compiled(given, a.lanes)
     calls: dict[str, Callable[[], Any]] = {
         "engine": lambda: run_peers(run).params,
@@ -122,7 +121,7 @@ def both_clocks() -> Any:
 
 
 def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each contender: seconds of the cut, and the median ratio to the engine."""
+    """One row per program: seconds of the short run, and the median ratio to the engine."""
     given = problem(a)
     calls = calls_of(given, a)
     found = interleave(calls, a.rounds, clock=both_clocks)
@@ -147,7 +146,7 @@ def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """The whole run once, in this process."""
+    """The row of the whole run, executed once in this process."""
     began = time.perf_counter()
     given = problem(a)
     planned = time.perf_counter()
@@ -186,12 +185,12 @@ def main() -> None:
     parser.add_argument("--model", default="lenet5_cifar")
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--images", type=int, default=50_000)
-    parser.add_argument("--k", type=int, default=32, help="centroids a layer")
+    parser.add_argument("--k", type=int, default=32, help="centroids per layer")
     parser.add_argument("--receivers", type=int, default=10)
-    parser.add_argument("--horizon", type=float, default=None, help="virtual seconds [2, of the whole run 60]")
+    parser.add_argument("--horizon", type=float, default=None, help="virtual seconds [2, with --whole 60]")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
-    parser.add_argument("--whole", action="store_true", help="the whole run once, by the engine alone")
+    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one per core]")
+    parser.add_argument("--whole", action="store_true", help="the whole run once, only by the engine")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/peers.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()

@@ -1,20 +1,20 @@
-"""What it costs that the server looks: adaptive runs beside the planned run of the same settings.
+"""The cost of policies that look at a run: adaptive runs beside the planned run of the same settings.
 
     python experiments/benchmarks/policies.py          # two models, a minute
     python experiments/benchmarks/policies.py --smoke  # does it run
 
-100 clients of ``fashion_mnist_6k``, ten under way, speeds lognormal(0.5), ten local steps of batch 32 a job; FedBuff
-with K = 10 and FedAsync. Every run is prepared and compiled once, then the runs take turns.
+100 clients of ``fashion_mnist_6k``, ten in flight, speeds lognormal(0.5), jobs of ten local steps of batch 32; FedBuff
+with K = 10 and FedAsync. Every run is prepared and compiled once, then the runs are interleaved.
 
 * planned: no policy.
-* uniform: a policy that looks at every decision and ignores what it sees. The run is the planned one, bit for bit,
-  so its time shows what the looks cost; ``every=10`` looks at every tenth arrival at the most.
-* power of choice asks d = 20 candidates for their loss at every decision. Oort observes the loss of every arriving
-  client's examples, an evaluation on the client's data for each arrival.
+* uniform: a policy that looks at every decision and ignores what it sees. The run is the planned one, bit for bit, so
+  its time shows the cost of looks; ``every=10`` looks at most at every tenth arrival.
+* power of choice evaluates the loss of d = 20 candidates at every decision. Oort evaluates the loss on the client's
+  examples at every arrival.
 
-``ms a look`` is the time of the host: tables, transfers and the policy, without training and evaluating; of power of
-choice it holds the candidates' losses too.
-``overhead`` is the time of a run above the planned one's, divided by the looks.
+``ms a look`` is the time of the host: tables, transfers and the policy, without training and evaluation; for power of
+choice it includes the candidates' losses. ``overhead`` is the additional time over the planned run, divided by the
+looks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POLICIES = {
 
 
 def prepared(a: argparse.Namespace, model: str, method: str, policy: str | None) -> Prepared:
-    """A run that is ready to start."""
+    """A run that is ready to execute."""
     return prepare(
         Settings(
             method=METHODS[method],
@@ -58,7 +58,7 @@ def prepared(a: argparse.Namespace, model: str, method: str, policy: str | None)
 
 
 def measure(a: argparse.Namespace, model: str, method: str) -> list[dict[str, Any]]:
-    """A row a policy."""
+    """One row per policy."""
     runs = {name: prepared(a, model, method, policy) for name, policy in POLICIES.items()}
     last: dict[str, Run] = {}
 

@@ -4,13 +4,13 @@
     python experiments/benchmarks/population.py --model mlp logistic
     python experiments/benchmarks/population.py --smoke    # does it run
 
-FedAsync, MLP-64 on 784 features by default; ``--model logistic`` shows the cost of the engine itself. The data set
-is the generated ``population``, delays are exponential, 1,000 clients are in flight (all, where there are fewer).
-Each size runs in a separate process, so that its peak memory can be measured. A first run compiles, and later ones
-are timed. The time per update should depend on the clients in flight, not on the population. The last column is its
-ratio to that of 1,000 clients with the same model, where as many are in flight. Planning is timed twice: as the run
-is planned, and with at least one client waiting. Where none waits, clients do not depend on each other and are planned
-without the event queue, in a fifth of the time. With one waiting, every size is planned with the event queue.
+FedAsync, MLP-64 on 784 features by default; ``--model logistic`` shows the cost of the engine itself. The data set is
+the generated ``population``, delays are exponential, 1,000 clients are in flight (all, if there are fewer). Each size
+runs in a separate process, so that its peak memory can be measured. The first run compiles; later ones are timed. The
+time per update should depend on the clients in flight, not on the population. The last column is its ratio to that of
+1,000 clients with the same model, where as many are in flight. Planning is timed twice: for this run, and with at least
+one client waiting. If no client waits, clients do not depend on each other and are planned without the event queue, in
+about a third of the time. With one client waiting, every size is planned with the event queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IN_FLIGHT = 1000
 
 
 def settings(model: str, clients: int, updates: int, lanes: int | None = None) -> Settings:
-    """One run of the benchmark."""
+    """The settings of one run of the benchmark."""
     concurrency = min(clients, IN_FLIGHT)
     return Settings(
         method=f"fedasync@every:concurrency={concurrency}",
@@ -56,7 +56,7 @@ def planning_time(s: Settings, timing: str, updates: int) -> float:
 
 
 def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | None) -> dict[str, Any]:
-    """One model and size, in this process."""
+    """The row of one model and size, measured in this process."""
     s = settings(model, clients, updates, lanes)
     timing = s.method.partition("@")[2]
     usual = planning_time(s, timing, 10 * updates)
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
+    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one per core]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     parser.add_argument("--one", action="store_true", help="measure the first model and size here and print it as JSON")

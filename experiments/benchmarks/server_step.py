@@ -3,12 +3,11 @@
     python experiments/benchmarks/server_step.py             # half a minute on 2 idle cores
     python experiments/benchmarks/server_step.py --smoke     # seconds
 
-One compiled call applies the uploads of several server steps one after the other, as the engine does: each is read from
-a table and received, and every K-th closes a step. *Once a step* is how the package's rules work: ``receive``
-accumulates, and ``close`` runs where a step closes. *Every arrival* is the same rule with ``close`` computed at each
-arrival and its result used only where the step closes; a rule of one function could do no better. The script checks
-that both end in the same params. Calls take turns within one process. The ratio is computed within each round; the
-table has its median over the rounds.
+One compiled call applies the uploads of several server steps one after the other, as in the engine: each is read from a
+table and received, and every K-th closes a step. *Once a step* is the package's way: ``receive`` accumulates, and
+``close`` runs where a step closes. *Every arrival* computes ``close`` at each arrival and uses its result only where
+the step closes, as a rule of one function has to. The script checks that both end with the same params. Calls are
+interleaved within one process. The ratio is computed within each round; the table has its median over the rounds.
 
 Measured numbers: README.md.
 """
@@ -34,12 +33,12 @@ from fedjax_async.registry import bind
 from fedjax_async.server import SERVERS, known
 from fedjax_async.types import Arrival, Facts, ServerAlgorithm
 
-CLIENTS = 4  # their uploads are read in turn
+CLIENTS = 4  # number of uploads in the table, read in turn
 WAYS = ("once a step", "every arrival")
 
 
 def model_of(size: int) -> Any:
-    """Parameters of two layers, ``size`` in all."""
+    """A kernel and a bias with ``size`` parameters together."""
     width = max(1, round(0.9 * size))
     return {"kernel": jnp.ones(width), "bias": jnp.ones(size - width)}
 
@@ -57,7 +56,7 @@ def close_always(rule: ServerAlgorithm, state: Any, closes: Any) -> Any:
 
 
 def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callable[[], Any]:
-    """``steps`` server steps of ``buffer`` arrivals each, in one compiled call."""
+    """A compiled call of ``steps`` server steps with ``buffer`` arrivals each."""
     rule = known(bind("method", SERVERS, method)(), Facts(num_clients=CLIENTS, every_closes=buffer == 1))
     close = close_in_step if way == "once a step" else close_always
 
@@ -97,8 +96,8 @@ def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=2_000_000, help="parameters of the model")
-    parser.add_argument("--buffer", type=int, default=10, help="K, arrivals a server step")
-    parser.add_argument("--steps", type=int, default=5, help="server steps a call")
+    parser.add_argument("--buffer", type=int, default=10, help="K, arrivals per server step")
+    parser.add_argument("--steps", type=int, default=5, help="server steps per call")
     parser.add_argument("--methods", nargs="+", default=["fedbuff", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/server_step.csv beside this file]")

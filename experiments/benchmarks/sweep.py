@@ -1,4 +1,4 @@
-"""A sweep of 64 runs (16 settings x 4 seeds) beside the same runs one after another, and as single commands.
+"""A sweep of 64 runs (16 settings x 4 seeds) beside the same runs one after the other, and as single commands.
 
     python experiments/benchmarks/sweep.py                        # three models, about half an hour on 2 cores
     python experiments/benchmarks/sweep.py --models mlp --commands 8
@@ -9,7 +9,7 @@ FedAsync on ``fashion_mnist_6k``, 10 clients, ``rpi`` delays; mixing rate x lear
 * sweep: ``plan_groups`` and ``execute_group``, from settings to results, compilation included.
 * in turn: ``execute(prepare(s))`` for the same settings in one process that has compiled already.
 * commands: ``fedjax-async run``, one process per run. ``--commands`` runs, spread over the settings, are timed, and
-  their time is multiplied up to 64.
+  their time is scaled to 64.
 
 Sweep and in turn are interleaved; ratios are medians over the rounds. ``compilations`` counts the training programs
 that XLA compiled during the first sweep: one per group.
@@ -36,7 +36,7 @@ MIXING, RATES = (0.2, 0.4, 0.6, 0.8), (0.01, 0.02, 0.05, 0.1)
 
 
 def settings(model: str, updates: int, seeds: int) -> list[Settings]:
-    """All 64 runs, with four seeds."""
+    """The settings of all runs: 64 with four seeds."""
     return [
         Settings(
             method=f"fedasync:mixing={mixing}", model=model, lr=lr, seed=seed, updates=updates, eval_updates=updates
@@ -46,7 +46,7 @@ def settings(model: str, updates: int, seeds: int) -> list[Settings]:
 
 
 def sweep(runs: list[Settings]) -> dict[int, Run]:
-    """All runs, side by side."""
+    """Execute all runs side by side; index -> run."""
     found: dict[int, Run] = {}
     for group in plan_groups(runs):
         execute_group(runs, group, on_finished=found.__setitem__)
@@ -55,7 +55,7 @@ def sweep(runs: list[Settings]) -> dict[int, Run]:
 
 
 def in_turn(runs: list[Settings]) -> list[Run]:
-    """All runs, one after another."""
+    """Execute all runs one after the other."""
     return [execute(prepare(one)) for one in runs]
 
 
@@ -69,7 +69,7 @@ def command(one: Settings) -> float:
 
 
 def count_compilations(call: Any) -> int:
-    """How many training programs XLA compiled during ``call``."""
+    """The number of training programs that XLA compiles during ``call``."""
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details: Any) -> None:
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--commands", type=int, default=4, help="how many single commands to time, 0 for none [4]")
+    parser.add_argument("--commands", type=int, default=4, help="number of single commands to time, 0 for none [4]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/sweep.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()

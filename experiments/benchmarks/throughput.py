@@ -5,18 +5,18 @@
     python experiments/benchmarks/throughput.py --models vgg11 --clients 10 --beside torch --rounds 7
     python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
 
-A job is 10 local SGD steps of batch 32, of VGG-11 and ResNet-18 two. Inputs are random images (speed does not depend on
-their values): 28 x 28 x 1, for the CNN and these two 32 x 32 x 3; 96 examples a client, so that every batch is full.
-Everything of one model and number of clients is timed in turn, round after round, in one process.
-A ratio is computed within each round, since the machine's speed drifts; the table has its median over the rounds, and
-of the last one its least and largest.
+A job is 10 local SGD steps of batch 32 (2 steps of VGG-11 and ResNet-18). Inputs are random images (speed does not
+depend on their values): 28 x 28 x 1, for the CNN and these two 32 x 32 x 3; 96 examples per client, so that every batch
+is full. All programs for one model and number of clients are interleaved, round after round, in one process. A ratio is
+computed within each round, because the machine's speed drifts; the table has its median over the rounds, and the
+minimum and maximum of engine / torch.
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
   server steps, records, two evaluations.
-* bare: only gather, decode, dropout, gradient, SGD step, in one compiled call; the fastest of three: vmapped
-  over 4 clients, vmapped over all of them, and one client after the other.
-* bare in lanes: the same arithmetic, batched as the engine does (``default_batching``) and run from as many host
-  threads; the ratio to it is the cost of the engine itself.
+* bare: only gather, decode, dropout, gradient and SGD step in one compiled call; the fastest of three: vmapped over 4
+  clients, vmapped over all of them, and one client after the other.
+* bare in lanes: the same arithmetic, batched as in the engine (``default_batching``) and run from as many host threads;
+  the ratio to it shows the overhead of the engine.
 * reference: the plain event loop of ``engine/reference.py``.
 * torch: ``torch_loop.py`` (extra ``bench``), where PyTorch is installed.
 """
@@ -45,14 +45,14 @@ from fedjax_async.results import table
 
 STEPS, BATCH, SHARD = 10, 32, 96
 SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
-LARGE = ("vgg11", "resnet18")  # a step takes most of a second on a core
+LARGE = ("vgg11", "resnet18")  # a step takes most of a second on one core
 SHAPES |= dict.fromkeys(LARGE, (32, 32, 3))
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
-WIDE = {"lenet5": 100, "cnn": 8, "vgg11": 4, "resnet18": 4}  # more clients at once than this would not fit into memory
+WIDE = {"lenet5": 100, "cnn": 8, "vgg11": 4, "resnet18": 4}  # most clients that fit into memory at once
 BESIDE = ("bare", "lanes", "reference", "torch")  # what the engine is compared with
-UNIT = 20  # a timed call has a multiple of this many jobs
-SECONDS = 1.0  # how long one timed call should last
+UNIT = 20  # the number of jobs of a timed call is a multiple of this
+SECONDS = 1.0  # approximate length of a timed call
 
 
 def steps_of(model: str) -> int:
@@ -66,7 +66,7 @@ def decode(x: jax.Array) -> jax.Array:
 
 
 def make_data(model: str, clients: int) -> Any:
-    """Random images, ``SHARD`` a client."""
+    """Random images, ``SHARD`` per client."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (clients * SHARD, *SHAPES[model]), np.uint8)
     y = rng.integers(0, 10, clients * SHARD).astype(np.int32)
@@ -91,14 +91,14 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
 
 
 def bare_jobs(base: Experiment, width: int) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Arguments of a call of :func:`bare_program`: start model, minibatches drawn beforehand, begin of each shard."""
+    """Arguments for :func:`bare_program`: start model, minibatches [width, K, B], begin of each shard [width]."""
     steps = steps_of(base.settings.model)
     positions = np.random.default_rng(0).integers(0, SHARD, (width, steps, BATCH), np.int32)
     return base.params, positions, np.arange(width, dtype=np.int32) % len(base.components.data.size) * SHARD
 
 
 def bare_program(base: Experiment, batching: str = "vmap", *, counted: bool = False) -> Any:
-    """The arithmetic alone, compiled; with ``counted`` the number of steps is an argument, not known beforehand."""
+    """The arithmetic alone, compiled; with ``counted`` the number of steps is an argument, unknown at compile time."""
     model, data = base.components.model, base.components.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
     usual = steps_of(base.settings.model)
@@ -124,7 +124,7 @@ def bare_program(base: Experiment, batching: str = "vmap", *, counted: bool = Fa
 
 
 def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any:
-    """The arithmetic alone: ``jobs`` jobs in batches of ``width``."""
+    """A call of the arithmetic alone: ``jobs`` jobs in batches of ``width``."""
     train, arguments = bare_program(base, batching), bare_jobs(base, width)
 
     def run() -> None:
@@ -148,7 +148,7 @@ def bare_in_lanes(base: Experiment, width: int, jobs: int) -> Any:
 
 
 def torch_loop(model: str, data: Any, jobs: int) -> Any:
-    """The PyTorch loop over the same number of jobs, or ``None`` without PyTorch."""
+    """A call of the PyTorch loop over ``jobs`` jobs; ``None`` without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from torch_loop import Loop  # noqa: PLC0415 (PyTorch is optional)
@@ -160,7 +160,7 @@ def torch_loop(model: str, data: Any, jobs: int) -> Any:
 
 
 def calibrated(make: Any, unit: int, seconds: float) -> int:
-    """How many jobs last about ``seconds``: a multiple of ``unit``."""
+    """The number of jobs that take about ``seconds``, a multiple of ``unit``."""
     run = make(unit)
     run()
     began = time.perf_counter()
@@ -199,7 +199,7 @@ def measure(
     lanes = default_lanes()
     if "lanes" in beside:
         add("bare in lanes", bare_in_lanes(base, width, jobs), rounded(jobs // lanes, width) * lanes)
-    few = max(UNIT // 2, jobs // 4)  # the slow ones
+    few = max(UNIT // 2, jobs // 4)  # fewer jobs for the slow programs
     if "torch" in beside:
         add("torch", torch_loop(model, data, few), few)
     for delay in delays:

@@ -92,7 +92,7 @@ MODELS = {
 
 
 class Loop:
-    """FedAsync over the given clients, one local training after the other."""
+    """FedAsync, one local training after the other."""
 
     def __init__(self, model: str, x: np.ndarray, y: np.ndarray, shards: list[np.ndarray], batch: int, steps: int):
         torch.manual_seed(0)
@@ -105,7 +105,7 @@ class Loop:
         self.server = [p.detach().clone() for p in self.params]
 
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters of the model."""
         return sum(p.numel() for p in self.params)
 
     def update(self, client: int, lr: float = 0.01, mixing: float = 0.6) -> None:

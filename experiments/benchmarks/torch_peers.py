@@ -1,8 +1,8 @@
 """A short PyTorch loop of PushCen-ADFL, one compute event after the other, as a careful researcher would write it.
 
-It follows a plan of this package: the same events, inboxes and coefficients. Messages stay encoded, as a table and a
-byte a weight, and are kept until their last reader has them. The nearest centroid is found by bisection, not by a
-matrix of distances.
+It follows a plan of this package: the same events, inboxes and coefficients. Messages stay encoded, as a table and one
+byte per weight, and are kept until their last receiver has read them. The nearest centroid is found by bisection, not
+by a matrix of distances.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LeNet(nn.Module):
 
 
 def cluster(x: torch.Tensor, start: torch.Tensor, most: int = 3, tolerance: float = 0.05) -> tuple[Any, Any]:
-    """``(table [K], label [D])``: centroids of ``x`` from the K - 1 ``start``; zero first, the others ascending."""
+    """``(table [K], label [D])``: centroids of ``x`` [D], from ``start`` [K - 1]; zero first, the others ascending."""
     others, before = start.sort().values, 0.0
     for iteration in range(most):
         table, zero = torch.cat([others, others.new_zeros(1)]).sort().values, int((others < 0).sum())
@@ -52,7 +52,7 @@ def cluster(x: torch.Tensor, start: torch.Tensor, most: int = 3, tolerance: floa
 
 
 class Node:
-    """A model, its optimiser and its dictionary."""
+    """A node: its model, its optimiser and its table of centroids."""
 
     def __init__(self, start: dict[str, Any], lr: float) -> None:
         self.model = LeNet()
@@ -64,7 +64,7 @@ class Node:
 
 
 class Loop:
-    """PushCen-ADFL over the events of a plan."""
+    """PushCen-ADFL, executed along the events of a plan."""
 
     def __init__(self, data: Any, schedule: Any, *, k: int, batch: int, lr: float = 1e-3, weight: float = 0.1) -> None:
         torch.manual_seed(0)
@@ -79,7 +79,7 @@ class Loop:
         return sum(p.numel() for p in self.start.values())
 
     def encode(self, node: Node) -> Message:
-        """Tables and labels of the weights, and the biases as they are."""
+        """The tables and labels of the weights, and the biases unchanged."""
         message: Message = []
         for param, known in zip(node.params, node.dictionary, strict=True):
             flat = param.detach().flatten()
@@ -91,7 +91,7 @@ class Loop:
         return message
 
     def mix(self, node: Node, inbox: list[tuple[Message, float]]) -> None:
-        """Replace model and dictionary by the weighted means."""
+        """Replace a node's model and tables by weighted means over its inbox."""
         own = 1.0 - sum(weight for _, weight in inbox)
         for i, param in enumerate(node.params):
             flat = param.detach().view(-1).mul_(own)
@@ -106,7 +106,7 @@ class Loop:
                 node.dictionary[i] = tables / (1 - own) if known is None else own * known + tables
 
     def event(self, node: Node, client: int, steps: int, inbox: list[tuple[Message, float]]) -> Message:
-        """Mix, train, encode."""
+        """One event: mix, train, encode."""
         self.mix(node, inbox)
         anchors, masks = [], []
         for part, known, param in zip(self.encode(node), node.dictionary, node.params, strict=True):
@@ -136,7 +136,7 @@ class Loop:
         return self.encode(node)
 
     def run(self) -> None:
-        """All events of the plan, in order."""
+        """Run all events of the plan, in order."""
         s = self.schedule
         nodes = [Node(self.start, self.lr) for _ in range(s.num_clients)]
         readers = np.bincount(s.source, minlength=len(s.client))

@@ -4,9 +4,9 @@
     python experiments/benchmarks/trajectory.py --smoke     # seconds
 
 FedAsync with MLP-64 and ten clients. *Forward* is the compiled function that gives the final test loss; *gradient*
-gives its derivatives by mixing rate, local learning rate and all initial parameters. Both are timed in CPU seconds
-of this process, in turns; the ratio is computed within each round, and the table has its median. *Memory* is what XLA
-plans for the gradient's temporary buffers.
+gives its derivatives with respect to mixing rate, local learning rate and all initial parameters. Both are timed in CPU
+seconds of this process, interleaved; the ratio is computed within each round, and the table has its median. *Memory* is
+XLA's plan for the gradient's temporary buffers.
 
 Measured numbers: README.md.
 """
@@ -37,7 +37,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def row_of(job: str, a: argparse.Namespace) -> dict[str, Any]:
-    """Times and memory of one kind of job."""
+    """The row of one kind of job: times and memory."""
     settings = Settings(**BASE | JOBS[job], clients=a.clients, updates=a.updates, eval_updates=a.updates // 10)
     function, hyper, params, *_ = trajectory(settings, segment=a.segment)
 

@@ -1,11 +1,11 @@
-"""How well schedules batch: planned widths, the lower bound, padding. No training, seconds to run.
+"""How well schedules batch: planned widths, the lower bound, padding. Nothing is trained; takes half a minute.
 
     python experiments/benchmarks/waves.py
 
-For each number of clients and delay model there are two measurements, averaged over seeds. The first is the
-mean wave width as a share of the clients in flight, and the number of waves beside its lower bound (the longest
-chain of dependent jobs). The second has waves capped at ``--max-width`` and shards of unequal size: the widths
-that the engine would compile, useful local steps over executed ones, and slots for start models.
+For each number of clients and delay model there are two measurements, averaged over seeds. The first is the mean wave
+width as a share of the clients in flight, and the number of waves beside its lower bound (the longest chain of
+dependent jobs). The second has waves of at most ``--max-width`` jobs and shards of unequal size: the widths that the
+engine would compile, useful local steps over executed ones, and slots for start models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMINGS = ("every", "buffer:size=10", "cohort:size=10")
 
 
 def measure(timing: str, delay: str, clients: int, updates: int, seeds: int, max_width: int) -> dict[str, Any]:
-    """One row: means over seeds."""
+    """The row of one timing, delay model and number of clients: means over seeds."""
     columns: dict[str, list[float]] = {}
     widths: set[int] = set()
     for seed in range(seeds):
@@ -68,7 +68,7 @@ def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
-    parser.add_argument("--updates", type=int, default=50, help="updates a client")
+    parser.add_argument("--updates", type=int, default=50, help="updates per client")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-width", type=int, default=4, help="cap for the padded widths")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/waves.csv beside this file]")

@@ -1,8 +1,8 @@
-"""Shared by the papers' experiments: scales, variants of a setting trained side by side, and their tables.
+"""Shared by the papers' experiments: scales, variants of a setting that train in one sweep, and their tables.
 
 Every script takes ``--scale smoke|laptop|paper``. It keeps each finished run under ``OUT/runs``, and a second start of
 the same command continues from there. ``paper`` is the paper's setting, and ``laptop`` is smaller. ``smoke`` only shows
-that the script runs; it uses the data that come with the package.
+that the script runs; it uses the data in the package.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Rows = list[dict[str, Any]]
 
 
 class Variant(NamedTuple):
-    """One row: its name and its changes of the task's setting."""
+    """One row of a table: its name and its changes to the task's setting."""
 
     name: str
     changes: dict[str, Any]
-    picture: str = ""  # the picture that shows the row; its title, if there are several pictures
+    picture: str = ""  # picture with the row, by title; empty if there is only one
 
 
 def options(about: str | None, paper: str, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share; ``paper`` is the folder's name, ``name`` the script's."""
+    """The parser of the options that all scripts share; ``paper`` is the folder's name, ``name`` the script's."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="laptop", help="size of the experiment [laptop]")
     parser.add_argument("--out", type=Path, default=None, metavar="DIR", help=f"results [runs/{paper}/{name}-SCALE]")
@@ -55,7 +55,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def parse_seeds(parser: argparse.ArgumentParser, seeds: Mapping[str, int]) -> argparse.Namespace:
-    """Parse with ``--seeds`` too; ``seeds``: how many by default, by scale."""
+    """Parse also ``--seeds``; ``seeds``: scale -> default number."""
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
     given = parse(parser)
     given.seeds = seeds[given.scale] if given.seeds is None else given.seeds
@@ -67,7 +67,7 @@ def parse_seeds(parser: argparse.ArgumentParser, seeds: Mapping[str, int]) -> ar
 def parse_tasks(
     parser: argparse.ArgumentParser, known: Iterable[str], usual: Sequence[str], seeds: Mapping[str, int]
 ) -> argparse.Namespace:
-    """Parse with ``--tasks`` and ``--seeds`` too; the task of the smallest scale is always ``smoke``."""
+    """Parse also ``--tasks``, ``--variants`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
     parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
     parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
     given = parse_seeds(parser, seeds)
@@ -76,7 +76,7 @@ def parse_tasks(
 
 
 def asked_for(variants: Sequence[Variant], given: argparse.Namespace) -> list[Variant]:
-    """The variants that ``--variants`` names, by default all; ends the program at a name that none has."""
+    """The variants named by ``--variants``, by default all; exits with an error for an unknown name."""
     names = given.variants or [variant.name for variant in variants]
     for name in names:
         if name not in [variant.name for variant in variants]:
@@ -91,11 +91,11 @@ def run_variants(
     given: argparse.Namespace,
     numbers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda own, seed: {},
 ) -> dict[str, list[Run]]:
-    """Every variant of a setting with every seed, in one sweep; variant -> its runs.
+    """Run every variant of a setting with every seed, in one sweep; returns variant -> its runs.
 
-    Finished runs of the same settings are kept, also when the rest of the sweep changes, for example to more seeds.
+    Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds.
 
-    ``numbers``: further settings of one run, from its own setting and its seed.
+    ``numbers(setting, seed)`` returns further settings of one run.
     """
     changed = {key for variant in variants for key in variant.changes}
     points = []
@@ -118,9 +118,9 @@ def draw(
     given: argparse.Namespace,
     curves: Callable[[Mapping[str, list[Run]]], Any] | None = None,
 ) -> None:
-    """A figure a picture of the variants, ``STEM_PICTURE.png``; lines are called by what the picture's name leaves.
+    """Save one figure per picture of the variants, ``STEM_PICTURE.png``. The picture's title is left out of the labels.
 
-    ``curves``: what is drawn, by default accuracy.
+    ``curves``: makes the figure from the runs; by default accuracy curves.
     """
     for picture in dict.fromkeys(variant.picture for variant in variants):
         shown = {v.name.removesuffix(f", {picture}"): runs[v.name] for v in variants if v.picture == picture}
@@ -130,7 +130,7 @@ def draw(
 
 
 def line(axes: Any, index: int, at: Sequence[float], values: Sequence[tables.Spread], label: str) -> None:
-    """The ``index``-th line of a picture: means at ``at``, with bars of a standard deviation."""
+    """Draw the ``index``-th line of a picture: means at ``at``, with error bars of one standard deviation."""
     colour, dashes = look(index)
     marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.4, "capsize": 2, "elinewidth": 1}
     bars = [value.std for value in values]
@@ -138,7 +138,7 @@ def line(axes: Any, index: int, at: Sequence[float], values: Sequence[tables.Spr
 
 
 def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
-    """Why a setting cannot be run here for one server step, or ``budget``, in one line; ``None`` if it can."""
+    """Why a setting cannot be run here for ``budget`` (by default one server step), in one line; ``None`` if it can."""
     try:
         prepare(Settings(**{**setting, **(budget or {"server_steps": 1})}))
     except ValueError as error:
@@ -147,7 +147,7 @@ def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
 
 
 def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], rows_of: Callable[[str], Rows]) -> Rows:
-    """The rows of all tasks. A task that cannot be run here has one row "not run", and stderr gets the reason."""
+    """The rows of all tasks. A task that cannot be run here gets one row "not run"; the reason goes to stderr."""
     rows: Rows = []
     for task in given.tasks:
         why = reason(task)

@@ -3,8 +3,8 @@
     python experiments/orthofl/abstract.py
 
 The abstract says "an average of 9.6 % accuracy improvement across datasets compared to synchronous methods and a 12x
-speedup", not how these were averaged. So each is computed in every plausible way, from the paper's Table 1 and from
-ours (``results``). Nothing is trained, and the scale is ignored.
+speedup", but not how these are averaged. So both are computed in several ways, from the paper's Table 1 and from ours
+(``results``). Nothing is trained, and the scale has no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Table = dict[str, dict[str, tuple[float, float]]]  # task -> method -> accuracy 
 
 
 def read(paths: Sequence[Path], task: str, method: str, accuracy: str, time: str) -> Table:
-    """The tables in CSV files; the last four arguments name the columns."""
+    """The tables of CSV files; the last four arguments name the columns."""
     found: Table = {}
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:

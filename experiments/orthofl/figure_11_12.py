@@ -1,12 +1,12 @@
-"""Figures 11 and 12: delays by task, the staleness that they make, and their distributions.
+"""Figures 11 and 12: delays by task, the staleness that they cause, and their distributions.
 
     python experiments/orthofl/figure_11_12.py
 
-``figure_11_12.csv`` and ``.png`` (Figure 11): for each task, the mean seconds of a round of each of nine clients, one a
-profile, and how much of them are communication. The compute part is scaled by the floating-point operations of a job,
-the communication part by the bytes of a message, both relative to MNIST's task, as which the measured table is taken
-(its clients trained on MNIST; their model is not named). ``figure_12.csv`` and ``.png``: 100 clients and 10,000 rounds
-of CIFAR-100's task under the measured delays and the three distributions of Figure 8. ``staleness.csv``: the updates of
+``figure_11_12.csv`` and ``.png`` (Figure 11): for each task and each of nine clients, one per profile, the mean seconds
+of a round, split into compute and communication. Compute is scaled by the floating-point operations of a job,
+communication by the bytes of a message, both relative to MNIST's task. The measured table is taken as that task's: its
+clients trained on MNIST; their model is not named. ``figure_12.csv`` and ``.png``: 100 clients and 10,000 rounds of
+CIFAR-100's task under the measured delays and the three distributions of Figure 8. ``staleness.csv``: the updates of
 ten clients under the measured delays. Nothing is trained.
 """
 
@@ -29,7 +29,7 @@ from fedjax_async.types import Model, Params
 
 CLIENTS = 10
 UPDATES = {"smoke": 200, "laptop": 5000, "paper": 5000}
-ROUNDS = {"smoke": 2, "laptop": 100, "paper": 100}  # of each of 100 clients in Figure 12
+ROUNDS = {"smoke": 2, "laptop": 100, "paper": 100}  # per client in Figure 12, with 100 clients
 # Task -> shape of an input, classes, examples of a client.
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "mnist": ((28, 28, 1), 10, 6000),
@@ -38,7 +38,7 @@ SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "cifar10": ((32, 32, 3), 10, 4000),
     "cifar100": ((32, 32, 3), 100, 400),
 }
-SLOW = 9  # measured profiles
+SLOW = 9  # number of measured profiles
 
 
 def work_and_bytes(task: str) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def operations(model: Model, params: Params, shape: tuple[int, ...]) -> float:
 
 
 def by_task(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figure 11: a row a task and client, slowest last; a task whose model is not here has a row without numbers."""
+    """Figure 11: one row per task and client, slowest last; a task without its model has a row without numbers."""
     rows: list[dict[str, Any]] = []
     unit = work_and_bytes("mnist")
     for task in ("mnist",) if given.scale == "smoke" else SIZES:
@@ -92,7 +92,7 @@ def by_task(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def draw_tasks(rows: list[dict[str, Any]], path: Path) -> None:
-    """Mean seconds of a round, by task and client: communication on top of compute."""
+    """Draw the mean seconds of a round, by task and client: communication on top of compute."""
     figure, axes = new(8.0, 4.0)
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     for place, task in enumerate(tasks):
@@ -130,7 +130,7 @@ def distributions(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def staleness(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the measured delays do to ten clients: a row a client."""
+    """Job times and staleness of ten clients under the measured delays: one row per client."""
     schedule = plan("every", DELAY, num_clients=CLIENTS, local_steps=1, until=Until(updates=UPDATES[given.scale]))
     seconds = schedule.upload_time - schedule.dispatch_time
     arrived = schedule.client[schedule.job]

@@ -2,10 +2,10 @@
 
     python experiments/orthofl/figure_2.py --scale laptop
 
-FedAsync (mixing 0.6, exponent 0.5) beside OrthoFL in the same scenario, LeNet-5; the fast client takes 10 s, the slow
-one 30, 60 or 100 s. ``figure_2.png`` shows accuracy after every update: it jumps when the slow client arrives and falls
-back with the fast client's next updates. ``figure_2_weights_METHOD.png`` shows how each update changes the global
-weights into the neurons of the last hidden layer, with the slowest client. Finished runs are kept under ``OUT/runs``.
+FedAsync (mixing 0.6, exponent 0.5) and OrthoFL in the same scenario, LeNet-5; a job of the fast client takes 10 s, of
+the slow one 30, 60 or 100 s. ``figure_2.png`` shows accuracy after every update: it jumps when the slow client arrives
+and falls with the fast client's next updates. ``figure_2_weights_METHOD.png`` shows how each update changes the weights
+into the neurons of the last hidden layer, for the slowest client. Finished runs are kept under ``OUT/runs``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WATCHED = {"smoke": "output", "mnist": "fc2"}  # the last hidden layer; logistic
 
 
 def watched(spec: str, layer: str) -> Method:
-    """The method; it also records the mean change of the weights into each neuron of ``layer`` at every update."""
+    """The method, which also records the mean change of the weights into each neuron of ``layer`` at every update."""
     usual = method_of(spec)
 
     def recording(rule: ServerAlgorithm) -> ServerAlgorithm:
@@ -76,7 +76,7 @@ def swing(run: Run, slow: int = 1) -> tuple[float, float]:
 
 
 def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
-    """Accuracy after every update, one line per run."""
+    """Draw the accuracy after every update, one line per run."""
     figure, axes = new(8.0, 4.0)
     for (method, slow), run in runs.items():
         style = {"fedasync": "-", "orthofl": "--"}[method]
@@ -88,7 +88,7 @@ def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
 
 
 def draw_weights(run: Run, title: str, path: Path) -> None:
-    """One row per neuron, one column per update: red where its weights grow, blue where they shrink."""
+    """Draw one row per neuron, one column per update: red where its weights grow, blue where they shrink."""
     figure, axes = new(8.0, 4.0)
     change = np.stack([column for name, column in run.updates.items() if name.startswith(NEURON)])
     neurons, updates = change.shape

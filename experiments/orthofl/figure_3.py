@@ -3,9 +3,9 @@
     python experiments/orthofl/figure_3.py
 
 Client A and the others have quadratic losses with different minima. A starts at the global model; two updates of others
-are mixed in before its own arrives. FedAsync would send A the global model, OrthoFL (``server.orthofl`` itself, one
-layer) sends A's own weights plus the part of the global shift that is orthogonal to A's change. The table has A's loss
-and that of the others at every point.
+are mixed in before its own arrives. FedAsync would send A the global model. OrthoFL (``server.orthofl`` with one layer)
+sends A's own weights plus the part of the global shift that is orthogonal to A's change. The table has the loss of A
+and that of the others at the important points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedjax_async.results.figure import FAINT, PALETTE, label, new, save_figure
 from fedjax_async.server import closed, orthofl
 from fedjax_async.types import Array, Arrival, Request
 
-# Loss of client A and of the others: half the squared distance to a minimum, stretched along the axes.
+# Losses of client A and of the others: half the squared distance to a minimum, with a curvature along each axis.
 MINIMA = {"A": jnp.array([3.0, 0.5]), "others": jnp.array([0.0, 3.5])}
 CURVATURE = {"A": jnp.array([0.5, 1.0]), "others": jnp.array([1.0, 0.4])}
 START = jnp.zeros(2)
@@ -70,7 +70,7 @@ def trajectories() -> dict[str, list[Array]]:
 
 
 def draw(found: dict[str, list[Array]], path: Path) -> None:
-    """The trajectories over the contours of both losses."""
+    """Draw the trajectories over the contours of both losses."""
     figure, axes = new(5.6, 5.0)
     grid = np.stack(np.meshgrid(np.linspace(-1, 4, 80), np.linspace(-1, 4.5, 80)), axis=-1)
     for who, colour in (("A", PALETTE[4]), ("others", FAINT)):

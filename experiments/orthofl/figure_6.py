@@ -4,7 +4,8 @@
 
 The variants: without calibration (FedAsync); without moving average; the client's change projected instead of the
 others' shift; one projection for the whole vector instead of one per layer; the released code's rule (clients share one
-calibrated state, tensors are projected apart); the paper's rule with the released code's shared state only.
+calibrated state, each tensor is projected separately); the paper's rule with only the shared state of the released
+code.
 """
 
 from __future__ import annotations

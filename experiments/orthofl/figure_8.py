@@ -3,9 +3,9 @@
     python experiments/orthofl/figure_8.py --scale laptop
 
 Measured: each client has a profile, and each round draws a Gaussian. The others are pooled, as in appendix B.4: every
-round of every client is drawn from one distribution, lognormal or half-normal with the mean and deviation of the rounds
-of all devices together, or uniform from their 5th to their 95th percentile. All methods have the virtual time in which
-an asynchronous method makes the task's number of updates under the same delays.
+round of every client is drawn from one distribution: lognormal or half-normal with the mean and deviation of the rounds
+of all devices, or uniform from their 5th to their 95th percentile. The virtual time of all methods is that of an
+asynchronous method for the task's number of updates under the same delays.
 """
 
 from __future__ import annotations

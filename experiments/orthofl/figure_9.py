@@ -1,4 +1,4 @@
-"""Figure 9: from nearly one class a client to nearly IID, Dirichlet(alpha) with four values of alpha.
+"""Figure 9: from nearly one class per client to nearly IID, Dirichlet(alpha) with four values of alpha.
 
     python experiments/orthofl/figure_9.py --scale laptop
 

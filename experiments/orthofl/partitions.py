@@ -1,10 +1,11 @@
-"""How skewed the clients' labels are: the paper's Dirichlet(0.1) in four drawings, on the labels of MNIST.
+"""The skew of the clients' labels under four versions of the paper's Dirichlet(0.1), on the labels of MNIST.
 
     python experiments/orthofl/partitions.py --scale paper
 
-``concentration`` is the mean over clients of the sum of squared class shares: 1 for one class a client, 0.1 for ten
-equal ones; a mix drawn from Dirichlet(0.1) has 0.55 on average. ``largest class (%)`` is the mean share of a client's
-most frequent class; ``largest / smallest client`` compares their examples. Nothing is trained.
+``concentration`` is the mean over clients of the sum of squared class shares: 1 for one class per client, 0.1 for ten
+equal classes; a mix drawn from Dirichlet(0.1) has 0.55 on average. ``largest class (%)`` is the mean share of a
+client's most frequent class; ``largest / smallest client`` is the ratio of their numbers of examples. Nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def measured(dataset: Any, partition: str, seed: int) -> tuple[float, float, flo
 
 
 def main() -> None:
-    """Deal, measure and write."""
+    """Partition, measure and write."""
     given = parse(options(__doc__, "partitions"))
     task = "smoke" if given.scale == "smoke" or missing("mnist", given.scale) else "mnist"
     dataset = data.load(TASKS[task].setting["dataset"])

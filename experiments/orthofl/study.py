@@ -1,8 +1,8 @@
-"""Shared by the experiments of this folder: tasks, methods, scales, and one way to run and report them.
+"""Shared by the experiments of this folder: tasks, methods, scales, runs and tables.
 
 Every script takes ``--scale smoke|laptop|paper``. It keeps each finished run under ``OUT/runs``, and a second start of
 the same command continues from there. ``paper`` is the paper's setting. ``laptop`` is smaller; ``TASKS`` has its
-changes. ``smoke`` only shows that the script runs; it uses the data that come with the package.
+changes. ``smoke`` only shows that the script runs; it uses the data in the package.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 HERE = Path(__file__).resolve().parent
-EVALUATIONS = {"smoke": 50, "laptop": 50, "paper": 100}  # over the time budget
+EVALUATIONS = {"smoke": 50, "laptop": 50, "paper": 100}  # number of evaluations in the time budget
 
-# The paper's seven methods (Table 1); the synchronous ones sample 10 clients a round. The proximal weight,
-# FedAdam's rate and the buffers are given nowhere: tuning.py chose them (results/tuning_laptop.csv).
+# The paper's seven methods (Table 1); the synchronous ones sample 10 clients per round. Neither the paper nor its code
+# gives the proximal weight, FedAdam's rate and the buffers: tuning.py chose them (results/tuning_laptop.csv).
 METHODS: dict[str, str] = {
     "fedavg": "fedavg@cohort:size=10",
     "fedprox": "fedprox:proximal=0.001@cohort:size=10",
@@ -62,12 +62,12 @@ class Task(NamedTuple):
 
     title: str
     setting: dict[str, Any]
-    updates: int  # of an asynchronous method; its virtual time is the budget of all
+    updates: int  # of an asynchronous method; the virtual time that they take is the budget of all methods
     laptop: dict[str, Any]
 
 
-# What the released code does where the paper says nothing: profiles drawn with replacement, a delay <= 0 replaced by
-# the mean, batches of 128, equal shares of a Dirichlet mix that clients draw in turns.
+# The released code's settings where the paper gives none: profiles drawn with replacement, a delay <= 0 replaced by
+# the mean, batches of 128, clients of equal size that draw in turns from Dirichlet mixes.
 DELAY = "rpi:family=normal_or_mean,replacement=true"
 _COMMON: dict[str, Any] = {"delay": DELAY, "epochs": 5.0, "batch_size": 128, "lr": 0.01}
 _SKEWED = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=3"}
@@ -132,7 +132,7 @@ def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) ->
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share; ``name`` is the script's."""
+    """The parser of the options that all scripts share; ``name`` is the script's."""
     return shared.options(about, "orthofl", name)
 
 
@@ -144,7 +144,7 @@ def setting_of(task: Task, scale: str) -> tuple[dict[str, Any], int]:
 
 
 def budget(setting: Mapping[str, Any], updates: int, seed: int) -> float:
-    """Virtual seconds until ``updates`` updates have arrived, if every client starts its next job on its return."""
+    """Virtual seconds until ``updates`` updates have arrived, if every client starts its next job at once."""
     one = prepare(Settings(**setting, method="fedasync", updates=updates, seed=seed))
     return float(one.schedule.time[-1])
 
@@ -152,9 +152,9 @@ def budget(setting: Mapping[str, Any], updates: int, seed: int) -> float:
 def run_task(
     name: str, variants: Sequence[Variant], given: argparse.Namespace, *, budget_of: Sequence[str] = ()
 ) -> dict[str, list[Run]]:
-    """Every variant with every seed in the same virtual time; variant -> its runs.
+    """Run every variant with every seed for the same virtual time; returns variant -> its runs.
 
-    ``budget_of``: changes of the setting that the time budget follows too, such as another delay model.
+    ``budget_of``: the settings of a variant that also change the time budget, such as its delay model.
     """
     setting, updates = setting_of(TASKS[name], given.scale)
 
@@ -166,11 +166,11 @@ def run_task(
 
 
 def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
-    """One row a variant: accuracy in % and time to target relative to ``baseline``, over the seeds.
+    """One row per variant: accuracy in % and time to target relative to ``baseline``, over the seeds.
 
-    ``accuracy (%)`` is the mean of the last tenth of the evaluations, since single ones swing; ``last (%)`` is the last
-    evaluation, ``best (%)`` the best one. The target is 95 % of the lowest accuracy among the variants. ``near best``:
-    whether the mean is within one deviation of the best variant's, the larger of the two deviations.
+    ``accuracy (%)`` is the mean of the last tenth of the evaluations, because single ones fluctuate; ``last (%)`` is
+    the last evaluation, ``best (%)`` the best one. The target is 95 % of the lowest accuracy among the variants. ``near
+    best``: whether the mean is within one deviation of the best variant's, the larger of the two deviations.
     """
     relative = relative_time(runs, baseline) if baseline in runs else None
     rows: list[dict[str, Any]] = []
@@ -208,9 +208,9 @@ def study(
     rows_of_runs: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
 ) -> None:
-    """A whole experiment: parse, run every task, write the table and pictures of accuracy curves.
+    """Run an experiment: parse the options, run every task, write the table and pictures of accuracy curves.
 
-    ``variants``: the same for all tasks, or ``variants(task, scale)``.
+    ``variants``: a list for all tasks, or a function ``variants(task, scale)``.
     """
     given = shared.parse_tasks(options(about, name), TASKS, tasks, SEEDS)
 

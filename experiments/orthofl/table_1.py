@@ -3,10 +3,10 @@
     python experiments/orthofl/table_1.py --scale laptop --tasks mnist har     # three seeds, see the README
     python experiments/orthofl/table_1.py --scale paper --tasks har --seeds 1 --variants fedavg
 
-``orthofl`` is the rule of the paper's text, an eighth row the rule of its released code. ``--variants`` runs some rows;
-the runs of one ``--out`` add up, and a row that is not run is left out of the target.
-Relative time: virtual time to 95 % of the lowest final accuracy among the methods, divided by FedAvg's.
-Figure 5, accuracy against virtual time, is the picture that is written for each task.
+``orthofl`` is the rule of the paper's text; an eighth row is the rule of its released code. ``--variants`` runs some
+rows; finished runs in the same ``--out`` are used again. Table and target have the rows of the last command only.
+Relative time: virtual time to 95 % of the lowest final accuracy among the methods, divided by FedAvg's. The picture of
+each task is Figure 5, accuracy against virtual time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIANTS = [Variant(name, {"method": spec}) for name, spec in METHODS.items()]
 
 
 def ceiling(given: argparse.Namespace) -> dict[str, Any]:
-    """Centralised training: the same encoder and adapters on all documents, with as many local steps in all."""
+    """Centralised training: the same encoder and adapters on all documents, with the same total of local steps."""
     setting, updates = setting_of(TASKS["20newsgroups"], given.scale)
     alone = setting | {"clients": 1, "partition": "iid", "method": "fedasync:mixing=1,staleness=constant"}
     if alone["epochs"] is not None:  # jobs as long as a federated client's
@@ -38,7 +38,7 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside_the_paper(rows: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Add the paper's numbers, and the ceiling of the LoRA runs; tasks that were not run have only the paper's."""
+    """Add the paper's numbers, and the ceiling of the LoRA runs if any; returns the rows."""
     if any(row["task"] == "20newsgroups" and row["variant"] != "not run" for row in rows):
         rows.append(ceiling(given))
     with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:

@@ -4,19 +4,19 @@
 
 Four measures of one projection, layer by layer, medians of rounds:
 
-- ``projection (ms)``: by itself, repeated within one compiled call, where the vectors stay in the caches. Beside it is
-  the addition of two vectors of the same size, repeated in the same way.
+- ``projection (ms)``: by itself, repeated within one compiled call, so that the vectors stay in the caches. Beside it
+  is the addition of two vectors of the same size, repeated in the same way.
 - ``in a server step (ms)``: the time of a step of OrthoFL's server less that of the same step without the projection
   (``such a step (ms)``). The step is a loop like the engine's: it reads changes and start models from a batch, and
   reads and writes a row of weights for each client. One compiled call takes many arrivals, as in large batches (many
   clients, an accelerator, sweeps).
-- ``in a lone step (ms)``: the same where each arrival is a call of its own and the caches were emptied before. This is
-  the case where a batch is one or two clients (few clients or a large model, on a CPU) and training comes between.
-  Beside it is one addition in the same circumstances, with a fresh result.
-- ``a call (ms)``: one projection as a call of its own, with a fresh result.
+- ``in a lone step (ms)``: the same, where each arrival is a separate call and the caches were emptied before. This is
+  the case on a CPU with batches of one or two clients (few clients or a large model), because training runs in between.
+  Beside it is one addition under the same conditions, with a fresh result.
+- ``a call (ms)``: one projection as a separate call, with a fresh result.
 
-The steps with and without the projection take turns. The other calls take turns before them, because a step leaves
-nothing useful in the caches.
+The steps with and without the projection are interleaved. The other calls are interleaved before them, because a step
+evicts their data from the caches.
 
 For DistilBERT the shapes of its adapters and its head are enough, because only these are projected. No pretrained
 weights are needed.
@@ -60,14 +60,14 @@ DISTILBERT = EncoderConfig(
     layers=6, width=768, heads=12, intermediate=3072, vocabulary=30522, positions=512, token_types=0
 )
 ROUNDS = {"smoke": 3, "laptop": 50, "paper": 200}
-ARRIVALS = 20  # of one compiled call
-CLIENTS = 4  # the server keeps a row for each
+ARRIVALS = 20  # in one compiled call
+CLIENTS = 4  # the server has memory for each
 BARS = ("addition", "projection", "in a server step", "in a lone step", "a call", "paper")
-FILLER = 2**28  # bytes to read, and as many to write: together more than the caches' size
+FILLER = 2**28  # bytes to read, and as many to write: together larger than the caches
 
 
 def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
-    """The trained parameters of a model; those of DistilBERT with LoRA (rank 8) are random, with the right shapes."""
+    """The trainable parameters of a new model; for DistilBERT with LoRA (rank 8) random ones of the right shapes."""
     if spec != "distilbert_lora":
         return make(spec, input_shape=shape, num_classes=classes).init(jax.random.key(0))
     net = Classifier(DISTILBERT, classes, 8, 2.0, "cls", True)
@@ -76,17 +76,18 @@ def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
 
 
 def in_turn(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:
-    """Repeat ``other <- function(one, other)`` for each of the arrivals of one compiled call."""
+    """A compiled call that repeats ``other <- function(one, other)`` ``ARRIVALS`` times."""
     return jax.jit(lambda one, other: jax.lax.fori_loop(0, ARRIVALS, lambda _, last: function(one, last), other))
 
 
 def shifted(change: Params, now: Params, before: Params) -> Params:
-    """The client's next start model without the projection: its change and the whole shift."""
+    """The move of a client's start model without the projection: its own change plus the whole shift."""
     return jax.tree.map(lambda d, w, seen: d + (w - seen), change, now, before)
 
 
 def serving(params: Params, combine: Combine) -> Callable[[int], State]:
-    """``call(arrivals)`` applies so many arrivals, ``CLIENTS`` in turn, with one of two changes; it keeps its state."""
+    """``call(arrivals)`` applies that many arrivals of ``CLIENTS`` clients in turn, and keeps its state for the next
+    call."""
     average = moving_average(chain(), scale_by_staleness(staleness_weight("polynomial"), 0.6))
     server = known(by_average(average, combine), Facts(CLIENTS, every_closes=True))
 

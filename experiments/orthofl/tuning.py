@@ -1,11 +1,11 @@
-"""What neither the paper nor its code gives: buffer sizes, the proximal weight and FedAdam's rate, by validation.
+"""Tuning of what neither the paper nor its code gives: buffer sizes, the proximal weight and FedAdam's rate.
 
     python experiments/orthofl/tuning.py --scale laptop
 
-Every method with such a number gets the same effort: four values, the same worlds (seeds 100 and up, which no table
-uses), the same virtual time. A tenth of each client's examples is held out and never trained on. The value with the
-highest accuracy on these examples (mean of the last tenth of the evaluations, mean over the seeds) is the one in
-``METHODS`` of ``study.py``. The test set is not looked at.
+Every method with such a number gets the same effort: four values, the same seeds (from 100 on, which no table uses),
+the same virtual time. A tenth of each client's examples is held out and never trained on. The value with the highest
+accuracy on these examples (mean of the last tenth of the evaluations, mean over the seeds) is the one in ``METHODS`` of
+``study.py``. The test set is not used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedjax_async.results import tables
 from fedjax_async.results.metrics import final_value
 
 FIRST_SEED = 100
-# Method -> what the open number is, the spec, and the values.
+# Method -> the number to be tuned, the spec, and the values.
 OPEN: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "fedprox": ("proximal weight", "fedprox:proximal={}@cohort:size=10", (0.001, 0.01, 0.1, 1.0)),
     "fedadam": ("server rate", "fedadam:server_lr={}@cohort:size=10", (0.003, 0.01, 0.03, 0.1)),
@@ -35,7 +35,7 @@ VARIANTS = [
 
 
 def rows_of(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a method and value; ``chosen`` marks the best value of each method."""
+    """One row per method and value; ``chosen`` marks the best value of each method."""
     setting, updates = setting_of(TASKS[task], given.scale)
     setting |= {"validation_fraction": 0.1}
 

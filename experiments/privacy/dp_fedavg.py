@@ -2,10 +2,11 @@
 
     python experiments/privacy/dp_fedavg.py --scale laptop
 
-The setting of Andrew et al. (2021) on EMNIST: 100 of 3,400 writers a round, 1,500 rounds, server momentum 0.9, clients
-count alike, the clip's rate 0.2 from C = 0.1. EMNIST is in no package: the data here are MNIST and Fashion-MNIST, dealt
-to clients at random. Below DP-FedAvg, the same noise in FedBuff, whose clients are not drawn in rounds. Epsilon of
-"participations" and of "sampling" are those of ``results.guarantees``, at delta = 1e-5.
+The setting of Andrew et al. (2021) on EMNIST: 100 of 3,400 writers per round, 1,500 rounds, server momentum 0.9, equal
+weights of clients, a clip that starts at C = 0.1 and adapts at the rate 0.2. EMNIST is in no package: the data here are
+MNIST and Fashion-MNIST, divided among clients at random. The last rows have the same noise in FedBuff, where clients
+are not drawn in rounds. Epsilon by "participations" and by "sampling" are those of ``results.guarantees``, at delta =
+1e-5.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SEEDS = {"smoke": 1, "laptop": 2, "paper": 3}
 
 
 def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
-    """All runs but for the seeds, and of each the method, the clip and the noise."""
+    """The variants, and of each the (method, clip, noise)."""
     size, found, cases = COHORT[scale], [], []
     dp_fedavg = f"fedavgm:server_lr=1,momentum=0.9,weighting=uniform@cohort:size={size}"
     methods = {"DP-FedAvg": dp_fedavg, "DP-FedBuff": f"fedbuff:staleness=constant+momentum@buffer:size={size}"}
@@ -61,7 +62,7 @@ def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
 
 
 def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> Rows:
-    """A row a case: accuracy, the last clip, and epsilon of the seed with the largest."""
+    """One row per variant: accuracy, the last clip, and the largest epsilon over the seeds."""
     rows: Rows = []
     for (name, clip, noise), seeds in zip(cases, runs.values()):
         found = [guarantees(run, delta=DELTA) for run in seeds]
@@ -77,7 +78,7 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
 
 
 def draw(rows: Rows, given: argparse.Namespace) -> None:
-    """Accuracy by the noise multiplier, a line a clip, a panel a method; both panels show equally many points."""
+    """Draw accuracy by the noise multiplier: a panel per method, a line per clip, equal ranges of accuracy."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     clips = list(dict.fromkeys(row["clip"] for row in rows))
     figure = empty(3.4 * len(methods), 3.8)

@@ -1,14 +1,15 @@
-"""Tables 2 and 3, and the bytes of Table 6: what a push and a local step cost, at the paper's setting; no training.
+"""Tables 2 and 3, bytes of Table 6: the cost of a push and of a local step, at the paper's setting; no training.
 
     python experiments/pushcen/costs.py
 
-Bytes: of the messages to 10 receivers, by eq. 13 (``compress.values_bits``) and as they would be sent, with header,
-lengths and checksum (``most_bits``). The paper's ResNet-18 rows come from its released code, which clusters neither
-shortcuts nor anything else that is no weight matrix. DivShare sends one of its five fragments to each receiver.
+Bytes of the messages to 10 receivers: by eq. 13 (``compress.values_bits``), and as sent, with header, lengths and
+checksum (``most_bits``). The paper's ResNet-18 rows come from its released code, which clusters only weight matrices,
+without the shortcuts. DivShare sends one of its five fragments to each receiver.
 
 Operations: two for every multiplication of a convolution or matrix product, counted from the shapes in the traced
-model. A step goes forward and twice as far backward, but has no gradient of its inputs. XLA's count is that of one
-unrolled step with ``lax`` convolutions, with everything else that a step does; it leaves out products with padding.
+model. The backward pass has twice the operations of the forward pass, less the gradient with respect to the inputs.
+XLA's count is for one unrolled step with ``lax`` convolutions. It includes all other operations of a step and leaves
+out products with padding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedjax_async.types import Model, Params
 
 RECEIVERS, BATCH, FRAGMENTS = 10, 32, 5
 
-# data set -> model, and the mean number of training examples of a client (80 % of its part)
+# data set -> model, its options, and the mean number of training examples of a client (80 % of its part)
 NETWORKS = {
     "cifar10": ("lenet5_cifar:lowering=lax", {"num_classes": 10, "input_shape": (32, 32, 3)}, 400),
     "cifar100": ("resnet18:variant=full,lowering=lax", {"num_classes": 100, "input_shape": (32, 32, 3)}, 800),
@@ -49,13 +50,13 @@ def paper() -> dict[tuple[str, str, str, str], float]:
 
 
 def shared(model: Model) -> Params:
-    """Shapes of the weights that are sent: all but running statistics."""
+    """Shapes of the parameters that are sent: all but running statistics."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     return params if model.train is None else params["params"]
 
 
 def megabytes(params: Params, k: int, chosen: Callable[..., bool]) -> tuple[float, float]:
-    """MB of one push of a clustered model: by eq. 13, and on the wire."""
+    """MB of one push of a clustered model: by eq. 13, and as sent."""
 
     def message(params: Params) -> Any:
         start = jax.tree.map(lambda leaf: jnp.zeros(k), centroids.parts_of(params, chosen)[1])
@@ -67,7 +68,7 @@ def megabytes(params: Params, k: int, chosen: Callable[..., bool]) -> tuple[floa
 
 
 def sizes(dataset: str, model: Model) -> Iterator[dict[str, Any]]:
-    """Rows of Table 2, and of K other than 32."""
+    """Rows of Table 2 (K = 32) and of Table 6 (other K)."""
     params, known = shared(model), paper()
     dense = RECEIVERS * 4 * sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
     base = megabytes(params, 32, centroids.is_weight_released)[0]
@@ -118,7 +119,7 @@ def products(jaxpr: Any, with_padding: bool = True) -> Iterator[float]:
 
 
 def valid_share(params: Any, image: tuple[int, ...], kernel: tuple[int, ...]) -> float:
-    """The share of a convolution's products in which no factor is padding."""
+    """The share of a convolution's products without a factor from the padding."""
     numbers, share = params["dimension_numbers"], 1.0
     sides = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], params["window_strides"], params["padding"])
     for image_axis, kernel_axis, stride, (before, after) in sides:
@@ -130,7 +131,7 @@ def valid_share(params: Any, image: tuple[int, ...], kernel: tuple[int, ...]) ->
 
 
 def step_of(model: Model, x: Any, y: Any) -> Callable[[Params], Params]:
-    """One step of SGD, unrolled."""
+    """One SGD step on a batch, as a function of the parameters."""
 
     def loss(params: Params) -> Any:
         if model.train is None:
@@ -143,7 +144,7 @@ def step_of(model: Model, x: Any, y: Any) -> Callable[[Params], Params]:
 
 
 def operations(dataset: str, model: Model, shape: tuple[int, ...], examples: int) -> Iterator[dict[str, Any]]:
-    """The row of Table 3 of a data set."""
+    """The row of Table 3 for a data set."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     x, y = np.zeros((BATCH, *shape), np.float32), np.zeros(BATCH, np.int32)
     traced = jax.make_jaxpr(lambda params: model.apply(params, x))(params).jaxpr

@@ -1,4 +1,4 @@
-"""The late nodes: how accurate they are after they join, beside the nodes that were there from the start."""
+"""The accuracy of late nodes after they join, beside that of the nodes that were present from the start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def late_nodes(run: Run) -> np.ndarray:
-    """The nodes that join after the start and before the end; int64."""
+    """The nodes that join after the start and not after the last evaluation; int64."""
     joined = run.schedule.joined
     return np.flatnonzero((joined > 0) & (joined <= run.evaluations["time"][-1]))
 
 
 def since_joining(run: Run, node: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds since a node joined, and its accuracy on its own tests in %, at the evaluations that see it."""
+    """Seconds since a node joined, and its accuracy on its own tests in %, at the evaluations that include it."""
     time = np.asarray(run.evaluations["time"]) - run.schedule.joined[node]
     accuracy = 100 * np.asarray(run.per_client["own_accuracy"])[:, node]
     seen = (time >= 0) & np.isfinite(accuracy)
@@ -29,10 +29,10 @@ def since_joining(run: Run, node: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def catching_up(runs: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
-    """For each second since they joined: how accurate late nodes are, and the others at the same moments.
+    """One row per second since joining: the accuracy of late nodes, and of the others at the same moments.
 
-    ``others``: the mean over the nodes that were there from the start. All evaluations of all late nodes of all seeds
-    within a second count alike; ``evaluations`` is how many there are.
+    ``others``: the mean over the nodes that were present from the start. The means weigh all evaluations of late nodes
+    of all seeds within a second equally; ``evaluations`` is their number.
     """
     for name, seeds in runs.items():
         found: dict[int, list[tuple[float, float]]] = {}
@@ -55,7 +55,7 @@ def catching_up(runs: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
 def late_curves(runs: Mapping[str, Sequence[Run]]) -> Figure:
     """Each late node's accuracy on its own tests against the time since it joined (thin), and their mean (bold).
 
-    The mean is of the late nodes of all seeds; it ends where the first of them has no evaluation left.
+    The mean is of the late nodes of all seeds; it ends where the first of them has its last evaluation.
     """
     figure, axes = canvas.new(6.2, 3.6)
     for index, (name, seeds) in enumerate(runs.items()):

@@ -1,9 +1,9 @@
-"""The push-sum mass that is left at the end of the paper's runs, by what the buffer does; nothing is trained.
+"""The push-sum mass that is left at the end of the paper's runs, by buffer policy; nothing is trained.
 
     python experiments/pushcen/mass_plans.py                    # the paper's setting, seconds
 
-All three data sets at the paper's setting: masses depend on the sizes of the nodes' parts alone, so balanced labels
-stand for CIFAR-10, CIFAR-100 and Tiny-ImageNet. ``--scale laptop`` has fewer seeds, ``smoke`` one short plan.
+All three data sets at the paper's setting: masses depend only on the sizes of the nodes' parts, so balanced labels
+replace CIFAR-10, CIFAR-100 and Tiny-ImageNet. ``--scale smoke`` makes short plans with one seed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedjax_async.local import local_steps
 from fedjax_async.results import tables
 
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
-CLASSES = {"cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}  # of 5,000, 500 and 500 training images each
+CLASSES = {"cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}  # number of classes
 EACH = {"cifar10": 5000, "cifar100": 500, "tiny_imagenet": 500}
 
 
 class Buffer(NamedTuple):
-    """What is compared: how it is called, its exchange, and whether partial batches are dropped, as in the release."""
+    """A compared buffer: its name, its exchange, and whether partial batches are dropped as in the released code."""
 
     name: str
     exchange: str
@@ -47,7 +47,7 @@ BUFFERS = (
 
 
 def sizes(task: str, alpha: float, seed: int) -> np.ndarray:
-    """How many training images each node has, of balanced classes dealt as in the tables; int64[N]."""
+    """The number of training images of each node, for balanced classes partitioned as in the tables; int64[N]."""
     labels = np.repeat(np.arange(CLASSES[task], dtype=np.int32), EACH[task])
     images = np.zeros((len(labels), 1), np.uint8)
     whole = Dataset(task, images, labels, images[:1], labels[:1], unit_images, CLASSES[task])
@@ -56,7 +56,7 @@ def sizes(task: str, alpha: float, seed: int) -> np.ndarray:
 
 
 def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict[str, float]:
-    """The columns of one plan."""
+    """The columns of one plan: counts, masses, and the largest mixing coefficient of a late node's message."""
     steps = local_steps(size, batch_size=32, epochs=1.0, whole_batches=buffer.whole_batches)
     plan = clock.plan_peers(
         buffer.exchange,
@@ -86,7 +86,7 @@ def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict
 
 
 def rows(scale: str) -> Iterator[dict[str, Any]]:
-    """One row a data set, degree of heterogeneity and buffer."""
+    """One row per data set, alpha and buffer, over the seeds."""
     smoke = scale == "smoke"
     for task in ["cifar10"] if smoke else CLASSES:
         for alpha in (0.4,) if smoke else (0.1, 0.4, 1.0):

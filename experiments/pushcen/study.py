@@ -1,8 +1,8 @@
-"""Shared by the experiments of this folder: tasks, methods, scales, and one way to run and report them.
+"""Shared by the experiments of this folder: tasks, methods, scales, runs and tables.
 
-The scale ``paper`` is the paper's setting; ``laptop`` is smaller, ``TASKS`` has its changes. ``smoke`` only shows that
-a script runs; it uses the data that come with the package. Every finished run is kept under ``OUT/runs``, and a second
-start of the same command continues from there.
+The scale ``paper`` is the paper's setting. ``laptop`` is smaller; ``TASKS`` has its changes. ``smoke`` only shows that
+a script runs; it uses the data in the package. Every finished run is kept under ``OUT/runs``, and a second start of the
+same command continues from there.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 1}
-EVALUATIONS = {"smoke": 4, "laptop": 12, "paper": 60}  # over the horizon
+EVALUATIONS = {"smoke": 4, "laptop": 12, "paper": 60}  # number of evaluations in a run
 LATE = "joins:share=0.1,by={:g}"  # the paper's late clients join up to 32.2 of 60 seconds
 
-# A DivShare node sends each of its five fragments to two receivers where the others send one model to ten; SWIFT needs
-# a fixed undirected graph. {0} is the number of receivers, {1} a fifth of it.
+# {0} is the number of receivers, {1} a fifth of it: a DivShare node sends each of its five fragments to two receivers,
+# the others send one model to ten. SWIFT needs a fixed undirected graph.
 METHODS: dict[str, dict[str, str]] = {
     "pushcen": {"method": "pushcen", "topology": "gossip:receivers={0}"},
     "divshare": {"method": "divshare", "topology": "gossip:receivers={1}"},
@@ -113,12 +113,12 @@ TASKS: dict[str, Task] = {
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share; ``name`` is the script's."""
+    """The parser of the options that all scripts share; ``name`` is the script's."""
     return shared.options(about, "pushcen", name)
 
 
 def parse_costs(about: str | None, name: str) -> argparse.Namespace:
-    """The options of a script that trains nothing."""
+    """The parsed options of a script that trains nothing."""
     return parse(options(about, name))
 
 
@@ -134,7 +134,7 @@ def setting_of(task: str, scale: str) -> tuple[dict[str, Any], int]:
 
 @cache
 def cifar10_fifth() -> Dataset:
-    """Every fifth training image of CIFAR-10: 20 nodes then own as many each as 100 nodes of the whole set."""
+    """Every fifth training image of CIFAR-10: 20 nodes then have as many each as 100 nodes have of the whole set."""
     whole = load("cifar10")
     return whole._replace(name="cifar10_fifth", x=whole.x[::5], y=whole.y[::5])
 
@@ -143,13 +143,13 @@ def missing(task: str, scale: str) -> str | None:
     """Why a task cannot be run here, in one line; ``None`` if it can."""
     try:
         setting = setting_of(task, scale)[0]
-    except ValueError as error:  # the data are not here
+    except ValueError as error:  # the data set is not available here
         return str(error)
     return shared.missing(setting | {"method": "independent"}, time=setting["time"])
 
 
 def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) -> dict[str, list[Run]]:
-    """Every variant with every seed in the same virtual time; variant -> its runs."""
+    """Run every variant with every seed for the same virtual time; returns variant -> its runs."""
     setting, receivers = setting_of(task, given.scale)
 
     def filled(variant: Variant) -> Variant:
@@ -163,9 +163,9 @@ def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """The columns of a row, over the seeds.
 
-    accuracy, best: the mean over the nodes online of the accuracy on their own tests, at the end and at its highest;
-    SD: between nodes, at the end; late: the mean and the deviation over late nodes of their highest accuracies; mass:
-    what is left of all mass that there ever was; MB: what the nodes have sent, and the mean of a push.
+    accuracy, best: mean accuracy of the nodes online on their own tests, at the end and at its highest; SD: deviation
+    between nodes at the end; late: mean and deviation over late nodes of their highest accuracies; mass left: in % of
+    all mass that entered the run; MB: sent by all nodes, and the mean of a push; updates: the events.
     """
     found = [_of_one(run) for run in runs]
     return {name: tables.spread([one[name] for one in found]) for name in found[0]} | {"seeds": len(runs)}

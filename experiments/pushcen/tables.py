@@ -1,11 +1,11 @@
-"""Tables 1, 4, 5, 6 and 7, the curves of all and of the late nodes; beyond the paper masses, topologies, bandwidths.
+"""Tables 1, 4 to 7 and curves of all and of the late nodes; beyond the paper masses, topologies, bandwidths.
 
     python experiments/pushcen/tables.py --scale laptop                      # everything, see the README
     python experiments/pushcen/tables.py --scale laptop --tables 1 --tasks cifar10 --alphas 0.1 0.4
     python experiments/pushcen/tables.py --scale paper --tables 1 --tasks cifar10
 
-Table 5, the late nodes, is two columns of every row: a tenth of the nodes joins late in all runs. Figures 3 to 9 are
-the curves of Table 1's runs.
+Table 5 (late nodes) is in two columns of every row: a tenth of the nodes joins late in all runs. Figures 3 to 9 are the
+curves of Table 1's runs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from study import (
 )
 
 ALPHAS = (0.1, 0.4, 1.0)
-BANDWIDTHS = {"1 Mbit/s": 125e3, "10 Mbit/s": 1.25e6, "100 Mbit/s": 12.5e6}  # bytes a second, up and down
+BANDWIDTHS = {"1 Mbit/s": 125e3, "10 Mbit/s": 1.25e6, "100 Mbit/s": 12.5e6}  # bytes per second, up and down
 
 
 def row(name: str, kind: str = "pushcen", /, *, alpha: float = 0.4, picture: str = "", **changes: Any) -> Variant:
-    """A row: a method of ``METHODS`` with changes. All rows give the same settings, so that equal runs are one."""
+    """A row: a method of ``METHODS`` with changes. All rows set the same keys, so equal runs are trained only once."""
     usual = METHODS[kind] | {"partition": f"dirichlet:alpha={alpha:g},min_size=10", "exchange": None, "network": None}
     return Variant(name, usual | changes, picture)
 
@@ -50,7 +50,7 @@ def table_1(alphas: Sequence[float]) -> Iterable[Variant]:
 
 
 def table_4() -> Iterable[Variant]:
-    """Ablations."""
+    """Ablations of PushCen."""
     yield row("pushcen")
     yield row("no regulariser", method="pushcen:anchor=0")
     yield row("no buffer", exchange="push_sum:newest=false,capacity=none")
@@ -59,19 +59,19 @@ def table_4() -> Iterable[Variant]:
 
 
 def table_6() -> Iterable[Variant]:
-    """The number of centroids; 32 is the usual one."""
+    """Numbers of centroids; 32 is the default."""
     for k in (8, 16, 32, 64):
         yield row(f"K={k}", **({} if k == 32 else {"method": f"pushcen:k={k}"}))
 
 
 def table_7() -> Iterable[Variant]:
-    """The weight of the regulariser, of the squared distance, as the text has it; 0.1 is the usual one."""
+    """Weights of the regulariser, the squared distance as in the paper's text; 0.1 is the default."""
     for weight in (0.0, 0.001, 0.01, 0.1, 1.0):
         yield row(f"lambda={weight:g}", **({} if weight == 0.1 else {"method": f"pushcen:anchor={weight:g}"}))
 
 
 def masses() -> Iterable[Variant]:
-    """What the buffer does with superseded messages, and the paper's reading beside the released code's."""
+    """Buffer policies for superseded messages, for the paper's rule and that of the released code."""
     yield row("carry")
     yield row("merge", exchange="push_sum:policy=merge")
     yield row("discard", exchange="push_sum:policy=discard")
@@ -107,7 +107,7 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
 
 
 def parsed() -> argparse.Namespace:
-    """The options."""
+    """The parsed options."""
     parser = options(__doc__, "tables")
     parser.add_argument("--tables", nargs="+", choices=["1", *TABLES], default=["1", *TABLES])
     parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS, help="of Table 1 [all]")
@@ -115,7 +115,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, tabulate, draw."""
+    """Run and draw the chosen tables of each task; write the rows."""
     given = parsed()
 
     def rows(task: str) -> Rows:
@@ -129,7 +129,7 @@ def main() -> None:
             draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
             if table == "1":
                 late = list(catching_up(runs))
-                if late:  # few nodes may have none that joins late
+                if late:  # with few nodes there may be no late one
                     draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
                     common.write_table(late, given.out / f"late_{task}.csv")
             found += [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]

@@ -2,9 +2,9 @@
 
     python experiments/robustness/table.py --scale laptop
 
-Every rule meets every attack with the same clients, delays, attackers and seeds. A row is one rule under one attack by
-one share of the clients: its test accuracy, and what it lost against the same run without attackers. The picture has a
-panel an attack. ``paper`` is larger (LeNet-5, 50 clients, ten seeds); it is no paper's setting.
+Every rule runs under every attack with the same clients, delays, attackers and seeds. A row has a rule, an attack and a
+share of attackers: its test accuracy, and the loss against the same run without attackers. The picture has one panel
+per attack. ``paper`` is larger (LeNet-5, 50 clients, ten seeds); it is not from a paper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedjax_async.results.figure import empty, save_figure
 from fedjax_async.results.metrics import final_accuracy
 from fedjax_async.types import Run
 
-# FedAsync and OrthoFL take a step at every upload, the others one at ten. Krum expects three of ten to be bad.
+# FedAsync and OrthoFL step at every upload, the others at every tenth. Krum expects three bad uploads of ten.
 BUFFER = "@buffer:size=10"
 RULES = {
     "FedAsync": "fedasync",
@@ -57,7 +57,7 @@ SMALL = (("FedBuff", "median"), ("sign flip", "ALIE"))  # rules and attacks of t
 
 
 def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
-    """All runs but for the seeds, and of each the rule, the attack and the share of attackers."""
+    """The variants, and of each the (rule, attack, share of attackers)."""
     rules, attacks = SMALL if scale == "smoke" else (tuple(RULES), tuple(ATTACKS))
     cases = [(rule, "none", 0.0) for rule in rules]
     cases += [(rule, attack, share) for attack in attacks for share in SHARES[scale] for rule in rules]
@@ -69,7 +69,7 @@ def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
 
 
 def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> Rows:
-    """A row a case, in percent; ``lost`` seed by seed."""
+    """One row per variant, in percent; ``lost`` is computed seed by seed."""
     found = {case: [100 * final_accuracy(run, "tail") for run in seeds] for case, seeds in zip(cases, runs.values())}
     rows: Rows = []
     for (rule, attack, share), each in found.items():
@@ -80,7 +80,7 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
 
 
 def draw(rows: Rows, given: argparse.Namespace) -> None:
-    """A panel an attack: accuracy of each rule by the share of attackers; the legend has the last panel."""
+    """Draw one panel per attack: accuracy of each rule by the share of attackers; the last panel has the legend."""
     attacks = [name for name in dict.fromkeys(row["attack"] for row in rows) if name != "none"]
     across = min(3, len(attacks) + 1)
     down = math.ceil((len(attacks) + 1) / across)

@@ -1,4 +1,4 @@
-"""How conservative LeNet-5's local training is, and whether that predicts FedAvg's swings. Beyond the paper.
+"""How conservative LeNet-5's local training is, and whether this predicts FedAvg's swings. Beyond the paper.
 
     python experiments/vector_fields/antisymmetry.py --scale laptop
 
@@ -6,9 +6,9 @@ FedAvg with all ten clients in every round, over local steps x learning rate x D
 antisymmetry of the clients' jobs and of their mean, the server field, is measured at the model after some rounds; the
 swing is the mean change of the test accuracy from one round to the next, over the second half of the run.
 
-``antisymmetry.csv``: a row a cell, mean and deviation over the seeds. ``same_model.csv``: the antisymmetry of all cells
-at one model, first seed. ``exponents.csv``: the powers with which it grows, in both tables. ``prediction.csv``: rank
-correlations of predictors with the swing, with 95 % intervals (bootstrap over cells). ``cost.csv``: CPU time of a
+``antisymmetry.csv``: one row per cell, mean and deviation over the seeds. ``same_model.csv``: the antisymmetry of all
+cells at one model, first seed. ``exponents.csv``: fitted powers of its growth, for both tables. ``prediction.csv``:
+rank correlations of predictors with the swing, with 95 % intervals (bootstrap over cells). ``cost.csv``: CPU time of a
 random pair of derivatives beside that of a local job.
 """
 
@@ -66,10 +66,10 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def trained(given: argparse.Namespace, rounds: int) -> dict[tuple[Any, ...], list[Run]]:
-    """Every cell's runs of so many rounds, one a seed; finished ones are kept."""
+    """Cell -> its runs of ``rounds`` rounds, one per seed; finished ones are kept."""
     scale = SCALES[given.scale]
     given.seeds = scale["seeds"]
-    # a round takes a minute; the early runs are evaluated at their end only
+    # a round takes a virtual minute; the early runs are evaluated only at their end
     first = rounds if rounds == scale["early"] else rounds // 2
     budget = {"server_steps": rounds, "eval_at": ",".join(str(60 * r) for r in range(first, rounds + 1))}
     found: dict[tuple[Any, ...], list[Run]] = {}
@@ -126,7 +126,7 @@ class Measure:
 def measured(
     given: argparse.Namespace, early: Mapping[tuple[Any, ...], Sequence[Run]], model: Run | None = None
 ) -> dict[tuple[Any, ...], list[dict[str, float]]]:
-    """What is measured at the model of each early run, or of the run ``model`` with the data of the first seed.
+    """Cell -> measurements at the model of each early run, or at that of ``model`` with the data of the first seed.
 
     Kept in a file for each number of steps and learning rate.
     """
@@ -148,7 +148,7 @@ def measured(
 
 
 def cost(given: argparse.Namespace, steps: int, rounds: int = 5) -> dict[str, Any]:
-    """CPU seconds of a local job and of a random pair of derivatives, one client; medians over rounds in turn."""
+    """CPU seconds of a local job and of a random pair of derivatives, one client; medians of interleaved rounds."""
     experiment = prepare(Settings(**settings_of(given), steps=steps, lr=0.05, server_steps=1))
     c = experiment.components
     client = bound(c.client, c.hyper)
@@ -182,13 +182,13 @@ def cost(given: argparse.Namespace, steps: int, rounds: int = 5) -> dict[str, An
     }
 
 
-# --- what it says ------------------------------------------------------------------------------------
+# --- the analysis ------------------------------------------------------------------------------------
 
 
 def swing(run: Run) -> float:
     """The mean change of the accuracy from one round to the next, over the second half of the run, in points."""
     accuracy = 100 * np.asarray(run.evaluations["accuracy"], float)
-    return float(np.abs(np.diff(accuracy[1:])).mean())  # the first is that of the start
+    return float(np.abs(np.diff(accuracy[1:])).mean())  # the first evaluation is that of the initial model
 
 
 def ranks(values: Any) -> np.ndarray:
@@ -198,7 +198,7 @@ def ranks(values: Any) -> np.ndarray:
 
 
 def correlation(a: np.ndarray, b: np.ndarray, given_that: np.ndarray | None = None) -> float:
-    """Spearman's rank correlation; with ``given_that`` [n, m], of what a linear fit to the ranks of these leaves."""
+    """Spearman's rank correlation; with ``given_that`` [n, m], of the residuals of a linear fit to their ranks."""
     a, b = ranks(a), ranks(b)
     if given_that is not None:
         known = np.column_stack([np.ones(len(a)), *[ranks(column) for column in given_that.T]])
@@ -218,7 +218,7 @@ def interval(statistic: Callable[[np.ndarray], float], count: int, draws: int = 
 def table_of_cells(
     found: Mapping[tuple[Any, ...], Sequence[Mapping[str, float]]], runs: Mapping[tuple[Any, ...], Sequence[Run]]
 ) -> Rows:
-    """One row a cell."""
+    """One row per cell."""
     rows = []
     for (k, lr, alpha), seeds in found.items():
         own = runs[k, lr, alpha]
@@ -235,7 +235,7 @@ def table_of_cells(
 
 
 def table_of_same(found: Mapping[tuple[Any, ...], Sequence[Mapping[str, float]]]) -> Rows:
-    """One row a cell, all measured at the same model."""
+    """One row per cell, all measured at the same model."""
     names = ("server", "server error", "clients", "largest client")
     return [
         {"local steps": k, "learning rate": lr, "alpha": alpha} | {name: seeds[0][name] for name in names}
@@ -263,7 +263,8 @@ def exponents(rows: Rows, model: str) -> Rows:
 
 
 def prediction(rows: Rows) -> Rows:
-    """Rank correlation of each predictor with the swing, alone and beyond local steps and learning rate."""
+    """Rank correlation of each predictor with the swing: alone, given local steps and learning rate, and given skew
+    too."""
     swings = np.array([row["swing (points)"].mean for row in rows])
     columns = {
         "server": [row["server"].mean for row in rows],
@@ -298,7 +299,7 @@ def prediction(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, at_same: Rows) -> Any:
-    """Antisymmetry at one model against the learning rate, and swing against the antisymmetry before."""
+    """Figure: antisymmetry at one model against the learning rate, and swing against the earlier antisymmetry."""
     figure, (left, right) = picture(2, 4.6, 3.8)
     alphas, steps, rates = (sorted({row[name] for row in rows}) for name in ("alpha", "local steps", "learning rate"))
     marks = dict(zip(steps, "osD^v"))

@@ -1,11 +1,10 @@
-"""The paper's examples: which are k-conservative, and Figure 1, the clients on which FedAvg goes round in a circle.
+"""The paper's examples: which are k-conservative, and Figure 1, the clients on which FedAvg cycles.
 
     python experiments/vector_fields/examples.py --scale laptop
 
-``examples.csv``: the largest relative antisymmetry of each example's k-th iterate at random points, beside what the
-paper states. ``orbits.csv``: the period of FedAvg's cycle by server learning rate, and what share of starting points
-ends in one.
-``figure_1.png``: the server field with its regions and the orbit of period 8.
+``examples.csv``: the largest relative antisymmetry of each example's k-th iterate at random points, beside the paper's
+statement. ``orbits.csv``: the period of FedAvg's cycle by server learning rate, and the share of starting points that
+end in a cycle. ``figure_1.png``: the server field with its regions and the orbit of period 8.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ LARGEST = {"smoke": 3, "laptop": 6, "paper": 8}  # k
 POINTS = {"smoke": 20, "laptop": 500, "paper": 5000}
 GRID = {"smoke": 9, "laptop": 41, "paper": 81}  # starting points along each side of the square
 RATES = (1.0, 0.75, 0.5, 0.25, 0.1)  # of the server
-HALF = 2.0  # of the square's side
+HALF = 2.0  # half of the square's side
 ZERO, ENDLESS = 1e-9, 1e9
 
 
 def antisymmetries(name: str, points: np.ndarray, most: int) -> list[float]:
     """The largest relative antisymmetry of ``V^k`` at the points, k = 1 .. most; NaN where an iterate overflows."""
     field = EXAMPLES[name].field
-    # an exponential of exponentials overflows soon, even from -4
+    # iterated exponentials overflow early, even from -4
     shift = -3.0 if name.startswith("exponential") else 0.0
     measured = jax.jit(jax.vmap(lambda x: jnp.stack([curl(iterate(field, k), x) for k in range(1, most + 1)])))
     largest = np.asarray(measured(jnp.asarray(points + shift))).max(axis=0)
@@ -42,12 +41,12 @@ def antisymmetries(name: str, points: np.ndarray, most: int) -> list[float]:
 
 
 def stated(answer: bool | None) -> str:
-    """What is known, in a word."""
+    """The paper's statement as one word."""
     return {True: "yes", False: "no", None: "open"}[answer]
 
 
 def table_of_examples(scale: str) -> Rows:
-    """One row an example: measured and stated."""
+    """One row per example: measured values and the paper's statement."""
     points = np.random.default_rng(0).uniform(-1, 1, (POINTS[scale], 2))
     rows = []
     for name, example in EXAMPLES.items():
@@ -63,14 +62,14 @@ def table_of_examples(scale: str) -> Rows:
 
 
 def table_of_orbits(scale: str) -> Rows:
-    """One row a server learning rate: the period from (0, 1), and where starting points on a grid end."""
+    """One row per server learning rate: the period from (0, 1), and where starting points on a grid end."""
     field = closed_orbit().server_field
     side = jnp.linspace(-HALF, HALF, GRID[scale])
     starts = jnp.stack(jnp.meshgrid(side, side), axis=-1).reshape(-1, 2)
     starts = jnp.concatenate([jnp.array([[0.0, 1.0]]), starts])
     rows = []
     for rate in RATES[: 1 if scale == "smoke" else None]:
-        steps = int(80 / rate)  # the cycle is approached as (1 - rate)^t
+        steps = int(80 / rate)  # the distance to the cycle falls as (1 - rate)^t
 
         def period(x: Any, rate: float = rate, steps: int = steps) -> Any:
             return orbit(field, x, lr=rate, server_steps=steps).period

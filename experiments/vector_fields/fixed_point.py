@@ -1,10 +1,11 @@
-"""How far FedAvg ends from the minimiser of the mean loss, on logistic regression with weight decay. Beyond the paper.
+"""The distance of FedAvg's fixed point from the minimiser of the mean loss, for logistic regression. Beyond the paper.
 
     python experiments/vector_fields/fixed_point.py --scale laptop
 
-Clients with Dirichlet label skew take k full-batch steps on 7 x 7 images. ``fixed_point.csv``: the distance
-between FedAvg's fixed point and the minimiser, its first order in the learning rate (``theory.fixed_point_shift``), the
-relative antisymmetry of the server field at the fixed point, and the test accuracy at both points.
+Clients with Dirichlet label skew take k full-batch steps on 7 x 7 images, with weight decay. ``fixed_point.csv``: the
+distance between FedAvg's fixed point and the minimiser, its first order in the learning rate
+(``theory.fixed_point_shift``), the relative antisymmetry of the server field at the fixed point, and the test accuracy
+at both points.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SCALES: dict[str, dict[str, Any]] = {
 
 
 def images(x: Any, pool: int) -> jax.Array:
-    """Means over squares of ``pool`` x ``pool`` pixels, in [0, 1]."""
+    """Means over squares of ``pool`` x ``pool`` pixels, in [0, 1]; [images, (28 / pool)^2]."""
     pixels = np.asarray(x, np.float64).reshape(len(x), 28 // pool, pool, 28 // pool, pool) / 255
     return jnp.asarray(pixels.mean(axis=(2, 4)).reshape(len(x), -1))
 
@@ -102,7 +103,7 @@ def rows_of(scale: dict[str, Any], alpha: float) -> Rows:
 
 
 def drawn(rows: Rows) -> Any:
-    """Distance against local steps times learning rate, with its first order."""
+    """Figure: distance against (local steps - 1) x learning rate, with its first order."""
     figure, (axes,) = picture(width=5.2, height=4.0)
     for alpha, colour in zip(sorted({row["alpha"] for row in rows}), PALETTE):
         own = sorted((row["local steps"] * row["learning rate"], row) for row in rows if row["alpha"] == alpha)

@@ -2,11 +2,11 @@
 
     python experiments/vector_fields/rates.py --scale laptop
 
-Random strongly convex quadratics for each number of local steps: clients of their own curvature, and equal clients,
+Random strongly convex quadratics for each number of local steps: clients with different curvatures, and equal clients,
 for which the bounds are tight. ``rates.csv``: the largest distance (or gap) of a run relative to the theorem's bound,
-over rounds and seeds; above 1 the bound is broken. Theorem 14 is shown with its printed factor 1 and with the corrected
-one. ``optimisers.csv``: rounds until the distance to the fixed point has fallen to 1e-6 of the first; the learning rate
-of each adaptive optimiser is the best of a grid on other seeds.
+over rounds and seeds; above 1 the bound is violated. Theorem 14 is tested with its printed factor 1 and with the
+corrected one. ``optimisers.csv``: rounds until the distance to the fixed point is 1e-6 of the initial one; the learning
+rate of each adaptive optimiser is the best of a grid on other seeds.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CLIENTS, DIM = 5, 8
 SEEDS = {"smoke": 2, "laptop": 20, "paper": 200}
 ROUNDS = {"smoke": 30, "laptop": 600, "paper": 2000}
 STEPS = {"smoke": (1, 5), "laptop": (1, 2, 5, 20), "paper": (1, 2, 5, 20, 100)}
-SHOWN = 5  # local steps of the server optimisers
-GOAL = 1e-6  # of the distance at the start
+SHOWN = 5  # local steps in the comparison of server optimisers
+GOAL = 1e-6  # relative to the initial distance
 GRID = np.geomspace(0.01, 30, 12)  # learning rates of the adaptive server optimisers
-FLOOR = 1e-10  # relative distances below are rounding
+FLOOR = 1e-10  # smaller relative distances are rounding errors
 
 
 def problem(kind: str, seed: int, low: float) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -68,7 +68,7 @@ def seeds_of(scale: str, kinds: tuple[str, ...] = ("own", "equal"), first: int =
 def paths(
     make: Callable[[jax.Array], optax.GradientTransformation], k: int, gamma: float, low: float, rounds: int, which: Any
 ) -> Callable[[Any], tuple[np.ndarray, np.ndarray]]:
-    """By learning rate, of each problem: distances to the fixed point and gaps of the surrogate, [S, rounds + 1]."""
+    """By learning rate: distances to the fixed point and gaps of the surrogate of S problems, [S, rounds + 1]."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[problem(kind, seed, low) for kind, seed in which])
 
     def one(lr: jax.Array, curvature: jax.Array, optima: jax.Array, start: jax.Array) -> Any:
@@ -90,13 +90,13 @@ def paths(
 
 
 def worst(values: np.ndarray, bound: Callable[[Any, Any], Any], first: np.ndarray) -> float:
-    """The largest of ``values`` [S, rounds] relative to the bound, from round 1 on, while above rounding."""
+    """The largest ratio of ``values`` [S, rounds] to the bound, from round 1 until values are rounding errors."""
     ratios = values / bound(np.arange(1, values.shape[1] + 1)[None], first[:, None])
     return float(np.max(np.where(values > FLOOR * first[:, None], ratios, 0)))
 
 
 def factor(values: np.ndarray) -> float:
-    """The mean factor by which the distance falls in a round, until rounding."""
+    """The mean factor by which the distance falls in a round, until it is a rounding error."""
     last = [max(int(np.sum(row > FLOOR * row[0])) - 1, 1) for row in values]
     return float(np.mean([(row[n] / row[0]) ** (1 / n) for row, n in zip(values, last)]))
 
@@ -129,7 +129,7 @@ def theorem_rows(k: int, scale: str) -> Rows:
 
 
 def rounds_to_goal(distances: np.ndarray) -> np.ndarray:
-    """The first round at which each seed is at the goal; NaN where it never is."""
+    """The first round at which each seed reaches the goal; NaN where none does."""
     there = distances <= GOAL * distances[:, :1]
     return np.where(there.any(axis=1), there.argmax(axis=1), np.nan)
 
@@ -166,7 +166,7 @@ def optimiser_rows(k: int, scale: str) -> tuple[Rows, dict[str, dict[str, np.nda
 
 
 def drawn(curves: dict[str, dict[str, np.ndarray]], k: int) -> Any:
-    """Distance to the fixed point against rounds, a picture a kind of clients."""
+    """Figure: distance to the fixed point against rounds, one panel per kind of clients."""
     figure, axes = picture(2, 4.2, 3.4)
     for ax, (kind, lines) in zip(axes, curves.items()):
         for (name, values), colour in zip(lines.items(), PALETTE):

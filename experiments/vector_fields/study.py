@@ -1,7 +1,7 @@
-"""Shared by the experiments of this folder: their options, tables in float64, and plain pictures.
+"""Shared by the experiments of this folder: their options, tables in float64, and pictures.
 
-Every script takes ``--scale smoke|laptop|paper``. The paper's examples and theorems have no scale; there ``paper``
-only takes more points, rounds and seeds. What is beyond the paper is ours at every scale. ``smoke`` shows that a script
+Every script takes ``--scale smoke|laptop|paper``. For the paper's examples and theorems ``paper`` only takes more
+points, rounds and seeds. Experiments beyond the paper have our settings at every scale. ``smoke`` shows that a script
 runs.
 """
 
@@ -23,12 +23,12 @@ __all__ = ["Rows", "Variant", "options", "parse", "picture", "report", "run_vari
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that all scripts share."""
+    """The parser of the options that all scripts share."""
     return shared.options(about, "vector_fields", name)
 
 
 def picture(columns: int = 1, width: float = 5.0, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure of ``columns`` plain pairs of axes, in a list."""
+    """A figure with ``columns`` axes, and the list of them."""
     figure = require_matplotlib()(figsize=(width * columns, height), layout="constrained", dpi=130)
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for one in axes:

@@ -1,13 +1,13 @@
-"""Staleness weights that are learned along the gradient of whole runs, against polynomial and hinge; beyond the paper.
+"""Staleness weights learned along the gradient of whole runs, beside polynomial and hinge; beyond the paper.
 
     python experiments/vector_fields/tuned_staleness.py --scale laptop
 
-FedAsync mixes an arriving model in by ``alpha s(tau)``. Four families of ``alpha s`` are tuned by ``config.tune``: a
-weight for each staleness; twelve weights, where the last is for all larger staleness; ``alpha (1 + tau)^-a``; and the
-hinge (alpha, slope and threshold). Each gets as many steps of Adam at the same rate, on the same validation part, runs
-and delays. The tuning runs have seeds of their own. All are then run with new seeds (other partitions, first models
-and delays) under two delay models: that of the tuning, and another one that the tuning has not seen. FedAsync with the
-weights of its paper is the baseline.
+FedAsync mixes in an arriving model with the weight ``alpha s(tau)``. Four families of ``alpha s`` are tuned by
+``config.tune``: one weight for each staleness; twelve weights, the last for all larger staleness; ``alpha (1 +
+tau)^-a``; and the hinge (alpha, slope and threshold). Each gets the same number of steps of Adam at the same rate, on
+the same validation part, runs and delays. All are then run with new seeds (other partitions, initial models and delays)
+under two delay models: that of the tuning, and one that was not used in it. FedAsync with the weights of its paper is
+the baseline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRAINING = "lognormal:mean=60,heterogeneity=1"
 DELAYS = {"as in the tuning, new draws": TRAINING, "held out: measured devices": "rpi"}
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 TUNING_SEEDS = {"smoke": (100,), "laptop": (100, 101), "paper": (100, 101, 102)}
-STEPS, RATE = {"smoke": 1, "laptop": 15, "paper": 40}, 0.2  # of Adam
+STEPS, RATE = {"smoke": 1, "laptop": 15, "paper": 40}, 0.2  # steps and rate of Adam
 _MNIST: dict[str, Any] = {
     **{"dataset": "mnist", "model": "mlp:hidden=64", "clients": 10, "partition": "dirichlet:alpha=0.1", "lr": 0.05},
     **{"steps": 5, "updates": 200, "eval_updates": 10, "eval_examples": 2000, "validation_fraction": 0.02},
@@ -53,11 +53,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Family(NamedTuple):
-    """A family of weights: where the descent starts, and what it moves."""
+    """A family of weights: the method at which the descent starts, and the numbers that it changes."""
 
     method: str
-    names: dict[str, str]  # paths, as of ``tune``
-    values: int | None = None  # at most so many by staleness
+    names: dict[str, str]  # path -> how it varies, as for ``tune``
+    values: int | None = None  # the largest number of weights by staleness
 
 
 _CONSTANT = "fedasync:mixing=0.6,staleness=constant"
@@ -69,13 +69,13 @@ FAMILIES = {
         {"method.mixing": "run", "method.slope": "run", "method.threshold": "run"},
     ),
 }
-FEW = {"smoke": 3, "laptop": 12, "paper": 12}  # weights by staleness of a family with fewer of them
+FEW = {"smoke": 3, "laptop": 12, "paper": 12}  # number of weights in the second learned family
 PAPER = "polynomial, not tuned"  # Xie et al. (2019), section 5.2
 
 
 @register("method", "fedasync_weights", timing="every")
 def fedasync_weights(*, weights: str = "0.6") -> ServerAlgorithm:
-    """FedAsync with ``alpha s(tau)`` from a list joined by slashes; staler updates have the last weight."""
+    """FedAsync with ``alpha s(tau)`` from a list joined by slashes; all larger staleness has the last weight."""
     listed = [float(weight) for weight in str(weights).split("/")]
 
     def weight(tau: Any) -> Any:
@@ -85,7 +85,7 @@ def fedasync_weights(*, weights: str = "0.6") -> ServerAlgorithm:
 
 
 def weights_at(name: str, values: Mapping[str, Any], tau: np.ndarray) -> np.ndarray:
-    """``alpha s(tau)`` of a family with these values by path."""
+    """``alpha s(tau)`` of the family ``name``, for ``values`` by path; [len(tau)]."""
     mixing = np.asarray(values["method.mixing"], float)
     if name == "hinge":
         late = np.maximum(tau - values["method.threshold"], 0.0)
@@ -96,13 +96,13 @@ def weights_at(name: str, values: Mapping[str, Any], tau: np.ndarray) -> np.ndar
 
 
 def families(scale: str) -> dict[str, Family]:
-    """All of them, in the order of the table."""
+    """Name -> family, in the order of the table."""
     few = {f"learned, {FEW[scale]} values": FAMILIES["learned"]._replace(values=FEW[scale])}
     return {"learned": FAMILIES["learned"], **few, **FAMILIES}
 
 
 def tuned(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """What the descent of a family found: best values by path, losses before each step. Kept in a file."""
+    """The result of a family's descent: best values by path, losses before each step. Kept in a file."""
     family, kept = (
         families(given.scale)[name],
         given.out / "tuned" / f"{name.replace(', ', '_').replace(' ', '_')}.json",
@@ -138,7 +138,7 @@ def method_of(name: str, values: Mapping[str, Any]) -> str:
 
 
 def drawn(found: Mapping[str, Mapping[str, Any]], runs: Sequence[Run], given: argparse.Namespace) -> None:
-    """The weights against the staleness, over the share of the updates at each; and the weights as a table."""
+    """Save a figure of the weights and of the share of updates by staleness; and the weights as a table."""
     learned = found["learned"]["values"]["method.mixing"]
     tau = np.arange(len(learned))
     staleness = np.concatenate([run.updates["staleness"] for run in runs])
