@@ -11,7 +11,7 @@ import optax
 
 from fedjax_async.types import Array, Params, Path
 
-# Starts of the names of columns -> the setting of a run that adds them.
+# Prefix of a column's name -> the setting that adds such columns.
 ADDED_BY = {
     "validation": "validation_fraction",
     "energy": "energy",
@@ -23,7 +23,7 @@ ADDED_BY = {
 
 @jax.tree_util.register_pytree_with_keys_class
 class Columns(dict[str, Any]):
-    """The columns of a table by name; a dictionary that says what it lacks."""
+    """The columns of a table by name; a dictionary whose ``KeyError`` lists the names that exist."""
 
     def __missing__(self, name: str) -> Any:
         start = next((start for start in ADDED_BY if str(name).startswith(start)), "")
@@ -37,7 +37,7 @@ class Columns(dict[str, Any]):
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Columns:
-        """The way back."""
+        """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, values, strict=True))
 
 
