@@ -74,7 +74,7 @@ class Entries:
             self.shorten()
 
     def shorten(self) -> None:
-        """Remove the oldest entries, and files that killed processes left, until the rest is within the limit."""
+        """Remove the least recently used entries, and files of killed processes, until the limit is kept."""
         found = []
         with os.scandir(self._path) as entries:
             for entry in entries:

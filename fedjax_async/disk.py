@@ -51,7 +51,7 @@ def _sync(folder: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a killed process may have left ``path``: its name is that of a temporary file or of a lock."""
+    """Whether a killed process may have left ``path``: its name is that of a temporary file or of a lock file."""
     return path.name == LOCK or _is_temporary(path)
 
 
@@ -60,7 +60,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove the temporary files of killed processes; the file of a lock stays, because it may be in use."""
+    """Remove the temporary files of killed processes; a lock file stays, because it may be in use."""
     for path in filter(_is_temporary, folder.iterdir()):
         path.unlink(missing_ok=True)
 

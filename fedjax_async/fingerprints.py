@@ -1,8 +1,9 @@
 """``fingerprint``: a hash of what an object does, equal in every process that runs the same source.
 
 Functions are hashed by their byte code, constants, defaults and closures, and so is everything that they use of the
-user's own modules. What an installed package defines is hashed by its name and the package's version. Docstrings,
-comments, file names and line numbers do not count. Byte code differs between versions of Python, and so do the hashes.
+user's own modules; their docstrings, comments, file names and line numbers do not count. What an installed package
+defines is hashed by its name and the package's version. Byte code differs between versions of Python, and so do the
+hashes.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Arrival(NamedTuple):
     closes: Array  # bool[], whether it completes its server step
     local_steps: Any = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
-    key: Any = ()  # the random key of this arrival, for the server's own chance (noise); the engine fills it in
+    key: Any = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
     malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
 
 
@@ -180,21 +180,18 @@ class Info(NamedTuple):
 class ServerAlgorithm(NamedTuple):
     """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
-    ``init(params) -> (state, memory)``.
-    ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
-    ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
-    arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
-    ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once a version, and all jobs
-    of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
+    ``init(params) -> (state, memory)``. ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an
+    arrival. ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive``
+    of the arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
+    ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once per version, and all
+    jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
-    ``jnp.zeros(())``.
-    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
-    rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
-    ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh (as those of
-    ``server.rule`` do), unless ``given`` is replaced too.
-    ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
-    recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
-    shared by the uploads of a step.
+    ``jnp.zeros(())``. ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once,
+    before the run. A rule that needs the number of clients (or of server steps) takes it from there. The run uses what
+    ``given`` returns: ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh
+    (as those of ``server.rule`` do), unless ``given`` is replaced too. ``sums``: whether it uses the uploads of a
+    server step only through their sum ``sum_i w_i Delta_i``, with the recorded weights ``w_i``, which do not depend on
+    any upload. Secure aggregation needs it, and so does noise that is shared by the uploads of a step.
     """
 
     init: Callable[[Params], tuple[State, State]]
@@ -217,7 +214,7 @@ class ClientAlgorithm(NamedTuple):
     ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
     ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;
     ``gradients(local_steps, examples)``, how many gradients of the loss a job of so many steps on so many examples
-    computes (both and the result int64[J]), by default one a step.
+    computes (both and the result int64[J]), by default one per step.
     ``local.run_job`` runs ``begin``, all steps and ``finish``.
     """
 
@@ -242,8 +239,8 @@ class Parts(NamedTuple):
 class Probe(NamedTuple):
     """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing.
 
-    ``function.needs``, optional: names of the parts without which it says nothing, ``("test",)``; a run whose clients
-    have no such part is then refused.
+    ``function.needs``, optional: names of the parts that it needs, ``("test",)``; a run whose clients lack one of them
+    is refused.
     """
 
     function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]

@@ -1,4 +1,4 @@
-"""Which arrivals moved the loss of a run up or down: by client, by staleness and by class."""
+"""Which arrivals raised or lowered the loss of a run: by client, by staleness and by class."""
 
 from __future__ import annotations
 

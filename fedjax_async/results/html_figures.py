@@ -21,7 +21,7 @@ from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
 from fedjax_async.types import Run
 
-DASHES = ("solid", "dash", "dot", "dashdot")  # once the colours are used up
+DASHES = ("solid", "dash", "dot", "dashdot")  # when the colours are used up
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
 MOST_BARS = 400  # clients with one bar each; more are shown as a histogram
 BINS = 60
