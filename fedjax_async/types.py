@@ -180,18 +180,21 @@ class Info(NamedTuple):
 class ServerAlgorithm(NamedTuple):
     """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
-    ``init(params) -> (state, memory)``. ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an
-    arrival. ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive``
-    of the arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
+    ``init(params) -> (state, memory)``.
+    ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
+    ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
+    arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
     ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once per version, and all
     jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
-    ``jnp.zeros(())``. ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once,
-    before the run. A rule that needs the number of clients (or of server steps) takes it from there. The run uses what
-    ``given`` returns: ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh
-    (as those of ``server.rule`` do), unless ``given`` is replaced too. ``sums``: whether it uses the uploads of a
-    server step only through their sum ``sum_i w_i Delta_i``, with the recorded weights ``w_i``, which do not depend on
-    any upload. Secure aggregation needs it, and so does noise that is shared by the uploads of a step.
+    ``jnp.zeros(())``.
+    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
+    rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
+    ``rule._replace(receive=...)`` is refused if ``given`` builds the functions anew (as in ``server.rule``),
+    unless ``given`` is replaced too.
+    ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
+    recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
+    shared by the uploads of a step.
     """
 
     init: Callable[[Params], tuple[State, State]]
