@@ -146,7 +146,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
 
 
 def _sizes(maps: Sequence[Cells], drawing: Drawing) -> Sizes:
-    """As many maps side by side as fit into 12 inches, or into a paper's width; at most the root of their number."""
+    """As many maps side by side as fit into 12 inches or a paper's width, at most ceil(sqrt(number of maps))."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
     paper = drawing.width is not None
     cell, letter = (0.42, 0.058) if paper else (0.58, 0.07)

@@ -97,7 +97,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     clients, jobs, until, note = _part(schedule.client, schedule.dispatch_time, end, most_jobs, names)
     staleness = np.full(schedule.client.size, -1)
     applied = np.full(schedule.client.size, np.nan)
-    # A job may arrive twice (a late duplicate): its first application counts.
+    # In reverse order, as in plots.py: the first application of a job would count.
     staleness[schedule.job[::-1]], applied[schedule.job[::-1]] = schedule.staleness[::-1], schedule.time[::-1]
     finish = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
     finish = np.where(np.isfinite(finish), finish, end)

@@ -133,7 +133,7 @@ def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], 
     jobs = _window(schedule, rows, until)
     staleness = np.full(schedule.client.size, -1)
     applied = np.full(schedule.client.size, np.nan)
-    # A job may arrive twice (a late duplicate): its first application counts.
+    # In a schedule that was not checked, a job may arrive twice: its first application counts.
     arrived = np.flatnonzero(used)[::-1]
     its_job = schedule.job[arrived]
     staleness[its_job], applied[its_job] = schedule.staleness[arrived], schedule.time[arrived]

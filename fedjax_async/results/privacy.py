@@ -28,7 +28,7 @@ from fedjax_async.types import Facts, Run, Schedule
 
 
 class Guarantee(NamedTuple):
-    """A bound on what a run reveals, or why none is known."""
+    """A bound on what a run reveals, or why no bound is known."""
 
     unit: str  # what is protected: a client (all its data), or an example
     epsilon: float | None  # None: no bound is known
@@ -41,7 +41,7 @@ class Guarantee(NamedTuple):
 
 
 def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
-    """What a run with the setting ``privacy`` guarantees, (epsilon, delta) by (epsilon, delta).
+    """The (epsilon, delta) guarantees of a run with the setting ``privacy``, one entry per bound.
 
     The schedule is given. The participations of client c compose to a Gaussian mechanism with the multiplier
     ``(sum_s (W_cs C / sigma_s)^2)^(-1/2)``, where C is the clip, ``W_cs`` the sum of the client's weights in server
@@ -100,7 +100,7 @@ def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
 
 
 def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
-    """The bounds of client-level noise: by participation, and by sampling where rounds are drawn uniformly."""
+    """The bounds of client-level noise: by participation, and by sampling if rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
