@@ -11,11 +11,11 @@ from numbers import Integral
 from typing import Any
 
 LONGEST = 200  # characters of a value in a message
-MOST = 2**63 - 1  # the largest whole number that arrays hold
+MOST = 2**63 - 1  # the largest int64
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it, on one line: ``repr``, without the middle of a long one.
+    """A value as error messages show it: its ``repr`` on one line, without the middle if it is long.
 
     >>> shown(0.5), shown("9" * 1000)[-40:]
     ('0.5', "999999999999999999999' (1002 characters)")
@@ -42,7 +42,7 @@ def _is_number(field: str, value: Any, allowed: str) -> bool:
 
 @contextlib.contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Name a field as the caller knows it, in a ``ValueError`` about it: ``{"num_clients": "clients"}``."""
+    """Rename the field that a ``ValueError`` is about to the caller's name for it: ``{"num_clients": "clients"}``."""
     try:
         yield
     except ValueError as error:
@@ -53,7 +53,7 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def kind(field: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:
-    """An object of one of these types; the message shows numbers and texts, and the type of all else."""
+    """An object of one of these types; the message shows numbers and strings, of other objects only the type."""
     if not isinstance(value, kinds):
         plain = value is None or isinstance(value, (numbers.Number, str))
         require(False, field, value if plain else f"a {type(value).__name__}", allowed)
@@ -97,7 +97,7 @@ def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:
 
 
 def is_real(value: Any) -> bool:
-    """Whether ``value`` is a finite real number; truth values are not, nor whole numbers above the largest float."""
+    """Whether ``value`` is a finite real number; False for booleans and for integers above the largest float."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
 
 
@@ -136,19 +136,19 @@ def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def path(field: str, value: Any) -> None:
-    """A path, as a text or ``pathlib.Path``; not an empty text, and without control characters such as a line's end."""
+    """A path: a non-empty string or a ``pathlib.Path``, without control characters such as a line break."""
     fits = isinstance(value, (str, os.PathLike)) and bool(str(value))
     require(fits, field, value, "a path, such as 'runs/one'")
     require(not has_control(str(value)), field, str(value), "a path without control characters")
 
 
 def has_control(text: str) -> bool:
-    """Whether a text has control characters, such as a line's end."""
+    """Whether a string has control characters, such as a line break."""
     return any(character < " " or character == "\x7f" for character in text)
 
 
 def difference(saved: Any, wanted: Any) -> str:
-    """What differs between a file and what is wanted, in a few words; of mappings, up to three keys.
+    """How a saved value differs from the wanted one, in a few words; up to three keys of mappings.
 
     >>> difference({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
     'lr = 0.2, saved 0.1'

@@ -1,8 +1,8 @@
-"""Compiled programs kept on the disk from one process to the next, within JAX's persistent compilation cache.
+"""Compiled programs kept on disk from one process to the next: a storage for JAX's persistent compilation cache.
 
-JAX decides what is looked up and under which key; this file keeps the entries. JAX's own folder of entries does not
-check them, replaces none that is broken, and needs another package to be bounded. The commands of ``fedjax-async`` call
-:func:`keep_compiled`; importing the package changes nothing.
+JAX decides what is looked up and under which key; this file stores the entries. JAX's own storage does not check its
+entries, does not replace a damaged one, and needs another package to limit its size. The commands of ``fedjax-async``
+call :func:`keep_compiled`; importing the package changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from fedjax_async.home import default_data_dir
 
 LARGEST = 512 * 2**20  # bytes of all entries together
-SHORTEST = 0.1  # seconds of compilation that are worth an entry
+SHORTEST = 0.1  # seconds; programs that compile faster are not stored
 MINIMUM = "jax_persistent_cache_min_compile_time_secs"
 SUFFIX, UNFINISHED = ".program", ".part"
 FORMAT = b"fedjax_async program 1\n"
@@ -29,9 +29,10 @@ DIGEST = 32  # bytes
 class Entries:
     """A folder of compiled programs in the form that JAX asks of its cache: ``get(key)`` and ``put(key, value)``.
 
-    An entry has the digest of its name and content: one that is damaged, cut off or of another machine counts as
-    missing, and is written anew. Entries appear under their names only when complete, so processes may share the
-    folder. The least recently used go when all together exceed ``limit`` bytes. Errors of the disk are never raised.
+    An entry holds a digest of its name and content. One that is damaged, cut off or of another machine counts as
+    missing and is written again. Entries appear under their names only when complete, so processes may share the
+    folder. The least recently used entries are removed when all together exceed ``limit`` bytes. Disk errors are never
+    raised.
     """
 
     def __init__(self, folder: Path, machine: str, limit: int = LARGEST) -> None:
@@ -49,14 +50,14 @@ class Entries:
             content = file.read_bytes()
             value = content[len(FORMAT) + DIGEST :]
             if content == _sealed(file.name, value):
-                with contextlib.suppress(OSError):  # a folder of which only reading is allowed
+                with contextlib.suppress(OSError):  # the folder is read-only
                     os.utime(file)
                 return value
             file.unlink()
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Write the entry in one step, then remove what exceeds the limit."""
+        """Write the entry atomically, then remove what exceeds the limit; an entry above the limit is not written."""
         file = self.file(key)
         content = _sealed(file.name, value)
         if len(content) > self.limit:
@@ -73,7 +74,7 @@ class Entries:
             self.shorten()
 
     def shorten(self) -> None:
-        """Remove the least recently used entries, and files that killed processes left, until the limit is kept."""
+        """Remove the least recently used entries, and files of killed processes, until the limit is kept."""
         found = []
         with os.scandir(self._path) as entries:
             for entry in entries:
@@ -94,7 +95,7 @@ def _sealed(name: str, value: bytes) -> bytes:
 
 
 def _machine() -> str:
-    """What a compiled program may depend on beside JAX's key: the processor with its instruction sets, the versions."""
+    """What a compiled program may depend on besides JAX's key: the processor, its instruction sets, the versions."""
     import jax  # noqa: PLC0415 (the command line imports this file for its help)
     import jaxlib  # noqa: PLC0415
 
@@ -106,7 +107,7 @@ def _machine() -> str:
 
 
 def _usable(folder: Path) -> bool:
-    """Make the folder if need be; whether it can be written, and by nobody else: entries are run as code."""
+    """Make the folder if it is missing; whether this user, and nobody else, can write it: entries are run as code."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -119,16 +120,16 @@ def _usable(folder: Path) -> bool:
 
 
 def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Keep the programs that JAX compiles from now on in ``folder``, and take them from there.
+    """Save the programs that JAX compiles from now on in ``folder``, and load saved ones from there.
 
-    ``folder``: ``compiled`` in ``$FEDJAX_ASYNC_DATA`` or ``~/.cache/fedjax_async`` unless given. The results of a run
-    are the same, bit for bit. Programs that take less than 0.1 s to compile are not kept (JAX's setting
-    ``jax_persistent_cache_min_compile_time_secs`` is lowered to this, unless it was changed); all together take at most
-    512 MB (or ``jax_compilation_cache_max_size``).
+    ``folder``: by default ``compiled`` in ``$FEDJAX_ASYNC_DATA`` or ``~/.cache/fedjax_async``. The results of a run are
+    the same, bit for bit. Programs that take less than 0.1 s to compile are not saved (JAX's setting
+    ``jax_persistent_cache_min_compile_time_secs`` is lowered to this, unless it was changed). All together take at most
+    512 MiB (or ``jax_compilation_cache_max_size``).
 
-    Returns the folder, or None if nothing is kept: JAX has a cache already (``JAX_COMPILATION_CACHE_DIR``), or caches
-    are off (``JAX_ENABLE_COMPILATION_CACHE=false``), or the folder cannot be written, belongs to another user or may be
-    written by one, or this version of JAX has another interface. Call it before the first run.
+    Returns the folder, or None if nothing is saved: JAX has a cache already (``JAX_COMPILATION_CACHE_DIR``), caches are
+    off (``JAX_ENABLE_COMPILATION_CACHE=false``), the folder cannot be written, another user owns it or can write it, or
+    this version of JAX has another interface. Call it before the first run.
     """
     import jax  # noqa: PLC0415
 
@@ -149,7 +150,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def _cache_of_jax() -> Any:
-    """JAX's module that holds the cache, or None: it has no public way to give it other entries."""
+    """JAX's module that holds the cache, or None: JAX has no public way to replace the cache's storage."""
     try:
         from jax._src import compilation_cache  # noqa: PLC0415
     except ImportError:

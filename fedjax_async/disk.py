@@ -1,4 +1,4 @@
-"""Atomic writing of files; arrays as ``.npz`` files, without pickling and with the same bytes each time."""
+"""Atomic writing of files; ``.npz`` files without pickling, with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _sync(folder: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a killed process may have left ``path``: its name is that of a temporary file or of a lock."""
+    """Whether a killed process may have left ``path``: its name is that of a temporary file or of a lock file."""
     return path.name == LOCK or _is_temporary(path)
 
 
@@ -60,13 +60,13 @@ def _is_temporary(path: Path) -> bool:
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove the temporary files of killed processes; the file of a lock stays, because it may be in use."""
+    """Remove the temporary files of killed processes; a lock file stays, because it may be in use."""
     for path in filter(_is_temporary, folder.iterdir()):
         path.unlink(missing_ok=True)
 
 
 def prove(path: Path) -> None:
-    """``OSError`` unless a file can be written at ``path``: a file beside it is written, renamed and removed."""
+    """``OSError`` unless a file can be written at ``path``; tests it with a file beside it, which is then removed."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -77,7 +77,7 @@ def prove(path: Path) -> None:
 
 
 def write(path: str | Path, content: bytes) -> None:
-    """Replace the file ``path`` by ``content``, all of it or nothing."""
+    """Replace the file ``path`` by ``content``, atomically."""
     with replacing(path) as file:
         file.write(content)
 
@@ -107,7 +107,7 @@ def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
 def read_npz(source: Path | IO[bytes]) -> dict[str, np.ndarray]:
     """The arrays that ``write_npz`` or ``numpy.savez`` wrote, in the same order.
 
-    ``ValueError`` unless the archive is of this kind, complete, and each entry has its check sum; ``OSError`` if
+    ``ValueError`` if the file is no such archive, is incomplete, or an entry has another checksum; ``OSError`` if
     ``source`` cannot be opened.
     """
     with contextlib.ExitStack() as stack:
@@ -115,7 +115,7 @@ def read_npz(source: Path | IO[bytes]) -> dict[str, np.ndarray]:
         try:
             with zipfile.ZipFile(file) as archive:
                 if (damaged := archive.testzip()) is not None:  # before any entry is interpreted
-                    raise ValueError(f"the check sum of {damaged!r} differs")
+                    raise ValueError(f"the checksum of {damaged!r} differs")
                 return dict(_entry(archive, name) for name in archive.namelist())
         except Exception as error:  # zipfile raises many kinds: BadZipFile, RuntimeError, zlib.error, MemoryError
             raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error

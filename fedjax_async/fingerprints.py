@@ -1,8 +1,9 @@
 """``fingerprint``: a hash of what an object does, equal in every process that runs the same source.
 
-Functions are hashed by their byte code, constants, defaults and closures, and so is everything of the user's own
-modules that they use. What an installed package defines is hashed by its name and the package's version.
-Docstrings, comments, file names and line numbers do not count. The byte code belongs to a version of Python.
+Functions are hashed by their byte code, constants, defaults and closures, and so is everything that they use of the
+user's own modules; their docstrings, comments, file names and line numbers do not count. What an installed package
+defines is hashed by its name and the package's version. Byte code differs between versions of Python, and so do the
+hashes.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def fingerprint(thing: Any) -> str:
     """Hash what ``thing`` does: its code, constants, options and arrays; 32 hexadecimal characters.
 
     Takes functions, closures, ``functools.partial``, jitted and cached functions, bound methods, classes, NamedTuples,
-    dataclasses, flax modules, containers, numbers, text and arrays. Any change of a constant, default, closure value,
-    array entry, or of a function or global variable of the user's own modules that is used, changes it.
+    dataclasses, flax modules, containers, numbers, text and arrays. The hash changes with every constant, default,
+    closure value and array entry, and with every function and global variable that is used of the user's own modules.
 
-    Raises ``ValueError`` naming the part for what has a state that cannot be seen: open files, locks, iterators,
-    traced values.
+    Raises ``ValueError``, naming the part, for an object with a hidden state: open files, locks, iterators, traced
+    values.
 
     >>> fingerprint({"limit": 2}) == fingerprint({"limit": 2}) != fingerprint({"limit": 2.0})
     True
@@ -76,10 +77,10 @@ def package_of(module: str) -> str | None:
 
 
 class _Reader:
-    """Digests of objects; each is read once, and one that contains itself counts by its depth."""
+    """Digests of objects. Each object is read once; where it contains itself, its depth stands for it."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # the object too: its id is its own as long as it lives
+        self._known: dict[int, tuple[Any, bytes]] = {}  # the object too: while it lives, no other has its id
         self._open: dict[int, int] = {}
         self._path: list[str] = []
 
@@ -100,12 +101,12 @@ class _Reader:
         return total.digest()
 
     def _contents(self, thing: Any) -> Iterator[bytes | Part]:
-        """What an object consists of: bytes, and parts that are read in turn."""
+        """The contents of an object: bytes, and parts that are read recursively."""
         for kinds, read in _READERS:
             if isinstance(thing, kinds):
                 yield from read(thing)
                 return
-        if isinstance(thing, (set, frozenset)):  # without an order of their own
+        if isinstance(thing, (set, frozenset)):  # their order may differ between processes
             yield type(thing).__name__.encode()
             yield from sorted(self.digest("an element", element) for element in thing)
         elif (contents := _special(thing) or _instance(thing)) is not None:
@@ -239,7 +240,7 @@ def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes 
 
 
 def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -> Iterator[bytes | Part]:
-    """A module as code uses it that mentions ``names``: of the user's own, the attributes of these names."""
+    """A module, as used by code that mentions ``names``; of the user's own module, the attributes with these names."""
     package = package_of(name)
     yield f"{package or ''} {name}".encode()
     if package is not None or module is None or name in seen:
@@ -291,7 +292,7 @@ def _class(thing: type) -> Iterator[bytes | Part]:
 
 
 def _described(*parts: Any) -> Iterator[bytes | Part]:
-    """Texts as they are, anything else as a part."""
+    """Strings as bytes, anything else as a part."""
     for number, part in enumerate(parts):
         yield part.encode() if isinstance(part, str) else (f"part {number}", part)
 
@@ -317,7 +318,7 @@ _CALENDAR = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
 
 _SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
-# The first that fits reads the object.
+# The first entry with a matching type reads the object.
 _READERS: tuple[tuple[Any, Any], ...] = (
     (type, _class),
     (enum.Enum, lambda thing: _described("enum", thing.name, type(thing))),
@@ -347,7 +348,7 @@ _READERS: tuple[tuple[Any, Any], ...] = (
 
 
 def _special(thing: Any) -> Iterable[bytes | Part] | None:
-    """Sentinels, JAX's tree structures, nnx modules, wrappers such as jitted functions, arrays of other libraries."""
+    """Sentinels, types, JAX's tree structures, nnx modules, wrappers (jitted functions), arrays of other libraries."""
     if type(thing) is object:  # a sentinel
         return _described("object")
     is_type = isinstance(thing, (types.UnionType, types.GenericAlias)) or type(thing).__module__ == "typing"
@@ -363,7 +364,7 @@ def _special(thing: Any) -> Iterable[bytes | Part] | None:
 
 
 def _instance(thing: Any) -> Iterable[bytes | Part] | None:
-    """Class and attributes of an object; ``None`` if a part of its state is out of reach."""
+    """Class and attributes of an object; ``None`` if a part of its state cannot be read."""
     kind = type(thing)
     if any(map(_written_in_c, kind.__mro__[:-1])):
         return None
@@ -382,7 +383,7 @@ def _instance(thing: Any) -> Iterable[bytes | Part] | None:
 
 
 def _written_in_c(kind: type) -> bool:
-    """Whether a class may keep a state that Python does not see."""
+    """Whether a class is not written in Python, so that it may keep a state that Python cannot read."""
     spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
     origin = str(getattr(spec, "origin", None))
     return "__module__" not in vars(kind) or origin == "built-in" or origin.endswith(_SUFFIXES)

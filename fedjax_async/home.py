@@ -19,7 +19,7 @@ class Kept(NamedTuple):
     version: str
     in_tfds: bool = True
     fetched: bool = True
-    own_copy: str = ""  # of the publisher's files, if it is read from the user's own copy of them
+    own_copy: str = ""  # the publisher's files, if it can be read from the user's own copy of them
 
 
 KEPT: dict[str, Kept] = {

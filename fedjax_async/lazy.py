@@ -10,7 +10,7 @@ from typing import Any
 
 
 def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for ``package``; ``names``: public name -> the module of the package that has it.
+    """``__getattr__`` and ``__dir__`` for ``package``; ``names``: public name -> the module of ``package`` that has it.
 
     Modules of the package are found too. No public name may equal the name of a module: importing the module would
     hide it.

@@ -1,8 +1,7 @@
-"""What a user should know of a run: unused uploads, no upload accepted, a correction that never switched, a graph in
-parts.
+"""Warnings about runs: unused uploads, no accepted upload, a correction that never switched, a graph in parts.
 
-They are Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
-this file when it starts.
+They are Python warnings; the command line prints one line for each. This file imports neither NumPy nor JAX, because
+the command line imports it when it starts.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-Counters = Mapping[str, Any]  # of a run: ``Run.counters``
-MOST_NAMES = 3  # of runs in a warning
+Counters = Mapping[str, Any]  # ``Run.counters`` of a run
+MOST_NAMES = 3  # runs that a warning names
 
 
 class RunWarning(UserWarning):
@@ -20,19 +19,19 @@ class RunWarning(UserWarning):
 
 
 class NeverSwitched(RunWarning):
-    """OrthoDyn ended in its first phase: the run is one with that phase's correction alone."""
+    """OrthoDyn never left its first phase: the run used that phase's correction only."""
 
 
 class NotConnected(RunWarning):
-    """The graph of a run without a server is not strongly connected: its nodes need not come to agree."""
+    """The graph of a run without a server is not strongly connected: its nodes may never agree."""
 
 
 class AllRejected(RunWarning):
-    """Every upload of a run was rejected: it trained, and its model is the one that it began with."""
+    """Every upload of a run was rejected: its model is still the initial one."""
 
 
 def all_rejected(counters: Counters) -> bool:
-    """Whether uploads came and none of them was accepted.
+    """Whether uploads arrived and none of them was accepted.
 
     >>> all_rejected({"updates": 4, "unused": 1, "rejected": 7, "dropped_stale": 2})
     True
@@ -42,9 +41,9 @@ def all_rejected(counters: Counters) -> bool:
 
 
 def warn_about(runs: Mapping[str, Counters]) -> None:
-    """Warn once each of runs that left uploads unused, of runs without an accepted upload, of OrthoDyn in one phase.
+    """Warn of runs with unused uploads, of runs without an accepted upload, and of OrthoDyn runs that never switched.
 
-    ``runs``: name -> counters; a run by itself may have an empty name.
+    One warning for all runs of a kind. ``runs``: name -> counters; a single run may have an empty name.
     """
     unused = {name: counters["unused"] for name, counters in runs.items() if counters.get("unused")}
     if unused:
@@ -69,15 +68,15 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
     if still:
         warnings.warn(
             f"{_named(still)}OrthoDyn never switched: all arrivals were corrected as in its first phase (column "
-            "correction_phase); switch=share lets it switch after a share of the run, a larger fraction or a smaller "
-            "decay earlier",
+            "correction_phase); switch=share lets it switch after a share of the run, and a larger fraction or a "
+            "smaller decay lets it switch earlier",
             NeverSwitched,
             stacklevel=3,
         )
 
 
 def _named(names: Any) -> str:
-    """The runs that a warning is about: ``"a, b, c and 4 more: "``; empty for a run by itself."""
+    """The names of the runs that a warning is about: ``"a, b, c and 4 more: "``; empty for a run without a name."""
     names = [name for name in names if name]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"{', '.join(names[:MOST_NAMES])}{more}: " if names else ""

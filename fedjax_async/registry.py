@@ -30,20 +30,20 @@ class Addition(NamedTuple):
     fingerprint: str
 
 
-# Kind -> name -> what the user registered, beside the registries of the rooms.
+# Kind -> name -> what the user registered, beside the package's own registries.
 ADDED: dict[str, dict[str, Addition]] = {}
-KINDS = {"delays": "delay", "partitioner": "partition"}  # rooms' names of kinds that settings call otherwise
-_caches: list[Any] = []  # of functions whose results depend on what names mean
+KINDS = {"delays": "delay", "partitioner": "partition"}  # kind of a registry -> kind in the settings
+_caches: list[Any] = []  # of the functions that ``cached_by_name`` decorates
 
 
 def entries(kind: str, registry: Mapping[str, Any]) -> dict[str, Any]:
-    """A room's registry, and what the user registered beside it."""
+    """The package's registry of a kind, and what the user registered of this kind."""
     own = ADDED.get(KINDS.get(kind, kind), {})
     return {**registry, **{name: addition.entry for name, addition in own.items()}}
 
 
 def cached_by_name(maxsize: int) -> Callable[[Made], Made]:
-    """``functools.lru_cache`` for functions of names, forgotten when a name is registered anew."""
+    """``functools.lru_cache`` for functions of names; :func:`forget` empties it when a name is registered anew."""
 
     def decorate(function: Any) -> Any:
         cached = functools.lru_cache(maxsize)(function)
@@ -54,19 +54,19 @@ def cached_by_name(maxsize: int) -> Callable[[Made], Made]:
 
 
 def forget() -> None:
-    """Empty the caches of functions of names."""
+    """Empty the caches of all functions that :func:`cached_by_name` decorates."""
     for cached in _caches:
         cached.cache_clear()
 
 
-MANY = 20  # names: an error that knows the nearest does not list more
-NEAR = 0.6  # the likeness from which on a name is suggested, of difflib
+MANY = 20  # names; an error that suggests one does not list more
+NEAR = 0.6  # the least similarity (of difflib) of a name that is suggested
 
 
 def find(
     kind: str, registry: Mapping[str, Any], name: str, synonyms: Mapping[str, str] = types.MappingProxyType({})
 ) -> Any:
-    """The entry called ``name``; ``ValueError`` with the nearest name, or the one that ``synonyms`` has, if none is."""
+    """The entry called ``name``; if there is none, ``ValueError`` with its name in ``synonyms`` or the nearest name."""
     if name in registry:
         return registry[name]
     registry = entries(kind, registry)
@@ -100,7 +100,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"name:key=value,key=value"`` into the name and its options."""
+    """Split ``"name:key=value,key=value"`` into the name and its options; ``ValueError`` for anything else."""
     name, _, tail = spec.partition(":")
     options: dict[str, Any] = {}
     for item in filter(None, tail.split(",")):
@@ -117,17 +117,17 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
 def joined(spec: str) -> list[str]:
     """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
 
-    A ``+`` joins two models only if a name follows, and after the name the end, options or another ``+``:
-    ``csv:path=a+b.csv`` is one model.
+    A ``+`` separates two parts only if a name follows it, and after the name the end, options or another ``+``:
+    ``csv:path=a+b.csv`` is one part.
     """
     return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
 def with_parts(spec: str, known: Collection[str]) -> list[str]:
-    """The rule of a method's spec and the specs of its parts, whose names are ``known``.
+    """Split a method's spec into the specs of its rule and of its parts; ``known``: the names of all parts.
 
-    A ``+`` may also stand in the value of an option: it joins a part only if the name of one follows, or if what comes
-    before it is a name alone.
+    A ``+`` may also be in the value of an option: it begins a part only if the name of a part follows, or if the spec
+    before it has no options.
 
     >>> with_parts("fedbuff+swa:start=0.5+dominance", ["swa", "dominance"])
     ['fedbuff', 'swa:start=0.5', 'dominance']
@@ -142,7 +142,7 @@ def with_parts(spec: str, known: Collection[str]) -> list[str]:
 
 
 def listed(spec: str) -> list[str]:
-    """The parts of a list of specs, joined by commas: a comma before ``key=value`` belongs to the options.
+    """The specs in a comma-separated list; a comma before ``key=value`` belongs to the options of a spec.
 
     >>> listed("top:k=3,macro_f1,f:beta=2,weighted=true")
     ['top:k=3', 'macro_f1', 'f:beta=2,weighted=true']
@@ -151,7 +151,7 @@ def listed(spec: str) -> list[str]:
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a factory, which a spec may set; with types as annotations, not text."""
+    """The keyword-only parameters of a factory, which a spec may set; their annotations are types, not text."""
     annotations = _annotations(getattr(factory, "func", factory))
     return {
         name: parameter.replace(annotation=annotations.get(name, parameter.annotation))
@@ -169,12 +169,12 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
         return _ANNOTATIONS[function]
     except KeyError:
         return _ANNOTATIONS.setdefault(function, _read_annotations(function))
-    except TypeError:  # neither hashable nor referred to weakly, as an object that is called
+    except TypeError:  # a callable object that has no hash or allows no weak references
         return _read_annotations(function)
 
 
 def _read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """Parameter -> type; those whose name is imported for type checkers only are left out."""
+    """Parameter -> type; without types that are imported for type checkers only."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError):
@@ -198,8 +198,8 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
 
     ``@takes(guards=guard_rails)`` turns ``f(*, server_lr, guards)`` into ``f(*, server_lr, clip, ...)``, which calls
     ``guard_rails(clip=...)`` and passes the result as ``guards``. So factories share options without repeating them,
-    and the signature that registry, command line and sweeps read lists each option in the group's position. Another
-    default for one option: ``takes(guards=functools.partial(guard_rails, clip=1.0))``.
+    and the signature that registry, command line and sweeps read lists each option in the group's position. To give an
+    option another default: ``takes(guards=functools.partial(guard_rails, clip=1.0))``.
     """
     group_options = {name: options_of(group) for name, group in groups.items()}
 
@@ -225,7 +225,7 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
 
 
 def regrouped(factory: Callable[..., Made], **groups: Callable[..., Any]) -> Callable[..., Made]:
-    """A factory of ``takes`` with other functions, of the same options, in the place of some of its groups."""
+    """A factory made by ``takes``, with other functions of the same options for some of its groups."""
     return takes(**(factory.groups | groups))(factory.__wrapped__)  # type: ignore[attr-defined]
 
 
@@ -258,7 +258,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
 
 @contextlib.contextmanager
 def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
-    """Put the spec before a ``ValueError`` about one of its options: the name of an option alone has many settings.
+    """Put the spec before a ``ValueError`` about one of its options, because many settings have options of one name.
 
     >>> with naming("delay", "lognormal:mean=-1", ["mean"]):
     ...     check.positive("mean", -1)
@@ -274,7 +274,7 @@ def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
 
 
 def made(kind: str, spec: str, make: Callable[[], Made]) -> Made:
-    """``make()``; where a factory of the user's own raises something else than ``ValueError``, one that names it."""
+    """``make()``; another error of a factory that the user registered becomes a ``ValueError`` that names it."""
     try:
         return make()
     except Exception as error:

@@ -12,7 +12,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async.types import Array, Params, Path
 
-# Starts of the names of columns -> the setting of a run that adds them.
+# Prefix of a column's name -> the setting that adds such columns.
 ADDED_BY = {
     "validation": "validation_fraction",
     "energy": "energy",
@@ -24,7 +24,7 @@ ADDED_BY = {
 
 @jax.tree_util.register_pytree_with_keys_class
 class Columns(dict[str, Any]):
-    """The columns of a table by name; a dictionary that says what it lacks."""
+    """The columns of a table by name; a dictionary whose ``KeyError`` lists the names that exist."""
 
     def __missing__(self, name: str) -> Any:
         start = next((start for start in ADDED_BY if str(name).startswith(start)), "")
@@ -38,7 +38,7 @@ class Columns(dict[str, Any]):
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Columns:
-        """The way back."""
+        """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, values, strict=True))
 
 
@@ -74,7 +74,7 @@ def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
     """``change(tree)`` if ``condition`` (bool[]) holds, else ``tree``; ``change`` is computed only if it holds.
 
     This is a loop of one or zero iterations, because a loop works in place: on a CPU ``lax.cond`` copies the whole tree
-    in either branch (FedAdam with 2 million parameters: 3.9 ms an arrival instead of 1.1).
+    in either branch (FedAdam with 2 million parameters: 3.9 ms per arrival instead of 1.1).
     """
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
 

@@ -1,6 +1,6 @@
-"""The map: the contracts between the rooms of the package, in one file.
+"""The contracts between the subpackages, in one file.
 
-Contracts of one room stand in it: ``DelayModel`` and ``Delays`` in ``clock/durations.py``, ``Timing`` in
+Contracts within one subpackage are in it: ``DelayModel`` and ``Delays`` in ``clock/durations.py``, ``Timing`` in
 ``clock/timing.py``, ``Scenario`` in ``clock/scenario.py``, ``Compressor`` in ``compress/payload.py``, ``Metric`` in
 ``models/metrics.py``. ``Method``, what a run needs of a method, is in ``config/methods.py``.
 
@@ -25,7 +25,7 @@ else:
 Params = Any  # a pytree of arrays with D scalars in total
 State = Any  # a pytree that only its algorithm interprets; () if it has no state
 Key = Any  # a JAX random key
-Path = tuple[str, ...]  # where a leaf stands in a pytree: the names on the way to it, as ("head", "kernel")
+Path = tuple[str, ...]  # the path of a leaf in a pytree, such as ("head", "kernel")
 Traced = Annotated[Any, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
     """
 
     num_clients: int
-    # one entry a job, in order of dispatch
+    # one entry per job, in order of dispatch
     client: np.ndarray  # int32[J]
     number: np.ndarray  # int32[J]  earlier jobs of this client
     local_steps: np.ndarray  # int32[J]
@@ -48,12 +48,12 @@ class Schedule(NamedTuple):
     upload_time: np.ndarray  # float64[J]  when the upload reaches the server (applied then or later); inf: never
     dispatched_after: np.ndarray  # int64[J]  arrivals applied before the dispatch
     version: np.ndarray  # int64[J]  server steps closed before the dispatch
-    # one entry an arrival, in order of application
+    # one entry per arrival, in order of application
     job: np.ndarray  # int64[E]
     time: np.ndarray  # float64[E]  when the server applies it (for a window: the end of the window)
     closes: np.ndarray  # bool[E]  whether this arrival completes its server step
     step: np.ndarray  # int64[E]  server steps closed before this arrival is applied
-    # one entry a job; filled by ``plan``, or by ``clock.check_schedule`` if you made the schedule yourself
+    # one entry per job; filled by ``plan``, or by ``clock.check_schedule`` if you made the schedule yourself
     outcome: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of the job: ``clock.Outcome``
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
@@ -128,7 +128,7 @@ class Facts(NamedTuple):
     every_closes: bool = False  # whether every arrival completes its server step
     updates: Any = 0  # int32[], arrivals in total
     server_steps: Any = 0  # int32[], server steps in total
-    longest_step: int | None = None  # the most arrivals of one server step; known before the run, when it is checked
+    longest_step: int | None = None  # the most arrivals of one server step; set only for the checks before a run
 
 
 class Request(NamedTuple):
@@ -166,7 +166,7 @@ class Arrival(NamedTuple):
     closes: Array  # bool[], whether it completes its server step
     local_steps: Any = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
-    key: Any = ()  # the random key of this arrival, for the server's own chance (noise); the engine fills it in
+    key: Any = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
     malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
 
 
@@ -184,14 +184,14 @@ class ServerAlgorithm(NamedTuple):
     ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
     ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
     arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
-    ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once a version, and all jobs
-    of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
+    ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once per version, and all
+    jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
     ``jnp.zeros(())``.
     ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
     rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
-    ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh (as those of
-    ``server.rule`` do), unless ``given`` is replaced too.
+    ``rule._replace(receive=...)`` is refused if ``given`` builds the functions anew (as in ``server.rule``),
+    unless ``given`` is replaced too.
     ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
     recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
     shared by the uploads of a step.
@@ -217,7 +217,7 @@ class ClientAlgorithm(NamedTuple):
     ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
     ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;
     ``gradients(local_steps, examples)``, how many gradients of the loss a job of so many steps on so many examples
-    computes (both and the result int64[J]), by default one a step.
+    computes (both and the result int64[J]), by default one per step.
     ``local.run_job`` runs ``begin``, all steps and ``finish``.
     """
 
@@ -242,8 +242,8 @@ class Parts(NamedTuple):
 class Probe(NamedTuple):
     """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing.
 
-    ``function.needs``, optional: names of the parts without which it says nothing, ``("test",)``; a run whose clients
-    have no such part is then refused.
+    ``function.needs``, optional: names of the parts that it needs, ``("test",)``; a run whose clients lack one of them
+    is refused.
     """
 
     function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
@@ -254,7 +254,7 @@ class Probe(NamedTuple):
 class Evaluation(NamedTuple):
     """What a callback gets: one row of ``Run.evaluations``, on the host, as soon as it is computed."""
 
-    run: str  # the run's name: of its method, in a comparison with the seed, in a sweep of its point
+    run: str  # the run's name: its method; in a comparison with its seed; in a sweep the name of its point
     number: int  # the row, from 0: the start of the run
     time: float  # virtual seconds
     update: int  # arrivals applied before
@@ -262,7 +262,7 @@ class Evaluation(NamedTuple):
     scores: Mapping[str, Any]  # loss, accuracy, ...: NumPy scalars; client_...: [N]
     settings: Mapping[str, Any]  # as settings.json keeps them
     last: bool  # whether the run ends here by its budget
-    again: bool  # made by an earlier process or a finished run, and handed over once more
+    again: bool  # computed by an earlier process or read from a finished run, and passed on once more
 
 
 class Stop(NamedTuple):
@@ -291,20 +291,20 @@ class Best(NamedTuple):
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
-    ``evaluations``, a row an evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down; where clients hold
-    validation parts out, also validation_loss and validation_accuracy on all of them together. ``updates``, a row an
-    arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, gradients (of
-    the loss, that its job computed), weight, upload_norm, accepted, closes, step_changed, used. With compressed uploads
-    evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. With the setting
-    ``energy`` both have energy (J) and carbon (g CO2e): of all clients so far, and of the job. ``per_client``:
+    ``evaluations``, one row per evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down; where clients
+    have validation parts, also validation_loss and validation_accuracy on all of them together. ``updates``, one row
+    per arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, gradients
+    (of the loss, that its job computed), weight, upload_norm, accepted, closes, step_changed, used. With compressed
+    uploads evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. With the
+    setting ``energy`` both have energy (J) and carbon (g CO2e): of all clients so far, and of the job. ``per_client``:
     accuracy and loss [rows, N], and own_accuracy and own_loss if clients have models of their own; or empty.
     ``counters``: updates, unused, server_steps, local_steps and gradients (of all arrivals), unchanged_steps (closed
     without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
-    (``clock.fault_counts``), with ``attack`` attackers and malicious (their uploads), waves, mean_width; the wave
-    engine adds batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: a table a probe, a row a
-    chosen arrival: update (its number, from 0), client, time and the columns of the probe. ``stopped``: why the run
-    ended before its budget; all tables end there, and ``params`` are those of the last evaluation. ``best``: with
-    ``keep_best``.
+    (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also attackers and malicious (uploads of
+    attackers); the wave engine adds batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: one
+    table per probe, one row per chosen arrival: update (its number, from 0), client, time and the columns of the probe.
+    ``stopped``: why the run ended before its budget; all tables end there, and ``params`` are those of the last
+    evaluation. ``best``: with ``keep_best``.
 
     A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
     ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.

@@ -1,7 +1,7 @@
-"""Python programs that tests start, each a process of its own, forked from one that has imported the package already.
+"""Python programs that tests start: each is a process of its own, forked from one that has imported the package.
 
-Importing JAX, flax and the package takes two seconds, which every program would spend once more. What a program reads
-of its environment later is its own: XLA's flags, folders, the arguments, standard input and output.
+So they do not import JAX, flax and the package again, which takes two seconds. Each program has its own environment
+variables (such as XLA's flags), working folder, arguments, standard output and standard error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def python(arguments: Sequence[str], *, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """``python SCRIPT ...``, as ``subprocess.run`` with its output captured would run it."""
+    """Run ``python SCRIPT ...`` as ``subprocess.run`` with captured output does."""
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder) / name for name in ("stdout", "stderr")]
         process = CONTEXT.Process(target=_run, args=([*arguments], str(cwd), dict(os.environ), *map(str, places)))
@@ -60,4 +60,4 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], stdout: st
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the other threads of a program do not keep it
+    os._exit(code)  # do not wait for other threads of the program

@@ -1,4 +1,4 @@
-"""The kit for a new device: what it left out or what failed is said, and a disagreement is not overlooked."""
+"""The kit for a new device: its page names what was left out, what failed and what disagrees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kit(monkeypatch):
 
 
 def test_time_is_split_by_what_runs(kit):
-    """Two threads train at once, the server overlaps with them; copies without a program are the host's."""
+    """Two threads train at once and the server overlaps with them; events without a program count as host time."""
 
     def event(module, begin, duration):
         return {"ph": "X", "ts": begin, "dur": duration, "args": {"hlo_module": module} if module else {}}

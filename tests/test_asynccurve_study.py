@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "asynccurve"
 
 
 def module(name):
-    """A file of the experiment's folder, under a name of its own."""
+    """A file of the experiment's folder, imported under a name of its own."""
     spec = importlib.util.spec_from_file_location(f"asynccurve_{name}", FOLDER / f"{name}.py")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -36,7 +36,7 @@ phases, corrections = (module(name) for name in ("phases", "corrections"))
 
 @pytest.fixture
 def study(monkeypatch):
-    """The study, whose methods are forgotten after the test."""
+    """The study; the methods that it registers are removed after the test."""
     monkeypatch.setattr(registry, "ADDED", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -203,7 +203,7 @@ def test_every_row_of_the_table_is_tried_equally_often_and_can_be_run(study):
 
 
 def test_a_spec_may_say_that_the_control_point_keeps_its_offset():
-    """A spec reads ``none`` as ``None``."""
+    """The value ``none`` in a spec is ``None``."""
     start, now, change, offset = (vector(seed) for seed in range(4))
     after = []
     written = method_of("asynccurve:control=none")

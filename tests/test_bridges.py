@@ -1,6 +1,6 @@
 """The page of the bridges is executed; a rule inside Flower's rounds does what the engine does.
 
-What needs other packages is a command of its own: ``python -m pytest -m slow tests/test_bridges.py``.
+Tests that need other packages are slow ones: ``python -m pytest -m slow tests/test_bridges.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = {"conv1": (4, 3, 3, 3), "norm": (4,), "fc1": (16, 144), "output": (5, 1
 
 
 def run(code, folder, name="example.py"):
-    """A block of the page in a process of its own."""
+    """Run a code block of the page in a process of its own."""
     (folder / name).write_text(code)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"}
     command = [sys.executable, name]
@@ -252,7 +252,7 @@ def test_a_strategy_starts_anew_and_names_what_is_wrong_in_a_reply(tmp_path):
 
 @pytest.mark.slow
 def test_a_local_simulation_of_flower(tmp_path):
-    """As released, and with rules of which Flower has its own: these end in the same place."""
+    """The released example, and rules that Flower has too: both implementations end with the same weights."""
     assert importlib.util.find_spec("flwr") is not None, "this test needs Flower: pip install '.[flower]'"
     ours = 'strategy("fedadam:server_lr=0.5", clients=4, rounds=3, fraction_evaluate=0.0)'
     options = "min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0"

@@ -1,4 +1,4 @@
-"""Input checks: what passes, what is refused, and in which words."""
+"""Input checks: accepted values, refused values, and the messages."""
 
 from __future__ import annotations
 

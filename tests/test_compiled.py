@@ -1,4 +1,4 @@
-"""Compiled programs on the disk: broken or foreign entries do no harm, the folder is bounded, JAX's settings win."""
+"""Compiled programs on disk: damaged or foreign entries do no harm, the size is limited, JAX's settings win."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_least_recently_used_go(tmp_path):
 
 
 def test_many_at_the_same_time(tmp_path):
-    """Threads stand for processes: nobody reads half an entry or fails when another removes one."""
+    """Threads in place of processes: none reads half an entry, and none fails when another removes one."""
 
     def work(seed):
         entries, rng = Entries(tmp_path, "here", limit=20_000), np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def test_a_folder_that_is_gone(tmp_path):
 
 @pytest.fixture
 def no_cache_yet():
-    """JAX as it starts: without a cache."""
+    """JAX in its initial state, without a cache."""
     names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_compilation_cache_max_size", MINIMUM)
     before = {name: getattr(jax.config, name) for name in names}
     given = os.environ.pop(MINIMUM.upper(), None)
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_trusted_or_written(no_cache_yet, tmp_path, monk
 
 
 def compiled_again(x):
-    """The result of a program that is compiled now, and whether an entry was used."""
+    """The result of a program that is compiled again, and whether an entry was used."""
     hits = []
     jax.clear_caches()
 
@@ -163,7 +163,7 @@ def compiled_again(x):
 
 
 def test_a_program_is_taken_from_the_folder(no_cache_yet, tmp_path, recwarn):
-    """With the same result, also where entries are broken, or whole but of no use to JAX."""
+    """With the same result, also if entries are damaged, or are intact but useless to JAX."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 30)), jnp.float32)
     alone, _ = compiled_again(x)
     assert keep_compiled(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
@@ -208,7 +208,7 @@ assert main("run --dataset synthetic --model mlp --clients 2 --updates 2 --quiet
 
 
 def test_the_command_line_keeps_programs(tmp_path):
-    """In the folder of the data sets; a run from Python does not."""
+    """In the folder of the data sets; a run from Python keeps none."""
     environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}
     environment |= {"FEDJAX_ASYNC_DATA": "home", "PYTHONPATH": str(ROOT), MINIMUM.upper(): "0"}
     command = [sys.executable, "-W", "error::UserWarning", "-c", PROGRAM]

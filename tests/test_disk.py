@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever fails while they are written; archives that keep every type and bit."""
+"""Files are complete or absent, whatever fails during writing; archives keep every type and bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARRAYS = {
 
 
 class Full:
-    """A file on a disk with room for so many bytes."""
+    """A file on a disk with free space for so many bytes."""
 
     def __init__(self, file, room):
         self.file, self.room = file, room
@@ -116,7 +116,7 @@ def test_a_disk_may_be_full_at_any_byte(tmp_path, monkeypatch, capfd):
         assert error.value.errno == errno.ENOSPC
         assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.npz", b"old")], room
     del error
-    gc.collect()  # half-written archives say nothing when they go
+    gc.collect()  # half-written archives raise nothing when they are deleted
     assert capfd.readouterr() == ("", "")
     fill(monkeypatch, 2 * total)
     with disk.replacing(path) as file:
@@ -225,7 +225,7 @@ def test_a_file_cut_short_anywhere_is_refused(archive):
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_changed_byte_is_found_or_does_no_harm(archive, data):
-    """No array has other values; where the directory is hit, one may have another name, for check sums to find."""
+    """No array changes its values; a change in the archive's directory may rename one (a file's checksum finds it)."""
     content = bytearray(archive.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     try:

@@ -1,4 +1,4 @@
-"""What docstrings show is what happens."""
+"""The examples in docstrings are executed."""
 
 from __future__ import annotations
 

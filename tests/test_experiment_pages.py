@@ -1,4 +1,4 @@
-"""The pages of the papers' experiments: every number in a table stands in the CSV file that the table names."""
+"""The pages of the papers' experiments: every number in a table is in the CSV file that the table names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(paper, names):
 
 
 def shown(text):
-    """The numbers of a cell, with the digits after their point; "1/103" is the number 103 of a share."""
+    """The numbers of a cell, and the count of decimals of each; "1/103" has the number 103."""
     plain = LINK.sub("", re.sub(r"`[^`]*`", "", text))
     return [(float(number.replace(",", "")), len(number.partition(".")[2])) for number in NUMBER.findall(plain)]
 

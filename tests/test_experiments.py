@@ -19,7 +19,7 @@ SHARED = {
 }  # imported by the others
 SHARED |= {"corrections.py", "late.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
-# These take longest, and what they call is called by the others too.
+# These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
 LONG |= {"tuning", "quantisers", "partitions", "figure_3"}
@@ -29,11 +29,11 @@ LONG |= {"learn", "worlds"}  # policies
 PARTS = {
     "tables": ("--tables", "1"),
     "accelerator": ("--parts", "oracle", "lowerings", "memory", "profile"),
-}  # of long ones, what CI runs; the rest is slow
+}  # the parts of long scripts that CI runs; the whole scripts are slow tests
 
 
 def scripts(benchmarks):
-    """Those of the benchmarks, or of the papers, with options; the long ones are slow."""
+    """The scripts of the benchmarks, or of the papers, with options; long ones are slow tests."""
     found = []
     for path in SCRIPTS:
         if (path.parent.name == "benchmarks") == benchmarks:
@@ -54,7 +54,7 @@ def check_table(path):
     assert "hardware" in path.read_text().splitlines()[0]
 
 
-# at their smallest size they compile for longer than they run
+# at their smallest size, compilation takes longer than the run
 @pytest.mark.usefixtures("commands_compile_as_here")
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=True))
 def test_benchmark(script, part, tmp_path):

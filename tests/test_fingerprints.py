@@ -1,4 +1,4 @@
-"""Fingerprints: equal for equal source in every process, different for every change that matters."""
+"""Fingerprints: equal for equal source in every process, different for every change of behaviour."""
 
 from __future__ import annotations
 

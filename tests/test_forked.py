@@ -1,4 +1,4 @@
-"""Programs that are forked in place of started: processes of their own, with output, errors and exit codes."""
+"""Forked programs: processes of their own, with output, errors and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers by hashing: uniform, normal and independent enough, the same wherever they are asked for."""
+"""Random numbers by hashing: uniform, normal and nearly independent; the same in any order and any batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = (jnp.uint32(1), jnp.uint32(2))
 
 
 def unmixed(x):
-    """The inverse of ``mix``: its shifts undone, its factors replaced by their inverses modulo 2^32."""
+    """The inverse of ``mix``: shifts are undone, factors are replaced by their inverses modulo 2^32."""
     x ^= x >> 16
     x = x * pow(0x846CA68B, -1, 2**32) % 2**32
     x ^= (x >> 15) ^ (x >> 30)
@@ -31,7 +31,7 @@ def test_mixing_can_be_undone(x):
 
 
 def test_normal_numbers_have_the_moments_of_the_normal_distribution():
-    """Exactly, over all words: they depend on the sum of four bytes, whose distribution is a convolution."""
+    """Exactly, over all words: they depend only on the sum of four bytes, and its distribution is a convolution."""
     byte = np.full(256, 1 / 256)
     weight = np.convolve(np.convolve(byte, byte), np.convolve(byte, byte))
     sums = np.arange(1021)

@@ -1,4 +1,4 @@
-"""The shape of the repository: who may import whom, how long files get, what must not appear."""
+"""The structure of the repository: allowed imports, length of files, forbidden content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
 CONFIG = ENGINE | {"config"}
-# room -> what it may import, itself aside
+# subpackage or module -> what it may import besides itself
 ALLOWED = {
     "types": {"registry"},
     "fingerprints": set(),
@@ -67,7 +67,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full dotted names of everything a file imports, lazily or not."""
+    """Full dotted names of everything that a file imports, lazily or not."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -86,7 +86,7 @@ def names(paths: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
 def test_imports_point_one_way(path):
-    if path == PACKAGE / "__init__.py":  # the public names, which may come from anywhere below the command line
+    if path == PACKAGE / "__init__.py":  # the public names of the package may come from any part but the command line
         assert not [name for name in imports(path) if name.startswith("fedjax_async.cli")]
         return
     here = room(path)
@@ -141,7 +141,7 @@ def test_only_extras_pay_for_extras():
 
 
 def test_a_public_name_hides_no_module_but_its_own():
-    """``from room.lorentz import ...`` beside a ``room.lorentz`` of another file would mislead."""
+    """A public name that equals a module's name comes from that module; another one would hide the module."""
     for path in MODULES:
         if path.name == "__init__.py":
             package = ".".join(path.parent.relative_to(ROOT).parts)
@@ -160,7 +160,7 @@ def test_every_module_says_what_it_is_for():
 
 
 def listed() -> list[Path]:
-    """Files that git knows or would add; outside a checkout (an unpacked archive), every file."""
+    """Files that git tracks or would add; without git (in an unpacked archive), every file."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\0")
     paths = [ROOT / name for name in found if name] or list(ROOT.rglob("*"))

@@ -1,4 +1,4 @@
-"""The packages whose names are imported when they are asked for."""
+"""Packages that import their public names at the first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_public_name_is_there_and_listed(name):
 
 @pytest.mark.parametrize("name", LAZY)
 def test_no_public_name_is_that_of_a_module(name):
-    """Importing the module would put it in the place of the name."""
+    """Importing the module would replace the name."""
     package = importlib.import_module(name)
     assert not {module.name for module in pkgutil.iter_modules(package.__path__)} & set(package.__all__)
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and its stored outputs are those of its code."""
+"""Every notebook runs from top to bottom, and its code gives the stored outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_there_are_notebooks():
     assert len(NOTEBOOKS) >= 8
 
 
-# their programs are large and run for moments
+# their programs are large and run only briefly
 BRIEF = ("08_vector_fields", "09_gradients_through_a_run")
 
 
-@pytest.mark.filterwarnings("default")  # of the notebook machinery, not ours
+@pytest.mark.filterwarnings("default")  # warnings of the notebook packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_the_stored_outputs_are_those_of_the_code(path, request):
     if path.stem in BRIEF:

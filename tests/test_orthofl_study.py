@@ -1,4 +1,4 @@
-"""OrthoFL's experiments: what the paper leaves open is what validation chose."""
+"""OrthoFL's experiments: values that the paper does not give are those that validation chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's commands parse, its examples run, what it names exists, and its table is the recorded one."""
+"""The README's commands parse, its examples run, the names in it exist, and its table is the recorded one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_main_commands_are_there():
 
 @pytest.mark.parametrize("command", ALL)
 def test_a_command_parses(command):
-    numbered = re.sub(r"\$\w+", "0", command)  # a variable of a shell, which has the number of a job
+    numbered = re.sub(r"\$\w+", "0", command)  # a shell variable with the number of a job
     program, *arguments = shlex.split(numbered, comments=True)
     assert program in PROJECT["scripts"]
     assert callable(cli.parser().parse_args(arguments).action)
@@ -60,7 +60,7 @@ def test_paths_exist(page):
 
 
 def test_names_exist():
-    """Whatever the overview names stands in the registry of its kind."""
+    """Every name in the overview is in the registry of its kind."""
     kinds = "methods|server parts|topologies|timings|delays|partitions|data sets|compressors|models"
     rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
     assert len(rows) == 9
@@ -93,7 +93,7 @@ def test_the_speeds_are_those_of_the_benchmarks():
 
 
 def test_no_folder_is_named_for_two_runs():
-    """A reader who types everything in order is never told that a folder holds another run."""
+    """A reader who runs all commands in order never gets the error that a folder holds another run."""
     notebooks = "\n".join(
         "".join(cell["source"])
         for path in sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -1,4 +1,4 @@
-"""Specs: how a name with options is read, bound, and refused."""
+"""Specs: a name with options is parsed, bound, or refused."""
 
 from __future__ import annotations
 

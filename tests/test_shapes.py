@@ -38,7 +38,7 @@ def test_minibatches():
     checked_permute(seed, three, position, ten)
 
 
-OF_NUMBERS = ("linear",)  # models whose targets are no classes
+OF_NUMBERS = ("linear",)  # models with targets that are not classes
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in (*NEED_WEIGHTS, *OF_NUMBERS)])

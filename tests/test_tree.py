@@ -66,7 +66,7 @@ def test_norm_is_numpys_over_all_leaves(values):
 
 
 def test_norm_sums_in_the_default_float_type():
-    """1,600 ones in bfloat16: summed in bfloat16 itself they stop growing at 256."""
+    """1,600 ones in bfloat16: a sum in bfloat16 would stop at 256."""
     value = {"w": jnp.ones((40, 40), jnp.bfloat16), "n": jnp.full((), 3, jnp.int32)}
     assert tree.norm(value).dtype == jnp.float32
     np.testing.assert_allclose(tree.norm(value), np.sqrt(1609), rtol=1e-6)

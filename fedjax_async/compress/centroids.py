@@ -1,9 +1,9 @@
-"""Weight clustering with pruning (WCP): every weight layer of a model as K centroids and one index a weight.
+"""Weight clustering with pruning (WCP): every weight layer of a model as K centroids and one index per weight.
 
-:func:`wcp` encodes, :func:`lookup` decodes, :func:`mask` tells which weights are not pruned: pure functions for methods
-that keep tables from message to message. :func:`payloads` turns an encoded model into payloads for ``encode``, and
-:func:`from_payloads` back. :func:`nearest_centroids` is a compressor for uploads of any method. ``clustering.py`` has
-the k-means of one layer.
+:func:`wcp` encodes, :func:`lookup` decodes, :func:`mask` tells which weights are not pruned. They are pure functions,
+for methods that keep tables from message to message. :func:`payloads` turns an encoded model into payloads for
+``encode``, and :func:`from_payloads` back. :func:`nearest_centroids` is a compressor for uploads of any method.
+``clustering.py`` has the k-means of one layer.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def is_weight(path: Path, leaf: Any) -> bool:
 
 
 def is_weight_released(path: Path, leaf: Any) -> bool:
-    """As :func:`is_weight`, but the convolutions of a ResNet's shortcuts are sent whole, as in the released code."""
+    """As :func:`is_weight`, but the convolutions of a ResNet's shortcuts are not clustered, as in the released code."""
     return is_weight(path, leaf) and "shortcut" not in path
 
 
 def parts_of(params: Params, chosen: Chosen = is_weight) -> tuple[Params, Params]:
-    """``(rest, weights)``: the leaves that are not clustered and those that are, ``None`` in place of the others."""
+    """``(rest, weights)``: the leaves that are not clustered, and those that are; ``None`` replaces the others."""
     paths = [(tree.path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)]
     picked = {path for path, leaf in paths if chosen(path, leaf)}
     return tree.split(params, picked.__contains__)
@@ -52,7 +52,7 @@ def parts_of(params: Params, chosen: Chosen = is_weight) -> tuple[Params, Params
 def random_tables(params: Params, k: int, key: Key, *, reference: str = "paper", chosen: Chosen = is_weight) -> Any:
     """Tables to start from: zero in slot 0, and K - 1 random entries of each weight layer, ascending.
 
-    ``wcp`` starts from them where it gets no others. A reference that subtracts the mean does so here too.
+    ``wcp`` starts from them by default. If the reference subtracts the mean, it is subtracted here too.
     """
     check.whole("k", k, 1, MOST_CENTROIDS)
     rules = registry.find("reference", clustering.REFERENCES, reference)
@@ -84,13 +84,13 @@ def wcp(
     centroid.
 
     Args:
-      k: K centroids a layer, from 1 (all weights are pruned) to 256.
+      k: K centroids per layer, from 1 (all weights are pruned) to 256.
       init: tables to start from, such as a dictionary G of ``Clustered.tables`` or a mean of several; slot 0 is
         ignored. ``None``: random entries of each layer, drawn from ``key``.
       reference: ``"paper"``, or ``"released"`` as the authors' code does it: the mean of the layer is subtracted and
         never added again, an empty cluster gets a random entry (``key`` is needed), and the table is sorted with its
         zero in between, so that a warm start replaces the most negative centroid by zero.
-      chosen: ``chosen(path, leaf)``, which leaves are clustered.
+      chosen: ``chosen(path, leaf)``, whether a leaf is clustered.
 
     Returns: ``Clustered``. A layer with an entry that is not finite has a table of NaN.
 
@@ -103,7 +103,7 @@ def wcp(
         check.whole("max_iter", max_iter, 1)
     rules = registry.find("reference", clustering.REFERENCES, reference)
     needed = init is None or rules.refilled
-    check.require(key is not None or not needed, "key", key, "a random key, unless init is given and nothing refilled")
+    check.require(key is not None or not needed, "key", key, "a random key (unless init is given and nothing refilled)")
     rest, weights = parts_of(params, chosen)
     tables = random_tables(params, k, key, reference=reference, chosen=chosen) if init is None else init
     leaves, structure = jax.tree.leaves(weights), _structure(weights)
@@ -145,12 +145,12 @@ def mask(clustered: Clustered) -> Params:
 
 
 def payloads(clustered: Clustered) -> tuple[Payload, ...]:
-    """A payload a leaf, in the order of the model's leaves: ``Centroids`` for weight layers, ``Dense`` for the others.
+    """One payload per leaf, in the order of the model: ``Centroids`` for weight layers, ``Dense`` for the others.
 
-    ``encode`` makes one message of them. ``values_bits`` of them is eq. 13 of PushCen-ADFL: ``32 (K - 1)`` bits a
-    weight layer, ``ceil(log2 K)`` a weight (but at least one) and 32 for every other scalar, in float32. ``wire_bytes``
-    adds the header, the kind and the length of each leaf, the bits that fill up its last byte, and the checksum. A
-    table of ``reference="released"`` is sent as one with zero in slot 0; the decoded model is the same.
+    ``encode`` makes one message of them. Their ``values_bits`` is eq. 13 of PushCen-ADFL: ``32 (K - 1)`` bits per
+    weight layer, ``ceil(log2 K)`` per weight (but at least one) and 32 per other scalar, in float32. ``wire_bytes``
+    adds the header, the kind and the length of each leaf, the padding of its last byte, and the checksum. A table of
+    ``reference="released"`` is sent as one with zero in slot 0; the decoded model is the same.
     """
 
     def weights(table: Array, index: Array) -> Centroids:
@@ -192,7 +192,7 @@ def from_payloads(message: tuple[Payload, ...], like: Params, *, chosen: Chosen 
 
 
 def _with_zero(centroid: Array) -> Array:
-    """The table [K] of the K - 1 centroids that are sent; NaN throughout if they are."""
+    """The table [K] of the K - 1 centroids that are sent; its zero is NaN if any of them is not finite."""
     zero = jnp.where(jnp.all(jnp.isfinite(centroid)), jnp.zeros((), centroid.dtype), jnp.nan)
     return jnp.append(zero, centroid)
 
@@ -200,10 +200,10 @@ def _with_zero(centroid: Array) -> Array:
 def nearest_centroids(*, k: int = 32, max_iter: int = 3, tolerance: Traced = 0.05) -> Compressor:
     """Every entry as the nearest of `k` centroids, zero among them: k-means from random entries (WCP of PushCen-ADFL).
 
-    Meant for ``per="tensor"``: a table for each tensor. ``ceil(log2 k)`` bits an entry and k - 1 numbers; a vector too
-    short to gain by that is sent unchanged. Entries of small magnitude become zero. No entry changes by more than its
-    own magnitude, so it contracts: ``||C(x) - x||^2 <= ||x||^2`` always, and by how much depends on x: K = 32
-    centroids keep 98 to 99.7 % of ||x||^2 of Gaussian numbers. ``max_iter`` and ``tolerance`` as in ``wcp``.
+    Meant for ``per="tensor"``: a table for each tensor. It sends ``ceil(log2 k)`` bits per entry and k - 1 numbers; a
+    vector too short to gain by that is sent unchanged. Entries of small magnitude become zero. No entry changes by more
+    than its own magnitude, so ``||C(x) - x||^2 <= ||x||^2``. How much it contracts depends on x: K = 32 centroids keep
+    98 to 99.7 % of ||x||^2 of Gaussian numbers. ``max_iter`` and ``tolerance`` as in ``wcp``.
     """
     check.whole("k", k, 2, MOST_CENTROIDS)
     check.whole("max_iter", max_iter, 1)

@@ -1,9 +1,9 @@
-"""One-dimensional k-means of a vector with one centroid fixed at zero: the centroids and the nearest one of each entry.
+"""One-dimensional k-means of a vector with one centroid fixed at zero: the centroids, and the nearest to each entry.
 
 The centroids are sorted, so an entry is compared with midpoints between neighbours, log2 K times. The midpoint to
-compare with next is chosen by selections among all midpoints, not by an index: XLA runs selections in all lanes of a
-CPU. Measured on one core for K = 32 and 192,000 entries: 0.11 ms, where a binary search by indices (``searchsorted``)
-takes 0.7 ms and a sort 68 ms. Sums over clusters are of the differences ``x - centroid``. So float32 suffices for long
+compare with next is chosen by selections among all midpoints, not by an index: XLA vectorises selections on a CPU.
+Measured on one core for K = 32 and 192,000 entries: 0.11 ms, where a binary search by indices (``searchsorted``)
+takes 0.7 ms and a sort 68 ms. Sums over clusters are of the differences ``x - centroid``, so float32 suffices for long
 vectors, and a mean of equal entries is exact.
 """
 
@@ -21,16 +21,16 @@ import numpy as np
 from fedjax_async.compress.payload import real_of
 from fedjax_async.types import Array, Key, Traced
 
-MOST_SELECTED = 64  # centroids that are selected rather than indexed; beyond, an index is as fast and compiles sooner
+MOST_SELECTED = 64  # centroids; with more, an index is as fast as selections and compiles sooner
 
 
 class Reference(NamedTuple):
-    """What the paper and the code that its authors released do differently."""
+    """How the PushCen-ADFL paper and the code that its authors released differ."""
 
     centred: bool  # whether the mean of the vector is subtracted first, and never added again
     refilled: bool  # whether an empty cluster gets a random entry of the vector; if not, it keeps its centroid
-    zero_first: bool  # whether the zero is in slot 0 of the table; if not, in its place among the sorted centroids
-    stops: Callable[[Array, Array, Traced], Array]  # from the loss before and now, and the tolerance
+    zero_first: bool  # whether zero is in slot 0 of the table; if not, it is sorted with the centroids
+    stops: Callable[[Array, Array, Traced], Array]  # stops(loss before, loss now, tolerance)
 
 
 REFERENCES = {
@@ -40,14 +40,14 @@ REFERENCES = {
 
 
 def centred(x: Array, reference: Reference) -> Array:
-    """x [D], without its mean if the reference subtracts it."""
+    """x [D], minus its mean if the reference subtracts it."""
     return x - jnp.sum(x) / max(1, x.shape[0]) if reference.centred else x
 
 
 def random_entries(key: Key, x: Array, count: int) -> Array:
     """One random entry of each of ``count`` equal stretches of x [D]; float[count].
 
-    They are entries at different positions if D >= ``count``, and zeros if D = 0.
+    Their positions differ if D >= ``count``. All are zero if D = 0.
     """
     size = x.shape[0]
     if size == 0:
@@ -75,7 +75,7 @@ def cluster(
 
 
 def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with a loop over the rows for its vmap on a CPU: there it takes two thirds of the time."""
+    """``function``; on a CPU its vmap is a loop over the rows, which takes two thirds of the time there."""
     return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
 
 
@@ -124,24 +124,24 @@ def _unit(largest: Array) -> Array:
 
 
 def with_zero(others: Array) -> tuple[Array, Array]:
-    """The ascending centroids ``others`` [K-1] and zero in one ascending table [K]; the place of zero, int32[]."""
+    """The ascending centroids ``others`` [K-1] and zero in one ascending table [K]; the position of zero, int32[]."""
     return jnp.sort(jnp.append(others, 0)), jnp.sum(others < 0, dtype=jnp.int32)
 
 
 def without(table: Array, place: Array) -> Array:
-    """``table`` [K] without its entry at ``place``."""
+    """``table`` [K] without its entry at position ``place``."""
     return jnp.where(jnp.arange(table.shape[0] - 1, dtype=jnp.int32) < place, table[:-1], table[1:])
 
 
 def nearest(x: Array, table: Array) -> tuple[Array, Array]:
-    """The place of the entry of the ascending ``table`` [K] that is nearest, a tie to the lower, and the entry itself.
+    """Position and value of the entry nearest to x in the ascending ``table`` [K]; a tie goes to the lower one.
 
-    int32 and float, like x. NaN counts as lower than all entries.
+    int32 and float, in the shape of x. NaN counts as lower than all entries.
     """
     count = table.shape[0]
     levels = (count - 1).bit_length()
     middle = list(0.5 * table[1:] + 0.5 * table[:-1]) + [jnp.array(jnp.inf, table.dtype)] * (2**levels - count)
-    above: list[Array] = []  # the digits of the place, the highest first
+    above: list[Array] = []  # the binary digits of the position, the highest first
     for level in range(levels):
         stride = 2 ** (levels - level)
         above.append(x > _select(above, middle[stride // 2 - 1 :: stride]))
@@ -163,7 +163,7 @@ def _select(digits: list[Array], values: list[Array]) -> Array:
 
 
 def per_cluster(rank: Array, x: Array, count: int) -> tuple[Array, Array]:
-    """Sums of x [D] over the entries of each rank, and their numbers; float[count] each."""
+    """Sums of x [D] over the entries of each rank, and how many there are; float[count] each."""
     sums = jnp.zeros(count, x.dtype).at[rank].add(x, mode="promise_in_bounds")
     counts = jnp.zeros(count, jnp.int32).at[rank].add(1, mode="promise_in_bounds")
     return sums, counts.astype(x.dtype)

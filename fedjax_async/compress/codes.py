@@ -1,10 +1,10 @@
 """Bit codes of whole numbers, in NumPy, without a loop over the numbers.
 
-Streams are packed most significant bit first and padded with zeros to whole bytes. A code with words of different
-lengths is two streams: all lengths in unary, then all remainders. Readers read bytes from the front of a
-:class:`Source` and raise ``ValueError`` for bytes that do not fit.
+Streams are packed most significant bit first and padded with zeros to whole bytes. A variable-length code is two
+streams: all lengths in unary, then all remainders. Readers read bytes from the front of a :class:`Source` and raise
+``ValueError`` for bytes that do not fit.
 
-A reader of numbers first reads the bytes of the whole stream. So a count that does not fit is refused before anything
+A reader of numbers first reads the bytes of the whole stream, so a count that does not fit is refused before an array
 of that length is allocated. Then it yields the numbers in chunks, int64 arrays of at most ``8 * CHUNK`` numbers: a
 stream needs less than 2 MiB, besides the arrays that the caller keeps.
 """
@@ -77,7 +77,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(source: Source, most: int) -> int:
-    """A number up to ``most``; longer forms than the shortest are refused."""
+    """A number up to ``most``; ``ValueError`` for a larger one and for a form longer than the shortest."""
     number, shift = 0, 0
     while True:
         byte = source.read(1)[0]
@@ -108,7 +108,7 @@ def _at(source: Source, first: np.ndarray, width: np.ndarray | int, most: int) -
     if most == 0:
         return np.zeros(len(first), np.int64)
     data = np.frombuffer(source.data, np.uint8)
-    count = (most + 14) // 8  # bytes that hold a number, at whichever bit of a byte it starts
+    count = (most + 14) // 8  # bytes that hold a number, whichever bit of a byte it starts at
     byte, window = first >> 3, np.zeros(len(first), np.int64)
     for i in range(count):
         window = window << 8 | data.take(byte + i, mode="clip")  # bytes past the end are shifted out
@@ -136,7 +136,7 @@ def read_unary(source: Source, count: int) -> tuple[int, Chunks]:
 
 
 def _gaps(chunks: Chunks) -> Chunks:
-    """Of ascending indices >= 0, how many integers lie between each and the one before; -1 is before the first."""
+    """How many integers lie between each of the ascending indices and the one before it (-1 before the first)."""
     last = -1
     for indices in chunks:
         yield np.diff(indices, prepend=last) - 1
@@ -170,13 +170,13 @@ def varying(numbers: np.ndarray, widths: np.ndarray) -> bytes:
 
 
 def gamma(numbers: np.ndarray) -> bytes:
-    """Each number of int64[n], >= 1, in Elias' gamma code: in unary, how many bits follow its first one; those bits."""
+    """Each number of int64[n], >= 1, in Elias' gamma code: how many bits follow its leading one (unary), those bits."""
     widths = np.frexp(numbers)[1].astype(np.int64) - 1
     return unary(widths) + varying(numbers, widths)
 
 
 def read_gamma(source: Source, count: int, most: int) -> Chunks:
-    """``count`` numbers >= 1 in Elias' gamma code, with at most ``most`` <= 32 bits after the first one."""
+    """``count`` numbers >= 1 in Elias' gamma code, with at most ``most`` <= 32 bits after the leading one."""
     total, widths = read_unary(source, count)
     first = 8 * source.offset
     source.read_bits(total)

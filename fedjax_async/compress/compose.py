@@ -1,4 +1,4 @@
-"""Combined compressors: one after another, and one for each group of leaves of a pytree."""
+"""Combined compressors: one after another, and one applied to each group of leaves of a pytree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedjax_async.types import Array, Key, Params, Traced
 def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
     """Keep some entries by ``sparsifier``, and compress the kept values by ``then``.
 
-    ``sparsifier`` must send its values unchanged (top-k, random-k).
+    ``ValueError`` in ``compress`` unless ``sparsifier`` sends its values unchanged, as top-k and random-k do.
     """
 
     def compress(key: Key, x: Array) -> Sparse:
@@ -44,12 +44,12 @@ def topk_qsgd(
     bucket: int | None = None,
     norm: str = "euclidean",
 ) -> Compressor:
-    """The k = ceil(`ratio` D) largest entries in `levels` steps of their norm, `scaled` by 1/(1 + beta).
+    """The k = ceil(`ratio` D) largest entries, rounded to `levels` steps of their norm, `scaled` by 1/(1 + beta).
 
-    ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``k / (D (1 + beta))``. AsynFLC
-    gives this gamma for ``Q_s(Top_k(x))`` itself, but that contracts by ``(1 - beta) k / D``, so only for
+    ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``gamma = k / (D (1 + beta))``.
+    AsynFLC gives this gamma for ``Q_s(Top_k(x))`` itself, but that contracts by ``(1 - beta) k / D``, so only for
     ``beta < 1`` (Basu et al. 2019, lemmas 1 and 2). Levels are 1, 7, 127 for the paper's 2, 4, 8 bits. ``bucket`` and
-    ``norm`` as in ``qsgd``: buckets of the kept entries, each with a norm, make beta small.
+    ``norm`` as in ``qsgd``: buckets of the kept entries, each with its own norm, make beta small.
     """
     return chain(topk(ratio=ratio), qsgd(levels=levels, scaled=scaled, bucket=bucket, norm=norm))
 
@@ -61,13 +61,13 @@ def _one_group(path: tuple[Any, ...]) -> Hashable:
 def on_tree(
     compressor: Compressor, like: Params, *, group: Callable[[tuple[Any, ...]], Hashable] = _one_group
 ) -> Compressor:
-    """``compressor`` for pytrees with the structure and shapes of ``like``: each group of leaves as one vector.
+    """``compressor`` for pytrees with the structure and shapes of ``like``: it gets each group of leaves as one vector.
 
     Args:
       group: from a leaf's path to the name of its group (``geometry.GROUPINGS`` holds whole, layer and tensor). By
         default all leaves make one vector. Each group has a random key of its own.
 
-    Returns: a ``Compressor``. Its payload is a tuple with one entry a group, in order of their first leaves. Leaves of
+    Returns: a ``Compressor``. Its payload is a tuple, one entry per group, in order of their first leaves. Leaves of
     different types in one group are joined in JAX's default float type; ``decompress`` restores each leaf's type.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)

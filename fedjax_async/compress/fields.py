@@ -12,14 +12,14 @@ REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32
 
 
 def shaped(field: str, array: np.ndarray, dimensions: int, kind: str) -> None:
-    """``ValueError`` naming the field unless the array has these dimensions and NumPy's letter of its kind."""
+    """``ValueError`` naming the field unless the array has this ``ndim`` and this ``dtype.kind``."""
     fits = array.ndim == dimensions and array.dtype.kind == kind
     what = {0: "one number", 1: "a vector"}[dimensions]
-    check.require(fits, field, f"{array.dtype}{list(array.shape)}", f"{what} of one payload, of its kind {kind!r}")
+    check.require(fits, field, f"{array.dtype}{list(array.shape)}", f"{what} of one payload, of dtype kind {kind!r}")
 
 
 def real_bytes(field: str, array: np.ndarray, dimensions: int) -> tuple[int, bytes]:
-    """The code of the float type, and the bits of the values."""
+    """The code of the float type, and the values as bytes; ``ValueError`` for other types and non-finite values."""
     known = {dtype: code for code, dtype in REALS.items()}
     fits = array.dtype in known and array.ndim == dimensions
     check.require(fits, field, f"{array.dtype}{list(array.shape)}", "floats of one payload")
@@ -35,7 +35,7 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def read_real(source: Source, code: int, count: int) -> np.ndarray:
-    """float[count], refused unless all are finite."""
+    """float[count]; ``ValueError`` for an unknown type and for values that are not finite."""
     dtype = REALS.get(code)
     if dtype is None:
         raise ValueError(f"message: unknown float type {code}")
@@ -47,7 +47,7 @@ def read_real(source: Source, code: int, count: int) -> np.ndarray:
 
 
 def read_whole(chunks: Chunks, count: int, dtype: type) -> np.ndarray:
-    """The numbers of all chunks, dtype[count]; refused if there are fewer or more."""
+    """The numbers of all chunks, dtype[count]; ``ValueError`` if there are fewer or more."""
     numbers: np.ndarray = np.empty(count, dtype)
     end = 0
     for chunk in chunks:

@@ -26,9 +26,9 @@ from fedjax_async.types import Array, Key, Traced
 
 
 def sign() -> Compressor:
-    """+1 where x >= 0, else -1, as in AsynFLC's experiments; no contraction: the server's rate must be tiny.
+    """+1 where x >= 0, else -1, as in AsynFLC's experiments; no contraction, so use a tiny server learning rate.
 
-    One bit an entry. Zeros, -0 too, become +1. Source: Bernstein et al. (2018).
+    One bit per entry. Zeros, -0 too, become +1. Source: Bernstein et al. (2018).
     """
 
     def compress(key: Key, x: Array) -> Signs:
@@ -40,7 +40,7 @@ def sign() -> Compressor:
 
 
 def scaled_sign() -> Compressor:
-    """The signs times the mean magnitude, ``(||x||_1 / D) sign(x)``: one bit an entry and one number.
+    """The signs times the mean magnitude, ``(||x||_1 / D) sign(x)``: one bit per entry and one number.
 
     ``||C(x) - x||^2 = (1 - ||x||_1^2 / (D ||x||^2)) ||x||^2``, at most ``(1 - 1/D) ||x||^2``. With ``per="layer"``
     each layer has its own scale. Source: Karimireddy et al. (2019), section 4.
@@ -68,7 +68,7 @@ def mean_magnitude(x: Array) -> Array:
 
 
 def levels_of(width: int) -> int:
-    """Steps s of QSGD with ``width`` bits an entry: the 2 s + 1 values -s .. s fit for s = 2^(width-1) - 1."""
+    """Steps s of QSGD with ``width`` bits per entry: the 2 s + 1 values -s .. s fit for s = 2^(width-1) - 1."""
     check.whole("width", width, 2, 16)
     return 2 ** (width - 1) - 1
 
@@ -76,15 +76,15 @@ def levels_of(width: int) -> int:
 def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None, norm: str = "euclidean") -> Compressor:
     """Stochastic rounding to `levels` steps of the norm: ``||x|| sign(x_j) l_j / s``, E l_j = s |x_j| / ||x||.
 
-    b bits an entry are levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8 bits. Any number from 1 to 32767 is allowed, and
+    With b bits per entry, levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8 bits. Any integer from 1 to 32767 is allowed, and
     it may be traced. Unbiased, with ``E||C(x) - x||^2 <= beta ||x||^2``, ``beta = min(D/s^2, sqrt(D)/s)``. If
     `scaled`, the result is multiplied by ``1/(1 + beta)``: biased, but a contraction by that factor for every beta, as
-    error feedback needs it.
+    error feedback needs.
 
     Args:
       bucket: give every `bucket` entries a norm of their own, which is sent with them; D in beta is then `bucket`.
         None: one norm for the whole vector.
-      norm: ``euclidean``, or ``max``, the largest magnitude: shorter steps, the more so the more entries there are.
+      norm: ``euclidean``, or ``max``, the largest magnitude, which makes the steps shorter, above all in long vectors.
         Then ``beta = min(D/(4 s^2), sqrt(D)/s)``.
 
     Source: Alistarh et al. (2017), sections 3.1 and 4 (buckets, maximum norm) and lemma 3.1; Basu et al. (2019),
@@ -98,7 +98,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
         check.whole("bucket", bucket, 1)
 
     def quantised(x: Array, random: Array, steps: Array, count: int) -> tuple[Array, Array]:
-        """The levels of x under one norm, and this norm as it is sent."""
+        """The levels of x under one norm, and the norm that is sent."""
         size, real = NORMS[norm](x), real_of(x)
         unit = jnp.where(size > 0, size, jnp.ones_like(size)).astype(real)
         most = steps.astype(real)
@@ -131,7 +131,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
 
 
 def relative_variance(size: int, steps: Array, norm: str = "euclidean") -> Array:
-    """The bound beta on the relative variance of ``qsgd``, of ``size`` entries under one norm; float32[]."""
+    """The bound beta on the relative variance of ``qsgd`` for ``size`` entries with one norm; float32[]."""
     s = steps.astype(jnp.float32)
     return jnp.minimum((size if norm == "euclidean" else size / 4) / s**2, size**0.5 / s)
 
@@ -155,7 +155,7 @@ _CASTS = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}
 
 
 def cast(*, dtype: str = "bfloat16") -> Compressor:
-    """Every entry in 16 bits, `dtype` float16 or bfloat16, rounded to nearest; too large ones become the largest.
+    """Every entry in 16 bits, `dtype` float16 or bfloat16, rounded to nearest; finite entries out of range are clipped.
 
     Relative error at most 2^-11 (float16, from 2^-14 to 65504) or 2^-8 (bfloat16). ``x_hat`` is in JAX's default float
     type.

@@ -1,7 +1,7 @@
-"""The size of a payload: of the encoded message, to the byte, and of its values alone.
+"""Sizes of a payload: of its encoded message, exact to the byte, and of its values alone.
 
 ``wire_bytes`` computes the length of the bytes that ``wire.encode`` makes, from the payload's arrays. So a compiled run
-counts true sizes without leaving the device. Whatever depends on lengths alone is a Python number.
+counts true sizes without leaving the device. Sizes that depend on lengths alone are Python numbers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _levels(payload: Levels | Buckets) -> Any:
 
 
 def _levels_head(payload: Levels | Buckets) -> int:
-    """Bytes of all but the levels: kind, lengths, steps, norms."""
+    """Bytes of everything but the levels: kind, lengths, steps, norms."""
     lengths = [payload.level.shape[0], *([payload.bucket] if isinstance(payload, Buckets) else [])]
     norms = payload.norm.shape[0] if isinstance(payload, Buckets) else 1
     return 3 + sum(map(varint_bytes, lengths)) + norms * _real_bytes(payload.norm)
@@ -166,8 +166,8 @@ def bits(payload: Payload) -> Array:
 def values_bits(payload: Payload) -> Array:
     """Bits of the values alone, as the AsynFLC paper counts: no indices, scales, norms or header; int32[].
 
-    A float32 entry has 32 bits, a sign 1, a level ``ceil(log2(2 s + 1))``. The traffic of the paper's Table III.
-    Centroids are counted by eq. 13 of PushCen-ADFL, K - 1 centroids and ``ceil(log2 K)`` bits an entry.
+    A float32 entry has 32 bits, a sign 1, a level ``ceil(log2(2 s + 1))``; this is the traffic in the paper's Table
+    III. Centroids are counted by eq. 13 of PushCen-ADFL, K - 1 centroids and ``ceil(log2 K)`` bits an entry.
     """
     return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
 
@@ -190,7 +190,7 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
 def most_bits(payload: Payload) -> int:
     """The most bits that a payload of these lengths can have, for any values; a Python number.
 
-    For planning transfers before any training: call it on compressed zeros. Levels must not be traced.
+    Call it on compressed zeros to plan transfers before any training. Levels must not be traced.
     """
     return BYTE * _most_bytes(payload, int)
 

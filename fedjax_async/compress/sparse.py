@@ -1,10 +1,10 @@
 """Compressors that keep k of D entries: the largest, approximately the largest, or random ones.
 
 The second half finds the k largest of D unsigned integers without sorting. Non-negative floats have the same order as
-their bit patterns, so the k-th largest is found digit by digit. A histogram of the leading digit tells in which bin it
-lies; a histogram of the next digit, over the entries of that bin, tells the next digit, and so on. Larger entries are
-kept, and of equal ones those of the lowest index, as many as are still needed. The indices of the kept entries are
-then listed by counting bits in words of 32.
+their bit patterns, so the k-th largest is found digit by digit. A histogram of the leading digit tells its bin; a
+histogram of the next digit, over the entries of that bin, tells the next digit, and so on. All larger entries are kept.
+Entries equal to the k-th largest fill the rest, the lowest indices first. The indices of the kept entries are then
+listed by counting bits in words of 32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORD = 32  # bits of a word
 
 
 def kept(ratio: float, size: int) -> int:
-    """k = ceil(ratio * D); rounding errors of the product do not raise it above a whole number."""
+    """k = ceil(ratio * D); a rounding error just above an integer does not make k one larger."""
     return min(size, math.ceil(ratio * size * (1 - 1e-12)))
 
 
@@ -47,7 +47,7 @@ def _decompress(payload: Sparse) -> Array:
 
 
 def topk(*, ratio: float = 0.1) -> Compressor:
-    """The k = ceil(`ratio` D) entries of largest magnitude, exactly; of equal ones those of the lowest index.
+    """The k = ceil(`ratio` D) entries of largest magnitude, exactly; among equal ones the lowest indices.
 
     ``||C(x) - x||^2 <= (1 - k/D) ||x||^2``. Source: Alistarh et al. (2018), section 3.
     """
@@ -63,11 +63,11 @@ def topk(*, ratio: float = 0.1) -> Compressor:
 
 
 def topk_fast(*, ratio: float = 0.1, mantissa: int = 3) -> Compressor:
-    """k = ceil(`ratio` D) of the largest entries, compared by their leading bits, `mantissa` of the mantissa.
+    """Approximate top-k: k = ceil(`ratio` D) entries, compared by their leading bits (`mantissa` bits of the mantissa).
 
-    One histogram instead of three. Every entry left out is smaller than ``(1 + eps) = 1 + 2^-mantissa`` times every
-    entry kept (above the subnormals), so ``||C(x) - x||^2 <= (1 + eps)^2 ||TopK(x) - x||^2``. Of entries with the same
-    leading bits, those of the lowest index are kept.
+    It needs one histogram instead of three. Every entry left out is smaller than ``(1 + eps) = 1 + 2^-mantissa`` times
+    every entry kept (above the subnormals), so ``||C(x) - x||^2 <= (1 + eps)^2 ||TopK(x) - x||^2``. Among entries with
+    the same leading bits, the lowest indices are kept.
     """
     _require_ratio(ratio)
     check.whole("mantissa", mantissa, 0, 7)
@@ -85,8 +85,8 @@ def topk_fast(*, ratio: float = 0.1, mantissa: int = 3) -> Compressor:
 def randk(*, ratio: float = 0.1, unbiased: bool = True) -> Compressor:
     """k = ceil(`ratio` D) entries drawn at random; multiplied by D/k if `unbiased`.
 
-    If unbiased, ``E C(x) = x`` and ``E||C(x) - x||^2 = (D/k - 1) ||x||^2``. If not, ``(1 - k/D) ||x||^2``, for use
-    with error feedback. Source: Stich, Cordonnier, Jaggi (2018), definition 2.2.
+    If unbiased, ``E C(x) = x`` and ``E||C(x) - x||^2 = (D/k - 1) ||x||^2``. If not, ``E||C(x) - x||^2 = (1 - k/D)
+    ||x||^2``; use it with error feedback. Source: Stich, Cordonnier, Jaggi (2018), definition 2.2.
     """
     _require_ratio(ratio)
     check.one_of("unbiased", unbiased, [True, False])
@@ -111,7 +111,7 @@ def magnitude(x: Array) -> Array:
 
 
 def largest(patterns: Array, k: int, bits: int) -> Array:
-    """Indices of the k largest of ``patterns`` [D] (unsigned), of equal ones the lowest; int32[k], ascending.
+    """Indices of the k largest of ``patterns`` [D] (unsigned), the lowest ones among equals; int32[k], ascending.
 
     ``0 <= k <= D``; the patterns are below ``2^bits``. Both are static.
     """
@@ -132,7 +132,7 @@ def _kth_largest(patterns: Array, k: int, bits: int) -> tuple[Array, Array]:
     for width in _digit_widths(bits, patterns.shape[0]):
         bins = 1 << width
         digit = ((patterns >> (shift - width)) & jnp.array(bins - 1, patterns.dtype)).astype(jnp.int32)
-        if shift < bits:  # drop what lies outside the bin found so far
+        if shift < bits:  # drop the entries outside the bin found so far
             digit = jnp.where((patterns >> shift) == prefix, digit, bins)
         shift -= width
         histogram = jnp.zeros(bins, jnp.int32).at[digit].add(1, mode="drop")
@@ -151,7 +151,7 @@ def _digit_widths(bits: int, size: int) -> list[int]:
 
 
 def _first_equals(equal: Array, needed: Array) -> Array:
-    """bool[W, 32]: the first ``needed`` trues of ``equal``."""
+    """bool[rows, 32]: the first ``needed`` trues of ``equal``."""
     counts = jnp.sum(equal, axis=1, dtype=jnp.int32)
     through = jnp.cumsum(counts, dtype=jnp.int32)
     row = jnp.sum(through < needed, dtype=jnp.int32)  # the row that holds the last of them
@@ -161,7 +161,7 @@ def _first_equals(equal: Array, needed: Array) -> Array:
 
 
 def _indices(keep: Array, k: int) -> Array:
-    """int32[k]: indices of the k trues of ``keep`` [W, 32], ascending."""
+    """int32[k]: indices of the k trues of ``keep`` [rows, 32], ascending."""
     bit = jnp.uint32(1) << jnp.arange(WORD, dtype=jnp.uint32)
     word = jnp.sum(jnp.where(keep, bit[None, :], jnp.uint32(0)), axis=1, dtype=jnp.uint32)
     through = jnp.cumsum(jax.lax.population_count(word), dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""The wire format: payloads as bytes, and back; the message that a client would send (host, NumPy).
+"""The wire format: payloads as the bytes that a client would send, and back (host, NumPy).
 
     message = "FA" version body crc32        body = part | 0 count part...
     part    = kind + 16 * detail, fields     lengths are varints, all other numbers little-endian
@@ -52,9 +52,9 @@ _FIXED_BUCKETS, _GAMMA_BUCKETS = 8, 9
 
 
 def encode(payload: Payload) -> bytes:
-    """The bytes of one payload, or of a tuple of payloads; ``8 * len`` of them equals ``bits(payload)``.
+    """The bytes of one payload, or of a tuple of payloads; ``8 * len(encode(payload))`` equals ``bits(payload)``.
 
-    Raises ``ValueError`` if a value is not finite, or if the payload is a batch or inconsistent.
+    Raises ``ValueError`` if a value is not finite, or if the payload is a batch or its arrays do not fit together.
     """
     body = sizes.MAGIC
     if isinstance(payload, tuple):
@@ -69,16 +69,17 @@ def decode(data: bytes, *, size: int | Sequence[int] | None = None) -> Payload:
 
     Decoding needs at most ``40 len(data)`` bytes of memory, plus 1 KiB for each payload (the values of a ``Sparse`` one
     are a payload too), plus 2 MiB, whatever lengths the message claims. ``decompress`` has no such limit: a ``Sparse``
-    payload of a few bytes may represent 2^31 - 1 scalars, and ``decompress`` allocates them all. A receiver that does
-    not trust the sender must give ``size``.
+    payload of a few bytes may represent 2^31 - 1 scalars, and ``decompress`` allocates them all. Give ``size`` if you
+    do not trust the sender.
 
     Args:
       size: how many scalars the receiver expects. A number D is for one payload of a vector [D]. A sequence is for a
         tuple of payloads, one number each: ``[D]`` for a model of D parameters that ``on_tree`` compresses as a whole,
         the sizes of the groups in their order if it groups the leaves. ``None`` accepts any payload of any size.
 
-    Raises a one-line ``ValueError`` for other or damaged bytes, for a part of a message, for two messages and for
-    values that are not finite. Lengths other than ``size`` are refused before anything of these lengths is allocated.
+    Raises a one-line ``ValueError`` for bytes of another format, damaged bytes, an incomplete message, more than one
+    message and values that are not finite. Lengths other than ``size`` are refused before arrays of these lengths are
+    allocated.
     """
     check.require(isinstance(data, bytes), "message", type(data).__name__, "bytes")
     _require_size(size)
@@ -235,7 +236,7 @@ def _decode_tuple(source: Source, size: int | Sequence[int] | None) -> tuple[Pay
 
 
 def _decode_part(source: Source, expected: int | None = None, depth: int = 0) -> Payload:
-    """One payload; refused if it does not represent ``expected`` scalars."""
+    """One payload; ``ValueError`` if it does not represent ``expected`` scalars."""
     head = source.read(1)[0]
     reader = _READERS.get(head & 15)
     if reader is None or depth > _DEEPEST:

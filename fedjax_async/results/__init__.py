@@ -2,20 +2,19 @@
 
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
-1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py`` and
-   ``landscape.py``;
-   ``files.py`` and ``store.py`` (its folder);
-2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
-3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
-   ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
-   evaluations of a run while it goes on;
-   ``exporting.py`` (:func:`export`) writes the model of a run for other tools;
+1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``; pictures:
+   ``figure.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
+2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``, ``clients.py``;
+3. ``runs.py``: run into a folder, continue, compare methods; ``simulation.py``: the same for one run, from Python;
+   ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best model) and
+   ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
+   (:func:`export`) writes the model of a run for other tools;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
    ``privacy.py``: epsilon of a run with noise;
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
-   ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
-6. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``, ``html_gantt.py``: a page to
-   explore all of these.
+   ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``; jobs: ``cluster.py``, ``ray_tasks.py``, ``array_jobs.py``;
+6. an HTML page about all of these: ``html_report.py`` (:func:`write_report`), ``html_folders.py``,
+   ``html_figures.py``, ``html_gantt.py``.
 """
 
 from fedjax_async.results.comparisons import comparison

@@ -1,7 +1,7 @@
 """The jobs of a sweep by number, for schedulers that start one command many times, such as a cloud's batch service.
 
-``jobs.json`` in the sweep's folder lists the calls. Index k of the array does call k, on any machine that sees the
-folder, or a copy of it: an array with the same indices may be started again, and does what is missing.
+``jobs.json`` in the sweep's folder lists the calls. Index k of the array makes call k, on any machine that sees the
+folder or a copy of it. An array with the same indices may be started again; it trains what is missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Call = tuple[str, ...]
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of the sweep that the folder defines."""
+    """A hash of the sweep's definition in the folder."""
     return hashlib.sha256((folder / sweep_folder.DEFINITION).read_bytes()).hexdigest()
 
 
 def listed(folder: Path, calls: Sequence[Call]) -> list[int]:
-    """Write the calls; the index of each. Those already listed for the same sweep keep their numbers."""
+    """Write the calls; returns the index of each. If all are listed for the same sweep already, the list stays."""
     known = _read(folder) or []
     if not set(calls) <= set(known):
         known = list(calls)
@@ -35,7 +35,7 @@ def listed(folder: Path, calls: Sequence[Call]) -> list[int]:
 
 
 def _read(folder: Path) -> list[Call] | None:
-    """The calls that are listed for the folder's sweep; ``None`` if there are none."""
+    """The calls that are listed for the folder's sweep; ``None`` without a list of this sweep."""
     try:
         content = json.loads((folder / FILE).read_bytes())
         if content["format"] == FORMAT and content["sweep"] == _fingerprint(folder):
@@ -46,7 +46,7 @@ def _read(folder: Path) -> list[Call] | None:
 
 
 def call_of(folder: str | Path, index: int) -> Call:
-    """Call ``index`` of the folder, a path of the machine that asks."""
+    """The arguments of call ``index``; ``ValueError`` for a folder without such calls and for an index out of range."""
     calls = _read(Path(folder))
     if calls is None:
         how = "hold a sweep that was submitted with --submit array"

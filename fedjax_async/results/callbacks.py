@@ -1,9 +1,8 @@
 """Callbacks at evaluations: functions of your own, streams, the best model; for runs, comparisons and sweeps alike.
 
-A callback changes no number of a run. One that returns ``Stop(why)`` ends the run at the evaluation that it got: the
-results are those of the whole run up to there. ``stop_at`` and ``patience`` are settings, since they decide
-what a run is. Callbacks are no settings: a finished run is read again whatever its callbacks were, unless one of them
-stopped it or would stop it now.
+A callback changes no number of a run. If it returns ``Stop(why)``, the run ends at this evaluation; its results are
+those of the longer run up to there. ``stop_at`` and ``patience`` are settings, because they define the run. Callbacks
+are not settings: a finished run is read whatever its callbacks were, unless one stopped it or would stop it now.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ PLACES = (
     "values_bytes_up",
     "energy",
     "carbon",
-)  # evaluations' columns without scores
+)  # columns of the evaluations that are not scores
 
 
 class Callbacks(NamedTuple):
-    """What looks at the evaluations of a run, beside the stopping rules of its settings."""
+    """What gets the evaluations of a run, besides the stopping rules of its settings."""
 
     functions: tuple[Callback, ...] = ()
     streams: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class Callbacks(NamedTuple):
 
     @property
     def names(self) -> dict[str, Any]:
-        """What ``callbacks.json`` holds."""
+        """The content of ``callbacks.json``."""
         functions = [name_of(function) for function in self.functions]
         return {"functions": functions, "stream": list(self.streams), "keep_best": self.keep_best}
 
@@ -55,10 +54,10 @@ NO_CALLBACKS = Callbacks()
 def chosen(
     callbacks: Iterable[Callback] | None, stream: str | Iterable[str] | None, keep_best: bool, folder: Any
 ) -> Callbacks:
-    """Callbacks as ``simulate`` takes them, checked before anything is compiled.
+    """Check the arguments of ``simulate`` before anything is compiled, and join them.
 
-    Raises ``ValueError`` for what cannot be called, an unknown stream, one whose package is missing, and one that
-    writes files where there is no ``folder``.
+    Raises ``ValueError`` for a callback that cannot be called, an unknown stream, a missing package of a stream, and a
+    stream that writes files if there is no ``folder``.
     """
     listed = callbacks is None or (isinstance(callbacks, Iterable) and not isinstance(callbacks, (str, Mapping)))
     check.require(listed and not callable(callbacks), "callbacks", callbacks, "a list of functions f(evaluation)")
@@ -75,7 +74,7 @@ def chosen(
 
 
 def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, name: str | None = None) -> Watch:
-    """Who looks at the evaluations of one run; ``folder``: where its streams write. Close it at the end."""
+    """The :class:`Watch` of one run; ``folder``: where its streams write. Close it at the end."""
     shown = str(experiment.settings.method) if name is None else name
     if folder is not None and callbacks.streams:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +88,7 @@ def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, na
 
 
 def evaluations_of(run: Run, name: str) -> Iterable[Evaluation]:
-    """The evaluations of a finished run, as callbacks got them."""
+    """The evaluations of a finished run, as callbacks get them, with ``again`` set."""
     table, last = run.evaluations, len(run.evaluations["time"]) - 1
     scores = {column: values for column, values in table.items() if column not in PLACES}
     scores |= {f"client_{column}": values for column, values in run.per_client.items()}
@@ -101,10 +100,10 @@ def evaluations_of(run: Run, name: str) -> Iterable[Evaluation]:
 
 
 def is_covered(run: Run, callbacks: Callbacks, name: str) -> bool:
-    """Whether a finished run is what these callbacks would leave of it, so that it need not be trained again.
+    """Whether a finished run would be the same with these callbacks, so that it need not be trained again.
 
-    The functions are called with its evaluations, ``again``: it must end where the first of them stops it, and must not
-    have been stopped by one that is not there any more. With ``keep_best`` it must have its best model.
+    The functions are called with its evaluations. The run must end where the first of them stops it; if none does, no
+    callback may have stopped it before. With ``keep_best`` it must have its best model.
     """
     if callbacks.keep_best and run.best is None:
         return False
@@ -134,11 +133,11 @@ def is_covered_in(folder: Path, callbacks: Callbacks, name: str) -> bool:
     return not callbacks.keep_best or (folder / BEST).is_file()
 
 
-# --- runs that go on ----------------------------------------------------------------------------------
+# --- unfinished runs ----------------------------------------------------------------------------------
 
 
 def save(callbacks: Callbacks, checkpoints: Path) -> None:
-    """Note the callbacks of a run that begins."""
+    """Save the names of the callbacks of a run that begins."""
     if callbacks != NO_CALLBACKS:
         disk.write(checkpoints / SAVED, files.json_bytes(callbacks.names))
     else:
@@ -146,9 +145,9 @@ def save(callbacks: Callbacks, checkpoints: Path) -> None:
 
 
 def resumed(folder: Path, callbacks: Iterable[Callback] | None) -> Callbacks:
-    """The callbacks that the unfinished run in ``folder`` began with; its functions must be given again.
+    """The callbacks that the unfinished run in ``folder`` began with; the functions must be given again.
 
-    ``ValueError`` unless they are as many and are named as before.
+    ``ValueError`` unless their names are the same as before.
     """
     path = folder / CHECKPOINTS / SAVED
     saved = json.loads(path.read_bytes()) if path.is_file() else NO_CALLBACKS.names

@@ -1,7 +1,7 @@
 """Claim a folder before the work: make it, check that it can be written, lock it against other processes.
 
-The operating system holds the lock and releases it when the process ends, however it ends. A killed process leaves
-the lock's file behind; that file blocks no later process.
+The operating system holds the lock and releases it when the process ends, even if it is killed. A killed process
+leaves the lock file behind; that file blocks no later process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows: folders are checked, but not locked
     fcntl = None  # type: ignore[assignment]
 
-OWNER_LENGTH = 200  # bytes of the text in a lock's file; a fixed length, so that one write replaces all of it
+OWNER_LENGTH = 200  # bytes of the text in a lock file; fixed, so that one write replaces the whole text
 TRIES = 100  # attempts to lock the file, which its owner may remove at the same moment
 _this_thread = threading.local()  # `folders`: the real paths that this thread has claimed
 
@@ -31,11 +31,10 @@ def claimed(folder: str | Path | None, *, shared: bool = False) -> Iterator[None
     """Reserve ``folder`` for this thread alone, or with ``shared`` for all processes that ask to share it.
 
     The folder and its parents are made, and a file is written into it and removed. At the end, folders that were
-    made here and are still empty are removed. Nothing happens for ``None``, and where this thread has already claimed
-    the folder. Where the platform or the file system has no locks (``fcntl.flock``), the folder is only checked.
+    made here and are still empty are removed. Nothing happens for ``None``, or if this thread has claimed the folder
+    already. Where the platform or the file system has no locks (``fcntl.flock``), the folder is only checked.
 
-    Raises: ``ValueError`` naming the folder if it cannot be made or written, or if another process (which the
-    message names) uses it.
+    Raises: ``ValueError`` naming the folder if it cannot be made or written, or naming another process that uses it.
     """
     claims: set[str] = _this_thread.__dict__.setdefault("folders", set())
     real = None if folder is None else os.path.realpath(folder)
@@ -59,7 +58,7 @@ def claimed(folder: str | Path | None, *, shared: bool = False) -> Iterator[None
 
 
 def require_writable(field: str, path: str | Path) -> None:
-    """``ValueError`` naming ``field`` unless a file can be written at ``path``; no trace is left there."""
+    """``ValueError`` naming ``field`` unless a file can be written at ``path``; leaves nothing there."""
     path = Path(path)
     try:
         with _made(path.parent):
@@ -89,7 +88,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path, folder: str, shared: bool) -> Iterator[None]:
-    """Hold the lock on the file ``path``, made if missing; the last process that holds the lock removes it."""
+    """Hold the lock on the file ``path``, made if missing; the last process that holds the lock removes the file."""
     if fcntl is None:
         yield
         return
@@ -113,7 +112,7 @@ def _open_locked(path: Path, folder: str, kind: int) -> int:
             raise ValueError(f"folder = {folder!r}: must be free, but the folder is in use by {owner}")
         if _is_at(opened, path):
             return opened
-        os.close(opened)  # the file was removed by its owner after it was opened here
+        os.close(opened)  # its owner removed the file after it was opened here
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
 

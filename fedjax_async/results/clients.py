@@ -1,4 +1,4 @@
-"""Results of single clients: the tables and the picture of how unequal they are."""
+"""Scores of single clients: tables, and a picture of their distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Runs = Mapping[str, Sequence[Run]]
-NAME = "clients"  # of the files
+NAME = "clients"  # file name without its ending
 
 
 def _every(runs: Runs) -> list[Run]:
@@ -37,8 +37,8 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
     """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
 
     Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
-    all final values are. Accuracies in percent, or losses if no run has class labels; ``every``: all scores, with the
-    name of each in a column of its own. Runs without scores of single clients have no rows.
+    all final values are. Accuracies are in percent; losses replace them if no run has class labels. ``every``: all
+    scores, with a column for their names. Runs without scores of single clients have no rows.
     """
     metric = main_metric(_every(runs))
     unit = "" if every else f", {metric}" + (" (%)" if metric == "accuracy" else "")
@@ -62,9 +62,9 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
 
 
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
-    """Write ``clients.csv``, with every score, and ``clients.md``; returns the latter as text.
+    """Write ``clients.csv``, with every score, and ``clients.md``; returns the rows of ``clients.md`` as aligned text.
 
-    Where no run has scores of single clients, the files are removed, and the text is empty.
+    If no run has scores of single clients, the files are removed, and the text is empty.
     """
     rows = client_rows(runs, final, what)
     if not rows:
@@ -80,8 +80,8 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
 def write_clients_of_run(run: Run, folder: Path) -> None:
     """Write the tables of one run's clients, if it has their scores.
 
-    ``clients.csv``: a row per client with its scores at the last evaluation, NaN without tests; ``clients.md``: a row
-    per model as in :func:`client_rows`.
+    ``clients.csv``: one row per client with its scores at the last evaluation, NaN for a client without test rows;
+    ``clients.md``: one row per model as in :func:`client_rows`.
     """
     if not client_scores([run]) or not run.per_client:
         return
@@ -102,10 +102,10 @@ def ordered_scores(run: Run, score: str) -> np.ndarray:
 
 
 def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
-    """The clients' scores at the last evaluation, from the worst client to the best: a line per method and model.
+    """The clients' scores at the last evaluation, from the worst client to the best: one line per method and model.
 
-    Each line has a step per client. Over several seeds it is the mean of the seeds' ordered scores, where these have
-    equally many clients with test rows; else the first seed's.
+    Each line has one step per client. With several seeds it is the mean of the seeds' ordered scores if all seeds have
+    equally many clients with test rows; if not, it is that of the first seed.
     """
     metric = main_metric(_every(runs))
     drawn = [(name, score) for name, seeds in runs.items() for score in _drawn(seeds, metric)]
@@ -130,13 +130,13 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
 
 
 def _drawn(seeds: Sequence[Run], metric: str) -> list[str]:
-    """The scores of the clients that are drawn of these runs."""
+    """The clients' scores that are drawn for these runs."""
     scores = of_metric(client_scores(seeds), metric)
     return [score for score in scores if all(score in run.per_client for run in seeds)]
 
 
 def draw_clients(runs: Runs, folder: Path, drawing: Drawing = SCREEN) -> None:
-    """Save the picture ``clients`` where any runs have scores of single clients."""
+    """Save the picture ``clients`` if any runs have scores of single clients."""
     metric = main_metric(_every(runs))
     if any(_drawn(seeds, metric) for seeds in runs.values()):
         save_formats(distribution(runs, drawing=drawing), folder / NAME, drawing)

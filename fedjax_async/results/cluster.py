@@ -1,11 +1,12 @@
-"""The stacks of a sweep as independent jobs: of SLURM or this machine (``submitit``), of Ray, or of an array.
+"""The stacks of a sweep as independent jobs: on SLURM or this machine (``submitit``), in Ray, or in a job array.
 
 Each job trains some runs of the sweep that the folder defines, and writes them there. If a job fails or runs out of
-time, start the sweep again: it submits what is missing and skips what is finished. Ray (``ray_tasks.py``) does so by
-itself where a worker is lost. An array (``array_jobs.py``) is for any scheduler that starts a command many times.
+time, start the sweep again: it submits what is missing and skips what is finished. Ray (``ray_tasks.py``) runs a job
+again by itself if its worker is lost. An array (``array_jobs.py``) is for any scheduler that starts a command many
+times.
 
-The running jobs of a sweep share the lock of its folder, so that no other command trains into it meanwhile. Each job
-also locks the folder of its first run. Two submissions cut a sweep into the same stacks, so no two jobs train the same
+The running jobs of a sweep share the lock of its folder, so no other command trains into it meanwhile. Each job also
+locks the folder of its first run. Two submissions cut a sweep into the same stacks, so no two jobs train the same
 stack.
 """
 
@@ -46,7 +47,7 @@ SCHEDULERS: dict[str, Sequence[str]] = {
     "ray": ("cpus", "gpus", "memory", "retries"),
     "array": (),
 }
-WAITED = ("ray",)  # whose jobs end with the process that submitted them
+WAITED = ("ray",)  # their jobs end with the process that submitted them
 DEFAULTS: dict[str, dict[str, Any]] = {"slurm": {"time": 60}, "local": {"time": 60}, "ray": {"cpus": 1}}
 TEXTS = frozenset(("partition", "account", "qos", "constraint"))
 LEAST = {"gpus": 0, "retries": 0}
@@ -65,11 +66,11 @@ def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
 
     ``slurm`` and ``local``: ``time`` in minutes (default 60), ``memory`` in GB, ``cpus`` and ``gpus`` per job,
     ``partition``, ``account``, ``qos``, ``constraint``, and ``at_once``, the largest number of jobs that run at the
-    same time. ``local`` starts one process per job on this machine and hides all GPUs that were not asked for. SLURM
+    same time. ``local`` starts one process per job on this machine and hides all GPUs beyond ``gpus``. SLURM
     tells a job to stop 90 to 150 seconds before its ``time`` is over, so ask for a few minutes more.
 
-    ``ray``: ``cpus`` (default 1), ``gpus`` and ``memory`` per job, and how often a job is run again whose worker was
-    lost (``retries``, default 3). ``array`` has no options.
+    ``ray``: ``cpus`` (default 1), ``gpus`` and ``memory`` per job, and ``retries`` (default 3), how often a job runs
+    again after its worker was lost. ``array`` has no options. ``ValueError`` for unknown names and values out of range.
 
     >>> parse_target("slurm:partition=gpu,gpus=1")
     ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
@@ -87,7 +88,7 @@ def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
     return name, DEFAULTS.get(name, {}) | given
 
 
-Start = Callable[[Sequence[Call]], list[tuple[str, Any]]]  # starts train_members for each call; (id, handle) of each
+Start = Callable[[Sequence[Call]], list[tuple[str, Any]]]  # train_members(*call) for each call -> (id, handle) of each
 
 
 def _submitit(folder: Path, target: str) -> Start:
@@ -146,16 +147,16 @@ def submit(
     memory_limit: int | None = None,
     lanes: int | None = None,
 ) -> list[Job]:
-    """Submit each stack that is not finished as a job of its own; returns at once.
+    """Submit each unfinished stack as one job; returns the jobs, without waiting for them.
 
     ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs form one array. ``folder`` must be on a disk
     that the nodes share. ``memory_limit`` should be that of the nodes, if it differs from this machine's. Wait for the
-    jobs before you start the sweep again: until then their runs look unfinished. With ``ray`` wait in this process
-    (:func:`fedjax_async.results.ray_tasks.finished`); a job has as many ``lanes`` as ``cpus``, unless they are given.
-    With ``array`` nothing is started: each job is a call of :func:`train_job`.
+    jobs before you start the sweep again: until then their runs look unfinished. With ``ray``, wait in this process
+    (:func:`fedjax_async.results.ray_tasks.finished`); a job has as many ``lanes`` as ``cpus``, unless ``lanes`` is
+    given. With ``array`` nothing is started: each job is a call of :func:`train_job`.
 
-    Raises: ``ValueError`` with the scheduler's message if it refuses the jobs (an unknown partition), and for a folder
-    that cannot be written or is in use, also by jobs.
+    Raises: ``ValueError`` with the scheduler's message if it refuses the jobs (an unknown partition), for a folder that
+    cannot be written or is in use, also by jobs, and for a sweep with probes, callbacks or objects of your own.
     """
     scheduler, _ = parse_target(target)
     check.require(not work.probes, "probes", list(work.probes or ()), "left out of a sweep that is submitted")
@@ -163,7 +164,7 @@ def submit(
         objects = [name for name, value in fields_of(point.settings).items() if isinstance(value, Named)]
         allowed = "left out of a sweep that is submitted: jobs know registered names (register, --plugin), not objects"
         check.require(not objects, "points", objects, allowed)
-    check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out: see points")
+    check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out, as objects")
     folder = Path(folder).resolve()
     start = STARTS[scheduler](folder, target)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
@@ -202,8 +203,9 @@ def train_members(
 ) -> str:
     """The work of one job: train the runs with the indices ``members`` ("0,3,5") of the sweep in ``folder``.
 
-    ``stream``: names joined by commas; ``keep_best``: "best" or nothing. Arguments and result are plain texts, because
-    submitit pickles them. An empty limit means the machine's default.
+    ``stream``: names joined by commas; ``keep_best``: "best" or nothing; an empty ``memory_limit`` or ``lanes``: the
+    machine's default. Returns how many runs it trained, ``"3 runs"``. Arguments and result are plain strings, because
+    submitit pickles them.
     """
     compiled.keep_compiled()
     root = Path(folder)
@@ -221,7 +223,7 @@ def train_members(
 
 
 def train_job(folder: str | Path, index: int) -> str:
-    """The work of job ``index`` of a sweep that was submitted as an array; what is finished is skipped.
+    """The work of job ``index`` of a sweep that was submitted as an array; finished runs are skipped.
 
     Raises: ``ValueError`` for a folder without such jobs, for an index beyond the last, and for a folder in use.
     """

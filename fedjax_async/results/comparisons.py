@@ -16,13 +16,13 @@ from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
 
 MOST_PAIRS = 10  # printed
-ALL_REJECTED = "runs with all rejected"  # the column of tables that counts them, where there are any
+ALL_REJECTED = "runs with all rejected"  # a column of the tables if there are any
 
-Values = Callable[[str, str], Sequence[float]]  # column and kind of final value -> one value per seed
+Values = Callable[[str, str], Sequence[float]]  # (column, final) -> one value per seed
 
 
 def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str, Any]:
-    """Mean and deviation of a final value over the seeds, and the 95 % interval where there are several."""
+    """Mean and deviation of a final value over the seeds, and the 95 % interval if there are several."""
     found = values(column, final)
     name = f"95% interval ({kind})"
     return {metrics.final_title(column, final): spread(found)} | (
@@ -71,11 +71,10 @@ def comparison(
     it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`, ``final``
     as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
-    run, in both directions. The scores on the validation part, the training loss and the metrics that all runs have
-    follow the times. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs in
-    which every upload was rejected, clients that attack and their ``malicious`` uploads. Where gradients of the loss
-    and local steps are not as many, both have a column (of the arrivals). ``further``: add the other two final values
-    and the target, as in ``comparison.csv``.
+    run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
+    have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
+    rejected, attackers, and ``malicious`` uploads. If the numbers of gradients and local steps (of all arrivals)
+    differ, both have a column. ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
@@ -126,8 +125,8 @@ def comparison(
 def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval: str = "t") -> list[dict[str, Any]]:
     """Paired tests between methods as in :func:`fedjax_async.results.significance.pairs`; seeds by their settings.
 
-    Runs of the same seed met the same partition, minibatches and delays. Accuracies are compared in percent; losses
-    if no run has class labels.
+    Runs with the same seed have the same partition, minibatches and delays. Accuracies are compared in percent, or
+    losses if no run has class labels.
     """
     column = "accuracy" if metrics.has_accuracy(run for seeds in runs.values() for run in seeds) else "loss"
     values = {
@@ -138,9 +137,9 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
 
 
 def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
-    """Write ``pairs.csv`` and ``pairs.md``; returns the text to print, with the 10 smallest p.
+    """Write ``pairs.csv`` and ``pairs.md``; returns the text to print, with the 10 smallest p values.
 
-    ``title``: the name of the compared number. No rows: remove the files; returns an empty text.
+    ``title``: the name of the compared number. Without rows the files are removed, and the text is empty.
     """
     if not rows:
         for name in ("pairs.csv", "pairs.md"):

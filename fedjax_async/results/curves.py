@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDEST_NAME = 0.4  # share of the figure that names beside the lines may take; longer ones stand below
+WIDEST_NAME = 0.4  # share of the figure's width for names beside the lines; longer names go below
 MOST_BANDS = 6  # methods; the bands of more would cover each other
 
 
 class Drawn(NamedTuple):
-    """What is drawn of one method."""
+    """The curves and the final value of one method."""
 
     curve: Curve  # running mean over as many evaluations as the final value averages
     raw: Curve | None  # without the running mean; None if it is the same
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 def spread_out(wanted: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
     """Label positions at least ``gap`` apart within [low, high], as near to ``wanted`` as possible (least squares).
 
-    Subtracting k gaps from the k-th label turns the constraint into an order, so pooling neighbours that violate it
+    After subtracting k gaps from the k-th label, the labels need only be in order, so pooling neighbours that are not
     (isotonic regression) solves the problem. If the labels do not fit into [low, high], they are spread evenly.
     """
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
@@ -59,14 +59,15 @@ def accuracy_curve(
     """Test accuracy against ``x``: ``time`` (virtual), ``update``, ``step`` or ``bytes``.
 
     ``runs`` maps each name to its runs, one per seed. The bold line is the mean over seeds of the running mean over as
-    many evaluations as ``final`` averages (see :func:`fedjax_async.results.metrics.mean_curve`), the faint line the
-    mean without it, the band one standard deviation on either side. The marker and the bar at the end are the final
-    value and its deviation, as in the tables. Bands and bars of accuracies end at 0 and 100 %. A line with steps means
-    that the seeds were evaluated at different moments. Names stand at the lines' ends, or below if they are long.
+    many evaluations as ``final`` averages (see :func:`fedjax_async.results.metrics.mean_curve`). The faint line is the
+    mean without the running mean; the band is one standard deviation on either side. The marker and the bar at the end
+    are the final value and its deviation, as in the tables. Bands and bars of accuracies end at 0 and 100 %. A line
+    with steps means that the seeds were evaluated at different times. Names are at the ends of the lines, or below the
+    axes if they are long.
 
-    More than six methods have neither bands nor faint lines; their bars stand side by side at the right edge, in the
-    order of the final values. Lines have dashes from the eighth on and markers from the ninth on, and each name then
-    has a piece of its line.
+    With more than six methods there are no bands and faint lines; the bars are side by side at the right edge, in the
+    order of the final values. Lines have dashes from the eighth on and markers from the ninth on; beside each name is
+    then a sample of its line.
     """
     return _curves(runs, x, "accuracy", "test accuracy (%)", final, drawing)
 
@@ -74,7 +75,7 @@ def accuracy_curve(
 def loss_curve(
     runs: Mapping[str, Sequence[Run]], x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
 ) -> Figure:
-    """Test loss against ``x``, drawn as in :func:`accuracy_curve`; for targets without classes too."""
+    """Test loss against ``x``, drawn as in :func:`accuracy_curve`; also for targets without classes."""
     return _curves(runs, x, "loss", "test loss", final, drawing)
 
 
@@ -103,7 +104,7 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
     size, label = canvas.axis(x, longest)
     few = len(drawn) <= MOST_BANDS
-    names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches that names and bars take beside the axes
+    names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches for names and bars beside the axes
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)
     lowest, highest = metrics.limits(column)
     for index, (curve, _, _) in enumerate(drawn.values()):
@@ -125,7 +126,7 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
     _names(figure, axes, drawn, bars_at, drawing)
-    if not few:  # bars and names lie in the axes' units beside them: the layout needs a second pass to make room
+    if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
         figure.draw_without_rendering()
     return canvas.finish(figure, drawing)
 
@@ -137,7 +138,7 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _final_values(axes: Axes, drawn: Mapping[str, Drawn], limits: tuple[float, float]) -> np.ndarray:
-    """Marker and bar of each final value, where its line ends or, of many, side by side; their x, float64[names]."""
+    """Marker and bar of each final value: at its line's end or, for many, side by side; returns x, float64[names]."""
     lines = axes.get_lines()[: len(drawn)]
     ends = np.array([np.asarray(line.get_xdata())[-1] for line in lines])
     y = np.array([each.end.mean for each in drawn.values()])
@@ -150,13 +151,13 @@ def _final_values(axes: Axes, drawn: Mapping[str, Drawn], limits: tuple[float, f
         low, high = np.clip([value - each.end.std, value + each.end.std], *limits)
         axes.vlines([at], [low], [high], color=colour, alpha=0.5, linewidth=2, clip_on=False)
         axes.plot([at], [value], marker="o", markersize=3, color=colour, clip_on=False)
-        until = max(at, edge)  # dotted where a line ends early
+        until = max(at, edge)  # a dotted line where a curve ends early
         axes.plot([end, until], [value, value], color=colour, linewidth=0.8, linestyle=(0, (1, 3)), clip_on=False)
     return x
 
 
 def _names(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], bars_at: np.ndarray, drawing: Drawing) -> None:
-    """Write the names at the right edge or, if they are long, below; with a piece of each line if colours repeat."""
+    """Write the names at the right edge or, if they are long, below; with a sample of each line if colours repeat."""
     lines = axes.get_lines()[: len(drawn)]
     y = np.array([each.end.mean for each in drawn.values()])
     low, high = axes.get_ylim()

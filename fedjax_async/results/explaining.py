@@ -1,4 +1,4 @@
-"""Which arrivals moved the loss of a run up or down: by client, by staleness and by class."""
+"""Which arrivals raised or lowered the loss of a run: by client, by staleness and by class."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ MOST_CLASSES = 100  # with more, the classes have no columns of their own
 
 
 class Explanation(NamedTuple):
-    """What each arrival of a run did to the mean loss of some examples.
+    """How each arrival of a run changed the mean loss of some examples.
 
-    ``arrivals``, a row an arrival: update (its number, from 0), client, time, step, staleness, loss and accuracy after
-    it, ``change`` of the loss that it caused, ``first_order`` (``<grad F(x), step>``) and, with class labels, its share
-    ``class_C`` of the change on the examples of class C; over the classes these sum to ``change``. Over all arrivals,
+    ``arrivals``, one row per arrival: update (its number, from 0), client, time, step, staleness, loss and accuracy
+    after it, the ``change`` of the loss that it caused, ``first_order`` (``<grad F(x), step>``) and, with class labels,
+    ``class_C``, the part of ``change`` on the examples of class C; the classes sum to ``change``. Over all arrivals,
     ``change`` sums to the change of the loss from the start to the end.
     """
 
@@ -55,11 +55,11 @@ class Explanation(NamedTuple):
     start: tuple[float, float]  # loss and accuracy at the start
     class_sizes: tuple[int, ...]  # examples of each class; () without classes
     part: str  # of the data: validation or test
-    drift: float  # distance of the repeated run's parameters from the run's, relative; NaN if a callback stopped it
+    drift: float  # relative distance between the final parameters of both runs; NaN if a callback stopped the first
 
     @property
     def examples(self) -> str:
-        """The examples in words."""
+        """The examples in words, such as ``test examples``."""
         return f"{self.part} examples"
 
 
@@ -77,21 +77,23 @@ def explain(
 ) -> Explanation:
     """Attribute the changes of a run's loss to its arrivals, by training it once more with a probe.
 
-    An arrival's ``change`` is exact: ``F(x') - F(x)`` where it moves the server's model from x to x'. Arrivals that
-    share a server step divide its change: each has the first-order effect of its own upload on the step, and what is
-    left of the exact change (curvature, momentum, aggregation that is no mean) is divided evenly.
+    An arrival's ``change`` is exact: ``F(x') - F(x)`` where it moves the server's model from x to x'. Arrivals of one
+    server step divide its change: each gets the first-order effect of its own upload, and the rest of the exact change
+    (curvature, momentum, aggregation other than a mean) is divided evenly.
 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
-      part: ``validation`` or ``test`` [validation if the run has such a part].
-      examples: F is the mean loss of so many of them, spread evenly over the part.
+      part: ``validation`` or ``test``; by default validation if the run has such a part.
+      examples: F is the mean loss of at most so many examples, spread evenly over the part.
       out: folder for tables and picture. If it has the arrivals of the same run and examples, they are read.
       overwrite: replace the explanation of another run, or of other examples, in ``out``.
+      drawing: formats, width and title of the picture.
       progress: show a bar (default: on a terminal). ``say`` gets one line about what is done.
-      objects: the run's own objects by setting, ``method=Method(rule)``: a run keeps their names only. A plugin is
-        loaded before (``--plugin FILE.py``), as a finished run does not name its file.
+      objects: the run's own objects by setting, ``method=Method(rule)``, because a run keeps only their names. Load a
+        plugin before (``--plugin FILE.py``), because a finished run does not name its file.
 
-    Raises: ``ValueError`` for runs without a server, without the part, of streamed data, and as ``load``.
+    Raises: ``ValueError`` for a run without a server, without arrivals or without the part, for streamed data, and as
+    in ``load``.
 
     >>> from fedjax_async import simulate
     >>> run = simulate(model="logistic", clients=3, updates=5, validation_fraction=0.1)
@@ -128,13 +130,13 @@ def explain(
 
 
 def _digest(run: Run, folder: Path | None) -> str:
-    """What tells runs apart."""
+    """A hash that differs between runs: of the manifest or, without a folder, of the settings."""
     content = files.json_bytes(run.settings) if folder is None else (folder / MANIFEST).read_bytes()
     return hashlib.sha256(content).hexdigest()
 
 
 def _plain(settings: Settings, arrivals: int) -> Settings:
-    """The same run, without what does not change it."""
+    """The settings of the same run, without those that do not change it."""
     stops = settings.stop_at is not None or settings.patience is not None
     without = [name for name in without_effect("explain") if not (stops and name in EVALUATIONS)]
     plain = dataclasses.replace(settings, **{name: DEFAULTS[name] for name in without})
@@ -145,7 +147,7 @@ def _plain(settings: Settings, arrivals: int) -> Settings:
 
 
 def _repeated(run: Run, settings: Settings, part: str | None, examples: int, progress: bool | None) -> Explanation:
-    """Train with the probe, and divide what it saw."""
+    """Train once more with the probe, and divide the changes that it measured among the arrivals."""
     resolved = resolve(settings)
     components, data = resolved.components, resolved.components.data
     allowed = "one that fits into memory: the losses are computed on the device"
@@ -168,14 +170,14 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
 
 
 def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, Points]:
-    """The schedule of the run and its evaluations: planned again, or the one that its policy has made."""
+    """The schedule and the evaluations of the run: planned again; with a policy, the schedule that it made."""
     if resolved.settings.policy is None:
         return planned(resolved)
     return run.schedule, evaluation_points(run.schedule, every_of(resolved.settings))
 
 
 def _quiet(report: Progress) -> Progress:
-    """Without the accuracy at the start, which is the only one until the end."""
+    """Report no accuracy: until the end, only that at the start is known."""
 
     def reported(done: int, total: int, **shown: Any) -> None:
         report(done, total, **shown | {"accuracy": float("nan")})
@@ -184,7 +186,7 @@ def _quiet(report: Progress) -> Progress:
 
 
 def _rows(data: FederatedData, part: str | None) -> tuple[str, np.ndarray, tuple[Any, Any]]:
-    """The part that is explained, its rows, and the pool that they are of."""
+    """The part that is explained, its rows, and the arrays x and y that they index."""
     order, offset, size = held_out_rows(data, "validation")
     held_out = np.asarray(order[spans(offset, size)])
     if part == "test" or (part is None and len(held_out) == 0):
@@ -194,7 +196,7 @@ def _rows(data: FederatedData, part: str | None) -> tuple[str, np.ndarray, tuple
 
 
 def _explanation(run: Run, again: Run, components: Components, facts: Any, part: str, class_sizes: Any) -> Explanation:
-    """From the probe's table; a run that a callback has stopped ends earlier than its repetition."""
+    """The explanation from the probe's table, up to the end of ``run``: a callback may have stopped it."""
     count = len(run.updates["client"])
     table = {name: values[:count] for name, values in again.probes[PROBE].items()}
     step, closes = (np.asarray(again.updates[name][:count]) for name in ("step", "closes"))
@@ -240,7 +242,7 @@ def _drift(run: Run, again: Run) -> float:
 
 
 def _totals(found: Explanation, of: np.ndarray) -> dict[str, Any]:
-    """What the arrivals ``of`` a row did together."""
+    """The sums over the arrivals with the indices ``of``."""
     change, linear = found.arrivals["change"][of], found.arrivals["first_order"][of]
     return {
         "arrivals": len(of),
@@ -253,7 +255,7 @@ def _totals(found: Explanation, of: np.ndarray) -> dict[str, Any]:
 
 
 def client_rows(found: Explanation) -> list[dict[str, Any]]:
-    """One row a client: arrivals, the sum of the changes that they caused, of the rises, of the falls, to first order.
+    """One row per client: arrivals, and sums of their changes: of all, of rises, of falls, to first order.
 
     Clients whose arrivals raised the loss most come first.
     """
@@ -270,13 +272,13 @@ def client_rows(found: Explanation) -> list[dict[str, Any]]:
 
 
 def _named(sums: list[float], best: Callable[[Any], Any], sign: int) -> str:
-    """``class 3``, or ``-`` if none went that way."""
+    """``class 3``, or ``-`` if no class changed in this direction."""
     where = int(best(sums))
     return f"class {where}" if sign * sums[where] > 0 else "-"
 
 
 def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, Any]]:
-    """One row a staleness, or a range of them of growing width if there are more than ``most``."""
+    """One row per staleness, or per range of growing width if there are more than ``most``."""
     staleness = found.arrivals["staleness"]
     largest = int(staleness.max())
     low = list(range(largest + 1))
@@ -293,10 +295,11 @@ def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, Any]]:
 
 
 def class_rows(found: Explanation) -> list[dict[str, Any]]:
-    """One row a class: its examples, the change of its part of the loss, and the clients that moved it most.
+    """One row per class: its examples, the change of its part of the loss, and the clients that changed it most.
 
-    ``change of loss`` is of the sum of its examples' losses divided by the number of all, so the classes sum to the
-    whole; ``of its own mean`` is of the mean loss of its examples. Empty without class labels.
+    ``change of loss`` is the change of the sum of its examples' losses divided by the number of all examples, so the
+    classes sum to the total change; ``of its own mean`` is the change of the mean loss of its examples. Empty without
+    class labels.
     """
     client, total, rows = found.arrivals["client"], sum(found.class_sizes), []
     for c, size in enumerate(found.class_sizes):
@@ -351,7 +354,7 @@ def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawin
 
 
 def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation | None:
-    """The explanation in ``out`` if it is of the same run and examples; ``ValueError`` if it is another's."""
+    """The explanation in ``out`` of the same run and examples; ``ValueError`` if ``out`` has another one."""
     if not (out / ABOUT).is_file():
         return None
     try:

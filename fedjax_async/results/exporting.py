@@ -1,4 +1,4 @@
-"""The model of a run as a file of weights, under our names or PyTorch's: the way out; ``initial`` is the way in."""
+"""Write the model of a run to a file of weights, with our names or PyTorch's; ``initial`` reads such files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def export(
 ) -> Path:
     """Write the last model of a run (or the best one) to an ``.npz`` or ``.safetensors`` file; returns its path.
 
-    A run with a server keeps no client's own model: leaves that stay with their clients (the setting ``personal``) are
-    written as all clients began with them. Without a server a node's model has its own.
+    A run with a server does not keep the clients' own models: leaves that stay with their clients (the setting
+    ``personal``) are written with their initial values. Without a server, a node's model has its own leaves.
 
     Args:
       run: a run, or the folder of a saved one.
+      to: the file; its ending is ``.npz`` or ``.safetensors``.
       names: ``own``, as ``conv1/kernel``, or ``torch``: the names and layouts of a PyTorch module with the same layers
         (:func:`fedjax_async.models.to_torch`).
-      modules: with ``torch``, names of layers there, where they differ, ``{"conv1": "features.0"}``.
+      modules: with ``torch``, the names of the layers in the module, if they differ, ``{"conv1": "features.0"}``.
       flattened: with ``torch``, ``{layer: channels}`` of dense layers behind a flattened feature map. By default they
-        are found by the run's settings, which needs its data set; a model of your own says them here.
+        are found from the run's settings, which needs its data set; give them for a model of your own.
       best: the best model, of a run with ``keep_best``.
       node: of a run without a server, the model of this node; the mean of all nodes' models by default.
-      overwrite: replace the file.
+      overwrite: replace an existing file.
 
-    The file starts another run (the setting ``initial``). Raises: ``ValueError`` naming what cannot be used.
+    Another run can start from the file (the setting ``initial``). Raises: ``ValueError`` naming the wrong argument.
     """
     check.one_of("names", names, NAMES)
     path = check_target(to)
@@ -64,7 +65,7 @@ def export(
 
 
 def _model_of(run: Run, *, best: bool, node: int | None) -> Params:
-    """The model that is asked for, on the host."""
+    """The chosen model, on the host."""
     if best and run.best is None:
         raise ValueError("best = True: must be left out, the run kept no best model (keep_best)")
     params = jax.tree.map(np.asarray, run.best.params if best and run.best is not None else run.params)

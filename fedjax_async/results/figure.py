@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 # Okabe and Ito (2008): distinct for any kind of colour vision; ordered by contrast on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # once the colours are used up
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # when the colours are used up
 INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-UNMARKED = 8  # lines without markers; the following ones have some, and so are told apart by shape too
+UNMARKED = 8  # lines without markers; the following ones have markers, so that their shape differs too
 PAPER_TEXT = 8  # points
-LABEL = 36  # characters of a line beside an axis
+LABEL = 36  # characters in one line of an axis label
 # Metadata left out of each kind of file, because it differs between two savings of the same figure.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -39,7 +39,7 @@ UNDATED: dict[str, dict[str, Any]] = {
 }
 
 
-# Inches. IEEE's column and page; other publishers' differ by a few hundredths of them.
+# Inches: IEEE's column and page width; those of other publishers differ by a few per cent.
 WIDTHS = {"column": 3.5, "page": 7.16}
 FORMATS = tuple(ending.removeprefix(".") for ending in UNDATED)
 
@@ -48,8 +48,8 @@ FORMATS = tuple(ending.removeprefix(".") for ending in UNDATED)
 class Drawing:
     """How pictures are drawn and saved.
 
-    ``formats``: of ``png``, ``pdf`` and ``svg``. ``width``: ``column`` or ``page`` of a paper (3.5 and 7.16 inches);
-    None for the screen. ``title``: above the picture; None for none.
+    ``formats``: one or more of ``png``, ``pdf`` and ``svg``. ``width``: ``column`` or ``page`` of a paper (3.5 and 7.16
+    inches); None for the screen. ``title``: text above the picture; None for no title.
     """
 
     formats: tuple[str, ...] = ("png",)
@@ -80,7 +80,7 @@ def require_matplotlib() -> type[Figure]:
 def new(width: float, height: float, drawing: Drawing = SCREEN) -> tuple[Figure, Axes]:
     """An empty figure of ``width`` x ``height`` inches with one plain pair of axes; ``drawing`` may set the width.
 
-    A narrower figure becomes lower too, but by a third at most.
+    A narrower figure also becomes less high, by a third at most.
     """
     figure = empty(width, height, drawing)
     axes = figure.subplots()
@@ -94,7 +94,7 @@ def new(width: float, height: float, drawing: Drawing = SCREEN) -> tuple[Figure,
 
 
 def empty(width: float, height: float, drawing: Drawing = SCREEN) -> Figure:
-    """A figure as of :func:`new`, without axes."""
+    """A figure as in :func:`new`, without axes."""
     if drawing.width is not None:
         given, width = width, WIDTHS[drawing.width]
         height *= min(max(width / given, 2 / 3), 1.0)
@@ -102,7 +102,7 @@ def empty(width: float, height: float, drawing: Drawing = SCREEN) -> Figure:
 
 
 def finish(figure: Figure, drawing: Drawing) -> Figure:
-    """Set the title and, for a paper's width, text of 8 points at most; called when everything is drawn."""
+    """Set the title and, for a paper's width, text sizes of at most 8 points; call it when everything is drawn."""
     from matplotlib.text import Text  # noqa: PLC0415
 
     if drawing.title is not None:
@@ -126,7 +126,7 @@ def marker(index: int) -> str:
 
 
 def label(axes: Axes, x: str, y: str) -> None:
-    """Name both axes; a long name beside them takes several lines."""
+    """Label both axes; a long label of the y axis takes several lines."""
     axes.set_xlabel(x, fontsize=10, color=INK)
     axes.set_ylabel("\n".join(textwrap.fill(line, LABEL) for line in y.split("\n")), fontsize=10, color=INK)
 
@@ -145,14 +145,14 @@ def axis(unit: str, largest: float) -> tuple[float, str]:
 
 
 def require_picture(field: str, path: str | Path) -> None:
-    """``ValueError`` unless :func:`save_figure` can write ``path``; called before long work, not after."""
+    """``ValueError`` unless :func:`save_figure` can write ``path``; call it before the long work."""
     require_matplotlib()
     check.one_of("file ending", Path(path).suffix, UNDATED)
     require_writable(field, path)
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write PNG, PDF or SVG, by the path's ending; the same figure gives the same bytes."""
+    """Write PNG, PDF or SVG, by the path's ending; returns the path. The same figure gives the same bytes."""
     from matplotlib import rc_context  # noqa: PLC0415
 
     path = Path(path)
@@ -166,6 +166,6 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def save_formats(figure: Figure, path: Path, drawing: Drawing) -> None:
-    """Write the figure in every format of ``drawing``; ``path`` without an ending."""
+    """Write the figure in every format of ``drawing``; ``path`` has no file ending."""
     for ending in drawing.formats:
         save_figure(figure, path.parent / f"{path.name}.{ending}")

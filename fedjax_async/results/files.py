@@ -1,4 +1,4 @@
-"""The contents of result files: JSON, CSV, and the versions a run was computed with. Equal content, equal bytes."""
+"""The contents of result files: JSON, CSV, and the versions of a run's software. Equal values give equal bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _cells(column: np.ndarray) -> list[Any]:
-    """Python values with the shortest text that reads back exactly."""
+    """The values as Python numbers or strings, with the fewest digits that read back exactly."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
         texts = [str(value) for value in column]
         if np.array_equal(np.array(texts, np.float64).astype(column.dtype), column, equal_nan=True):
@@ -94,12 +94,12 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
 def _package_version(name: str) -> str | None:
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except metadata.PackageNotFoundError:  # run from source, not installed
         return None
 
 
 def revision() -> str | None:
-    """The git commit of this package's source, with ``-dirty`` if it was edited since; None outside git."""
+    """The git commit of this package's source, with ``-dirty`` if it was edited since; None outside a repository."""
     folder = Path(__file__).resolve().parent
     # An installed copy may lie inside another project's repository: the commit is ours only if this file is tracked.
     tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name]

@@ -26,11 +26,11 @@ MOST_CELLS = 400  # more cannot be read
 MOST_FACETS = 24
 DECIMALS = {"accuracy": 1, "loss": 2}
 NO_VALUE = "-"
-LONGEST_LINE = 14  # characters of a name before it is broken
+LONGEST_LINE = 14  # characters of a name in one line
 
 
 class Cells(NamedTuple):
-    """The numbers of one map. Values without a run in it are left out."""
+    """The numbers of one map. Values of the settings without any run are left out."""
 
     rows: tuple[str, list[Any]]  # name and values of a swept setting
     columns: tuple[str, list[Any]]  # of another swept setting
@@ -40,7 +40,7 @@ class Cells(NamedTuple):
 
 
 def _ordered(values: Sequence[Any]) -> list[Any]:
-    """Different values: numbers by size, texts in order of first use, None last."""
+    """Distinct values: numbers by size, others in order of first use, None last."""
     found = [value for value in dict.fromkeys(values) if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
         found.sort()
@@ -54,7 +54,7 @@ def _text(value: Any) -> str:
 
 
 def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cells]:
-    """The mean final metric for each pair of values of two swept settings, a map for each combination of the others.
+    """The mean final metric for each pair of values of two swept settings; one map for each combination of the others.
 
     Rows and columns are the two settings with the most values, in the order in which they are swept. Empty if fewer
     than two settings have several values, or if the maps would have too many cells to be read.
@@ -91,7 +91,7 @@ def _map(
     final: str,
     title: str,
 ) -> Cells:
-    """One map of the settings ``groups``, each with its values by axis."""
+    """One map. ``groups``: the runs of each setting, with its values by axis."""
     rows, columns = ([value for value in values[axis] if any(own[axis] == value for _, own in groups)] for axis in axes)
     mean, std = np.full((2, len(rows), len(columns)), np.nan)
     for group, own in groups:
@@ -107,13 +107,13 @@ class Sizes(NamedTuple):
     width: float
     height: float
     text: float  # points, in the cells
-    below: bool  # whether the scale of colours stands below the maps
+    below: bool  # whether the colour scale is below the maps
 
 
 def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing: Drawing = SCREEN) -> Figure:
-    """Each map of :func:`cells` with one scale of colours; a cell shows its mean and its deviation over seeds.
+    """All maps of :func:`cells`, with one colour scale; a cell shows its mean and its deviation over seeds.
 
-    Maps side by side with the same rows have their names once, and so have maps above each other with the same columns.
+    If neighbouring maps have the same rows (or columns), the names are written only at the leftmost (lowest) map.
     """
     sizes = _sizes(maps, drawing)
     across, down = sizes.across, math.ceil(len(maps) / sizes.across)
@@ -146,7 +146,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
 
 
 def _sizes(maps: Sequence[Cells], drawing: Drawing) -> Sizes:
-    """As many maps side by side as fit into 12 inches, or into a paper's width; at most as many as above each other."""
+    """As many maps side by side as fit into 12 inches or a paper's width, at most ceil(sqrt(number of maps))."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
     paper = drawing.width is not None
     cell, letter = (0.42, 0.058) if paper else (0.58, 0.07)
@@ -174,7 +174,7 @@ def _sizes(maps: Sequence[Cells], drawing: Drawing) -> Sizes:
 
 
 def _wrapped(name: str) -> str:
-    """A long name in lines: ``fedbuff@buffer:size=3`` breaks after its ``@``.
+    """A long name in several lines, broken after ``@``, ``:``, ``,`` or ``+``.
 
     >>> _wrapped("fedavg"), _wrapped("fedbuff@buffer:size=3")
     ('fedavg', 'fedbuff@\\nbuffer:size=3')
@@ -195,7 +195,7 @@ def _cell_text(each: Cells, cell: tuple[int, int], decimals: int) -> str:
 
 
 def _number_cells(axes: Axes, each: Cells, decimals: int, middle: float, size: float) -> None:
-    """The numbers in the cells of one map; ``middle``: of the scale of colours, ``size``: in points."""
+    """Write the numbers into the cells of one map; ``middle``: of the colour scale, ``size``: in points."""
     for cell, value in np.ndenumerate(each.mean):
         text = _cell_text(each, (cell[0], cell[1]), decimals)
         ink = "white" if value < middle else "black"  # cividis goes from dark to light
@@ -204,7 +204,7 @@ def _number_cells(axes: Axes, each: Cells, decimals: int, middle: float, size: f
 
 
 def _name_edges(axes: Axes, each: Cells, *, rows: bool, columns: bool) -> None:
-    """The values of the settings at the edges of one map, as far as asked for, and its title."""
+    """Write the title of one map and, if ``rows`` or ``columns``, the values of the settings at its edges."""
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0, labelsize=9, colors=canvas.INK)

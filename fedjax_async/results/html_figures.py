@@ -2,7 +2,7 @@
 
 Each figure is a dict, ``data`` and ``layout`` in plotly's JSON; plotly checks it here and draws it in the browser. Long
 arrays are base64 (``bdata``) in their full precision. plotly comes with the extra ``report`` and is imported only when
-a figure is made. A name may be any text: it is escaped, because plotly reads tags in the texts that it draws.
+a figure is made. Names are escaped, because plotly interprets tags in text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
 from fedjax_async.types import Run
 
-DASHES = ("solid", "dash", "dot", "dashdot")  # once the colours are used up
-MOST_LINES = len(PALETTE) * len(DASHES)  # more cannot be told apart
-MOST_BARS = 400  # clients with a bar each; more become a histogram
+DASHES = ("solid", "dash", "dot", "dashdot")  # when the colours are used up
+MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
+MOST_BARS = 400  # clients with one bar each; more are shown as a histogram
 BINS = 60
 UNITS = {
     "time": "virtual time (s)",
@@ -37,7 +37,7 @@ Figure = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """A figure, its title, and what it leaves out (empty if it shows everything)."""
+    """A figure, its title, and a note on what it leaves out (empty if it shows everything)."""
 
     title: str
     figure: Figure
@@ -45,7 +45,7 @@ class Shown(NamedTuple):
 
 
 def require_plotly() -> ModuleType:
-    """The package plotly; ``ValueError`` naming the extra to install where it is missing."""
+    """The package plotly; ``ValueError`` naming the extra to install if it is missing."""
     try:
         import plotly.graph_objects  # noqa: PLC0415
         import plotly.offline  # noqa: PLC0415
@@ -55,7 +55,7 @@ def require_plotly() -> ModuleType:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis as plotly takes it."""
+    """An axis in plotly's JSON."""
     line = {"showline": True, "linecolor": FAINT, "ticks": "outside", "tickcolor": FAINT, "zeroline": False}
     return {"title": {"text": title}, "gridcolor": GRID, **line, **more}
 
@@ -79,11 +79,11 @@ def _thin(size: int, most: int) -> np.ndarray:
 def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
-    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: over several
-    seeds running means, which end at the default number of the tables; a single run is drawn as it is. ``meta.part`` of
-    a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` numbers its group. A
-    line of more than ``most_points`` points is thinned evenly; its last point stays. Single seeds: the first
-    ``most_seeds`` of each group.
+    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: with several
+    seeds they are running means, which end at the default final value of the tables; a single run is drawn unchanged.
+    ``meta.part`` of a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` is
+    the number of its group. A line of more than ``most_points`` points is thinned evenly; its last point stays. Only
+    the first ``most_seeds`` of each group are drawn as single seeds.
     """
     factor = metrics.percent(column)
     title = METRICS[column][1] if column in METRICS else column_title(column) + (" (%)" if factor > 1 else "")
@@ -160,7 +160,7 @@ _SMALL: dict[str, Any] = {"height": 320, "legend": {"orientation": "h", "y": 1.0
 def clients(run: Run) -> list[Shown]:
     """Scores of each client at the last evaluation, if the run has them; updates of each client; staleness.
 
-    Mean, deviation and worst tenth below the scores are columns of the last evaluation.
+    Mean, deviation and worst tenth are written below the scores; they are columns of the last evaluation.
     """
     shown = []
     for column, (factor, title) in METRICS.items():

@@ -1,7 +1,7 @@
 """What the HTML report shows of a folder: its finished runs in groups, and its tables.
 
-The tables of methods and settings are those that the folder holds, if they are of its finished runs, because they were
-written with the options of their command; else new ones with the default options.
+The tables of methods and settings in the folder are shown if they belong to its finished runs, because they were
+written with the options of their command. Otherwise new ones are made with the default options.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Group(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a folder holds."""
+    """The content of a folder."""
 
     path: Path
     kind: str  # "run", "comparison" or "sweep"
     groups: list[Group]  # in the order of drawing
-    folders: dict[str, Path]  # of each run, by the name of its record
-    rows: dict[str, Row]  # its row in the table of runs, by the same name
+    folders: dict[str, Path]  # name of a record -> folder of its run
+    rows: dict[str, Row]  # name of a record -> its row in the table of runs
     tables: list[Content]
     notes: list[str]
 
 
 class Options(NamedTuple):
-    """How the tables are made; None for those that the folder holds or, where it has none, the usual options."""
+    """How the tables are made; if all are None, the tables in the folder are shown, or new ones with the defaults."""
 
     target: str | float | None = None
     final: str | None = None
@@ -58,7 +58,7 @@ class Options(NamedTuple):
 
     @property
     def given(self) -> bool:
-        """Whether any is chosen: the tables are then made anew."""
+        """Whether any option is given; new tables are then made."""
         return any(option is not None for option in self)
 
     @property
@@ -72,11 +72,11 @@ class Options(NamedTuple):
         try:
             number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            return  # none, or the name of a method
+            return  # None, or the name of a method
         check.require(0 < number <= 1, "target", self.target, "an accuracy in (0, 1], or a share such as 95%")
 
     def of_sweep(self) -> float | None:
-        """The target of a sweep; ``ValueError`` for a share and for a method's name."""
+        """The target of a sweep, an accuracy or None; ``ValueError`` for a share and for a method's name."""
         if self.target is None:
             return None
         try:
@@ -108,13 +108,13 @@ def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
 
 
 def _record(folder: Path, name: str) -> Record:
-    """The numbers of a saved run, as in a sweep of this run alone: of its point only name and seed are used."""
+    """The numbers of a saved run, as in a sweep of one run; only the name and the seed of its point are used."""
     run = store.load(folder)
     return sweep_table.record(Point(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
 def _row(record: Record, options: Options) -> Row:
-    """Its row in the table of runs."""
+    """The row of a record in the table of runs."""
     (row,) = sweep_table.run_rows([record], options.of_tables["final"])
     return {name: value for name, value in row.items() if name != "run"}
 
@@ -149,7 +149,7 @@ def _sweep(path: Path, options: Options) -> Source:
 
 
 def _pairs(path: Path) -> list[Content]:
-    """Scores over the clients, if they were evaluated; paired tests, which a folder has from three seeds on."""
+    """The tables of clients (if they were evaluated) and of paired tests (from three seeds on)."""
     files = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}
     return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
 
@@ -178,7 +178,7 @@ def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source
 def _methods(
     path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: Options
 ) -> tuple[list[Content], list[str]]:
-    """The table of the methods and notes on it: ``comparison.csv``, or a new one where it is not of these runs."""
+    """The table of the methods, and notes on it: ``comparison.csv``, or a new table if the file is of other runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
@@ -189,7 +189,7 @@ def _methods(
     if options.given:
         return [table("Methods", fresh), *new_pairs], []
     common = [name for name in _header(fresh) if name in _header(saved)]
-    chosen = ("time to ", "relative to ", "target", "95%")  # these depend on options of the command
+    chosen = ("time to ", "relative to ", "target", "95%")  # columns that depend on options of the command
     if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):
         return [table("Methods", saved), *_pairs(path)], []
     return [table("Methods", fresh), *new_pairs], ["comparison.csv is missing or of other runs: this table is new."]
@@ -221,7 +221,7 @@ PARTS = (" std", " reached", " low", " high")  # endings of CSV columns that bel
 
 
 def _number(text: str) -> int | float | None:
-    """The number that a CSV cell holds; None for NaN and empty cells; ``ValueError`` for a text."""
+    """The number in a CSV cell; None for NaN and empty cells; ``ValueError`` for other text."""
     if not text:
         return None
     try:
@@ -232,7 +232,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _numeric(column: Sequence[str]) -> bool:
-    """Whether a column holds numbers, any of which may be missing."""
+    """Whether all cells of a column are numbers or empty."""
     try:
         for text in column:
             _number(text)
@@ -242,9 +242,9 @@ def _numeric(column: Sequence[str]) -> bool:
 
 
 def table(title: str, text: str) -> Content:
-    """A CSV file as a table of the page. A column of the page joins ``of`` columns of the file: mean and deviation.
+    """A CSV file as a table of the page. A column joins the columns ``of`` the file, such as mean and deviation.
 
-    A cell is a list of what is shown and, for columns of numbers, the numbers of the file with all digits.
+    A cell is a list: the text that is shown and, in columns of numbers, the numbers of the file with all digits.
     """
     rows, header = list(csv.reader(io.StringIO(text)))[1:], _header(text)
     joined: dict[str, list[int]] = {}
@@ -266,7 +266,7 @@ def table(title: str, text: str) -> Content:
 
 
 def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any]:
-    """A cell of the page from the cells ``texts`` of the columns ``names`` of the file."""
+    """A cell of the page, from the cells ``texts`` of the columns ``names`` of the file."""
     if not numeric:
         return [texts[0]]
     numbers = [_number(text) for text in texts]

@@ -1,4 +1,4 @@
-"""Gantt charts of the HTML report: who trains when, with a server and without."""
+"""Gantt charts of the HTML report, for runs with a server and without."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedjax_async.results.peer_gantt import LOOKS
 from fedjax_async.types import Run, Schedule
 
 MOST_ROWS = 40  # clients of a chart
-REJECTED = "rejected"  # came in time, but the server rule gave it no weight
-UNUSED = "unused"  # came for a server step that was not complete at the end
-APPLIED = ("applied", "late")  # states with a staleness: their colour
+REJECTED = "rejected"  # arrived in time, but the server rule gave it no weight
+UNUSED = "unused"  # arrived for a server step that was not complete at the end
+APPLIED = ("applied", "late")  # states with a staleness, which gives their colour
 STATE_COLOURS = dict(
     zip(
         ("under way", "called off", "lost", "crashed", "interrupted", "dropped late", "dropped stale", "given up"),
@@ -31,7 +31,7 @@ TICKS: dict[str, Any] = {
 
 
 def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """Each job's end, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
+    """The state of each job: its :class:`~fedjax_async.clock.Outcome` as text, ``rejected`` or ``unused``; str[J]."""
     names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
     states = names[schedule.outcome]
     states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
@@ -43,9 +43,9 @@ def job_states(run: Run, schedule: Schedule) -> np.ndarray:
 def _part(
     client: np.ndarray, begin: np.ndarray, end: float, most: int, names: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray, float, str]:
-    """The clients and bars of a chart, the end of its time, and what it leaves out.
+    """The clients and bars of a chart, the end of its time axis, and a note on what it leaves out.
 
-    ``client`` and ``begin`` of each bar; ``names``: the plural of rows, and of bars.
+    ``client`` and ``begin``: of each bar; ``names``: of the rows and of the bars, in the plural.
     """
     there = np.unique(client)
     clients = there[:MOST_ROWS]
@@ -70,7 +70,7 @@ def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **mor
 
 
 def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Figure:
-    """The figure, with the name of its ``rows`` and of the staleness that colours its bars, at most ``top``."""
+    """The figure. ``rows``: name of its rows; ``bar``: unit of the staleness (colour of bars); ``top``: its maximum."""
     y = axis(rows, range=[len(clients) - 0.4, -0.6], showgrid=False)
     y |= {"tickvals": list(range(len(clients))), "ticktext": [str(client) for client in clients]}
     scale = {"title": {"text": f"staleness<br>({bar})"}, "thickness": 12, "outlinewidth": 0}
@@ -86,10 +86,10 @@ def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: 
 
 
 def gantt(run: Run, most_jobs: int) -> Shown:
-    """A row per client, a bar per job from dispatch to upload: coloured by staleness, or by what became of it.
+    """A row per client, a bar per job from dispatch to upload, coloured by staleness or, if not applied, by its state.
 
-    A tick marks the moment at which the server applies an upload. The moments of server steps can be switched on in
-    the legend. At most ``MOST_ROWS`` clients and ``most_jobs`` jobs; the note says what is left out.
+    A tick marks the time at which the server applies an upload. The legend can show the times of server steps. At most
+    ``MOST_ROWS`` clients and ``most_jobs`` jobs; the note says what is left out.
     """
     schedule = with_derived_columns(run.schedule)
     end = max(float(np.max(schedule.time, initial=0.0)), float(run.evaluations["time"][-1]))
@@ -97,7 +97,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     clients, jobs, until, note = _part(schedule.client, schedule.dispatch_time, end, most_jobs, names)
     staleness = np.full(schedule.client.size, -1)
     applied = np.full(schedule.client.size, np.nan)
-    # A job may arrive twice (a late duplicate): its first application counts.
+    # In reverse order, as in plots.py: the first application of a job would count.
     staleness[schedule.job[::-1]], applied[schedule.job[::-1]] = schedule.staleness[::-1], schedule.time[::-1]
     finish = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
     finish = np.where(np.isfinite(finish), finish, end)
@@ -143,8 +143,8 @@ def gantt(run: Run, most_jobs: int) -> Shown:
 def peer_gantt(run: Run, most_drawn: int) -> Shown:
     """A row per node, a bar per compute event, coloured by the staleness of what it mixes; a line per message.
 
-    A tick marks the moment at which an event mixes its inbox. Messages can be switched off by what became of them, and
-    those to and from nodes or events that are not shown are left out. At most ``MOST_ROWS`` nodes, and ``most_drawn``
+    A tick marks the time at which an event mixes its inbox. The legend can hide messages by their outcome. Messages to
+    and from nodes or events that are not shown are left out. At most ``MOST_ROWS`` nodes, and ``most_drawn``
     events and messages together; the note says what is left out.
     """
     plan: PeerSchedule = run.schedule
@@ -178,7 +178,7 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
 
 
 def _messages(plan: PeerSchedule, nodes: np.ndarray, events: np.ndarray) -> list[dict[str, Any]]:
-    """A line from each of these events to each receiver that is shown, one trace for what became of the messages."""
+    """A line from each of these events to each receiver that is shown, one trace per outcome of the messages."""
     pushes = np.flatnonzero(np.isin(plan.push_event, events) & np.isin(plan.receiver, nodes))
     sent = plan.end[plan.push_event]
     data: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
 """One self-contained HTML page about folders of runs, comparisons and sweeps; it opens without a network.
 
-The page is ``report_page.html`` with the source of plotly.js and one JSON text put in. Its script writes texts with
+The page is ``report_page.html`` with the source of plotly.js and the report's JSON inserted. Its script writes text by
 ``textContent``, so nothing in a setting or a name can become HTML or JavaScript. All numbers come from the functions
 and files of the tables and pictures.
 """
@@ -34,7 +34,7 @@ ALL_POINTS = 100_000  # points of all curves together
 
 
 def _settings(source: Source) -> Content:
-    """Settings that all runs share, a table of those that differ, and the versions."""
+    """The settings that are the same in all runs, a table of those that differ, and the versions."""
     runs = {member.point.name: member.run for group in source.groups for member in group.members}
     texts = {
         name: {key: json.dumps(files.plain(value)) for key, value in run.settings.items()} for name, run in runs.items()
@@ -68,7 +68,7 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """The last name of each folder, or its whole path if two have the same."""
+    """The last name of each folder, or its whole path if two folders have the same name."""
     names = [path.resolve().name for path in paths]
     return [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
 
@@ -76,7 +76,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 def _chosen(
     sources: Sequence[Source], labels: Sequence[str]
 ) -> tuple[dict[str, Group], list[tuple[str, Path]], list[str]]:
-    """The groups with curves by name, name and folder of the runs with details, and what the curves leave out."""
+    """Name -> group with curves; name and folder of each run with details; notes on what the curves leave out."""
     share = max(1, MOST_LINES // len(sources))
     drawn: dict[str, Group] = {}
     members: list[tuple[int, str, Path]] = []
@@ -96,7 +96,7 @@ def _chosen(
 
 
 def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Content:
-    """Everything that the page shows, as the JSON it holds."""
+    """Everything that the page shows, as its JSON; ``ValueError`` as in :func:`write_report`."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     sources = [read(folder, options) for folder in folders]
@@ -129,7 +129,7 @@ def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Conte
 
 
 def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
-    """``figures[metric][unit]`` for every metric with a finite value, and what they leave out."""
+    """``figures[metric][unit]`` for every metric with a finite value, and notes on what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
     shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
     groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
@@ -171,9 +171,10 @@ def write_report(
 
     The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
     clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
-    The same results give the same bytes. The tables of methods and settings are those in the folder, if they are of
-    its finished runs; else new ones with the default options. ``target``, ``final`` and ``interval``, as in
-    :func:`fedjax_async.results.comparisons.comparison`, make them anew; a sweep's target is an accuracy in (0, 1].
+    The same results give the same bytes. The tables of methods and settings in the folder are shown if they belong to
+    its finished runs; otherwise new ones are made with the default options. With ``target``, ``final`` or ``interval``,
+    as in :func:`fedjax_async.results.comparisons.comparison`, they are always new; a sweep's target is an accuracy in
+    (0, 1].
 
     Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
     written, or a folder holds no finished run.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 14  # colours between the lowest and the highest loss that is shown
-SHOWN = 0.9  # share of the grid with a colour of its own; what lies above has the last colour
+SHOWN = 0.9  # share of the grid within the levels; all higher losses have the last colour
 DARK = "#1A1A1A"
 
 
@@ -53,7 +53,7 @@ def plane_picture(
       loss: [Y, X]; where it is not finite the plane is left white.
       models: name -> (x, y, loss there).
       paths: name -> (x [P], y [P]); drawn in this order, named in a legend.
-      title: of the scale of colours.
+      title: of the colour scale.
     """
     from matplotlib.colors import BoundaryNorm  # noqa: PLC0415
     from matplotlib.patheffects import withStroke  # noqa: PLC0415
@@ -76,7 +76,7 @@ def plane_picture(
     for name, (right, up, _) in models.items():
         axes.plot([right], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
         place: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
-        place["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # white on the yellow of high losses, too
+        place["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # readable on yellow too
         axes.annotate(name, (right, up), color="white", fontsize=10, **place)
     canvas.label(axes, "distance in the plane", "distance in the plane")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
@@ -89,7 +89,7 @@ def plane_picture(
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Names of the paths below the picture, drawn dark: their lines are white on the contours."""
+    """Names of the paths below the picture; their lines are dark there, because white ones would be invisible."""
     lines, names = axes.get_legend_handles_labels()
     below: dict[str, Any] = {"loc": "outside lower center", "ncols": len(names), "frameon": False, "handlelength": 3}
     legend = figure.legend(lines, names, fontsize=9, labelcolor=canvas.INK, **below)

@@ -1,4 +1,4 @@
-"""Columns of the evaluations beside loss and accuracy: which runs have them, and their names for people."""
+"""Columns of the evaluations besides loss and accuracy: which runs have them, and their readable names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ USUAL = (
     "values_bytes_up", "energy", "carbon",
     "global_loss", "average_loss", "online", "smallest_mass", "largest_mass", "total_mass",
 )  # fmt: skip
-# Titles of costs in tables of runs: the column of the evaluations, of which the last value counts, and a factor.
+# Title of a cost in tables of runs -> column of the evaluations (its last value is the cost), factor.
 COSTS = {"energy (kJ)": ("energy", 1e-3), "carbon (g CO2e)": ("carbon", 1.0)}
-CLIENT = "client_"  # of columns over the clients, engine/client_scores.py
+CLIENT = "client_"  # prefix of columns over the clients, see engine/client_scores.py
 MODELS = {"own_": "own models", "tuned_": "fine-tuned models", "": "global model"}  # prefix of a client's score
 STATISTICS = {"_std": "deviation between clients", "_worst": "worst tenth of clients", "": "mean over clients"}
 
 
 def shared_columns(runs: Iterable[Run]) -> list[str]:
-    """The columns that all runs have, beside the usual ones, in order of the first run."""
+    """The columns that all runs have, without the ``USUAL`` ones, in the order of the first run."""
     first, *others = (run.evaluations for run in runs)
     return [name for name in first if name not in USUAL and all(name in other for other in others)]
 
@@ -33,7 +33,7 @@ def measured(runs: Iterable[Run]) -> list[str]:
 
 
 def validation(runs: Sequence[Run], metric: str) -> list[str]:
-    """The column of ``metric`` on the validation part, if all runs have one."""
+    """The column of ``metric`` on the validation part, if all runs have it, as a list."""
     column = f"validation_{metric}"
     return [column] if all(column in run.evaluations for run in runs) else []
 
@@ -58,7 +58,7 @@ def of_model(score: str) -> tuple[str, str]:
 
 
 def column_title(column: str) -> str:
-    """The name of a column for people.
+    """The readable name of a column.
 
     >>> column_title("train_loss"), column_title("client_tuned_accuracy_worst")
     ('training loss', 'fine-tuned models, accuracy, worst tenth of clients')
@@ -72,11 +72,10 @@ def column_title(column: str) -> str:
 
 
 def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, list[str]]:
-    """Column -> the groups of runs that have it, for each column that is drawn beside ``metric``.
+    """Column -> the groups of runs that have it, for each column that is drawn besides ``metric``.
 
     These are ``metric`` on the validation part, the training loss, the metrics, and the worst tenth of the clients by
-    ``metric``, of every model. Columns without a curve, of the same value throughout or known at the ends only, are
-    left out.
+    ``metric``, for every model. Columns that are constant or known only at the first and last evaluation are left out.
     """
     found: dict[str, list[str]] = {}
     for name, seeds in runs.items():
@@ -96,5 +95,5 @@ def _has_curve(seeds: Iterable[Run], column: str) -> bool:
 
 
 def of_metric(scores: Sequence[str], metric: str) -> list[str]:
-    """The scores that are a client's ``accuracy`` or ``loss``, of whichever model."""
+    """The scores that are a client's ``metric``, ``accuracy`` or ``loss``, for any model."""
     return [score for score in scores if of_model(score)[1] == metric]

@@ -14,7 +14,7 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
-# Scores on the global test set of nodes without a server, which some evaluations leave out.
+# Scores of nodes (runs without a server) on the global test set; some evaluations do not have them.
 OF_NODES = tuple(f"{start}_{name}" for start in ("global", "average") for name in ("loss", "accuracy"))
 
 UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
@@ -32,25 +32,26 @@ OF_METHODS = "a dict, method -> list of its runs, as compare returns: {'mine': [
 
 
 def require_run(run: Any) -> None:
-    """``ValueError`` unless it is a ``Run``."""
+    """``ValueError`` unless ``run`` is a ``Run``."""
     check.kind("run", run, Run, "a Run, as simulate returns")
 
 
 def require_runs(runs: Any) -> None:
-    """``ValueError`` unless it is a dict, method -> list of its runs, with at least one run each."""
+    """``ValueError`` unless ``runs`` is a dict, method -> list of its runs, with at least one run each."""
     check.kind("runs", runs, Mapping, OF_METHODS)
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     for name, seeds in runs.items():
         listed = isinstance(seeds, Sequence) and not isinstance(seeds, Run)  # a run is a tuple, too
         good = listed and len(seeds) > 0 and all(isinstance(run, Run) for run in seeds)
-        check.require(good, f"runs[{name!r}]", f"a {type(seeds).__name__}", "a list of its runs, one a seed: [run]")
+        check.require(good, f"runs[{name!r}]", f"a {type(seeds).__name__}", "a list of its runs, one per seed: [run]")
 
 
 def progress_in(run: Run, unit: str) -> np.ndarray:
-    """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
+    """Virtual seconds, updates, server steps, bytes or joules at each evaluation; float64[rows].
 
-    ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
-    indices, scales and headers of compressed uploads, as in AsynFLC's Table III; ``energy`` joules, if counted.
+    ``unit``: ``time``, ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` (sent by the clients),
+    ``values_bytes_up`` (the same without the indices, scales and headers of compressed uploads, as in AsynFLC's Table
+    III) or ``energy`` (in joules, if the run counts it).
     """
     require_run(run)
     check.one_of("unit", unit, UNITS)
@@ -62,8 +63,7 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
 def to_target(run: Run, target: float, unit: str = "time") -> float:
     """The amount of ``unit`` at the first evaluation with an accuracy of ``target`` or more; NaN if there is none.
 
-    ``unit``: ``time`` (virtual seconds), ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` or
-    ``values_bytes_up`` (see :func:`progress_in`). It is not interpolated between evaluations, so it is an upper bound.
+    ``unit`` as in :func:`progress_in`. It is not interpolated between evaluations, so it is an upper bound.
     """
     require_run(run)
     check.kind("target", target, Real, "a number, such as 0.7")  # NaN, where there are no class labels, is not reached
@@ -73,7 +73,7 @@ def to_target(run: Run, target: float, unit: str = "time") -> float:
 
 
 FINALS = {"tail": "mean of last tenth", "last": "last", "best": "best"}
-FINAL = "tail"  # what tables and pictures show unless another is asked for
+FINAL = "tail"  # the default of tables and pictures
 WAYS = "last, best, tail (the mean of the last tenth of the evaluations) or tail:K (of the last K)"
 
 
@@ -106,12 +106,12 @@ def final_title(column: str = "accuracy", final: str = FINAL) -> str:
 
 
 def percent(column: str) -> float:
-    """100 for accuracies, 1 for all else: what tables and pictures multiply a column by."""
+    """The factor of a column in tables and pictures: 100 for accuracies, else 1."""
     return 100.0 if "accuracy" in column else 1.0
 
 
 def limits(column: str) -> tuple[float, float]:
-    """The values that a column, times :func:`percent`, can have: where bands and bars of deviations end."""
+    """The range of a column times :func:`percent`; bands and bars of deviations are clipped to it."""
     return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
 
 
@@ -122,12 +122,12 @@ def all_finals(final: str = FINAL) -> list[str]:
 
 
 def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float:
-    """One number for a column of the evaluations: accuracies in [0, 1], losses as they are.
+    """One number for a column of the evaluations: accuracies in [0, 1], losses unchanged.
 
     ``final``: ``last`` is the last evaluation; ``tail`` the mean of the last tenth of the evaluations (see
     :func:`window`), ``tail:K`` of the last K; ``best`` the highest value of any evaluation, or the lowest of a loss, an
-    error or a deviation between clients, NaN if all are NaN. Of scores on the global test set of nodes without a
-    server, the evaluations count that have them.
+    error or a deviation between clients, NaN if all are NaN. For scores of nodes on the global test set, evaluations
+    without them are skipped.
     """
     values = _scores(run, column)
     if column in OF_NODES and not np.isnan(values).all():
@@ -163,7 +163,7 @@ def has_accuracy(runs: Iterable[Run]) -> bool:
 
 
 def running_mean(values: np.ndarray, length: int) -> np.ndarray:
-    """The mean of each value and those before it, ``length`` in all or as many as there are; float64[rows]."""
+    """The mean of each value and the ``length`` - 1 before it, or fewer at the start; float64[rows]."""
     return np.array([np.mean(values[max(0, end - length) : end]) for end in range(1, len(values) + 1)])
 
 
@@ -182,11 +182,11 @@ class Relative(NamedTuple):
     """Times to a common target, one entry per seed."""
 
     target: np.ndarray  # float64[seeds]  accuracy to reach
-    time: dict[str, np.ndarray]  # method -> float64[seeds], in the unit asked for
+    time: dict[str, np.ndarray]  # method -> float64[seeds], in the chosen unit
     ratio: dict[str, np.ndarray]  # method -> float64[seeds], time divided by the baseline's
 
 
-SHARE = "95%"  # the target unless another is asked for: this share of the lowest final accuracy
+SHARE = "95%"  # the default target: this share of the lowest final accuracy
 
 
 def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = SHARE) -> np.ndarray:
@@ -223,10 +223,9 @@ def relative_time(
 ) -> Relative:
     """How long each method takes to reach a common accuracy, relative to ``baseline``.
 
-    ``target`` as in :func:`target_accuracy`, of final accuracies as in :func:`final_value`; every method reaches a
-    share of the lowest. A ratio below
-    1 is faster than the baseline; it is NaN if one of the two does not reach the target, or if the baseline starts at
-    or above it. ``runs`` maps each method to its runs, one per seed, with the seeds in the same order.
+    ``target`` as in :func:`target_accuracy`, from final accuracies with ``final`` as in :func:`final_value`. A ratio
+    below 1 is faster than the baseline. It is NaN if one of the two does not reach the target, or if the baseline
+    starts at or above it. ``runs`` maps each method to its runs, one per seed, with the seeds in the same order.
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """
@@ -260,13 +259,13 @@ class Curve(NamedTuple):
     at: np.ndarray  # float64[P]  virtual seconds, updates, server steps or bytes
     mean: np.ndarray  # float64[P]
     std: np.ndarray  # float64[P]  NaN for a single seed
-    steps: bool  # whether a value holds until the next point; else the points may be joined by lines
+    steps: bool  # whether a value holds until the next point; if not, lines may join the points
 
 
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sample standard deviation (divisor n - 1; NaN for n = 1) over the last axis, that of the seeds.
+    """Mean and sample standard deviation (divisor n - 1; NaN for n = 1) over the last axis, the seeds.
 
-    All tables and pictures average over seeds here, so that they show the same numbers.
+    All tables and pictures use this function, so that they show the same numbers.
     """
     values = np.ascontiguousarray(values, np.float64)
     mean = np.mean(values, axis=-1)
@@ -274,7 +273,7 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:
-    """The numbers of a list, float64[n]; ``ValueError`` unless there are at least ``least``, and nothing else."""
+    """The numbers of a list, float64[n]; ``ValueError`` for fewer than ``least`` or for anything but numbers."""
     allowed = ("a list of numbers", "a list of at least one number", "a list of at least two numbers")[least]
     try:
         array = np.asarray(values)
@@ -302,18 +301,18 @@ def mean_curve(
     """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
 
     Each seed's values are replaced by their running mean over as many evaluations as ``final`` averages (see
-    :func:`window`): none but the value itself for ``last`` and ``best``.
+    :func:`window`), which is only one for ``last`` and ``best``.
 
     If the evaluations of all seeds match, the k-th point averages the k-th evaluations, at their mean amount of
-    ``unit``. They match if there are equally many, and at each of them all seeds have made equally many updates, or
-    server steps, or have reached the same time.
+    ``unit``. They match if all seeds have equally many, and the k-th evaluations are after the same number of updates,
+    or of server steps, or at the same time.
 
-    Otherwise each seed is a step function: it keeps its last value, also after its end. The points then lie where seeds
-    are evaluated. Evaluations of different seeds that follow each other within half an interval share a
-    point, at the last of them: a seed that is evaluated a moment later does not widen the band for that moment.
+    Otherwise each seed is a step function: it keeps its last value, also after its end. The points are then where seeds
+    are evaluated. Evaluations of different seeds within half an interval share one point, at the last of them, so that
+    a seed that is evaluated slightly later does not widen the band in between.
 
     In both cases the last point is ``spread`` of ``final_value(run, column, final)`` over the seeds, except for
-    ``best``.
+    ``best``. ``ValueError`` for no runs.
     """
     check.require(len(runs) > 0, "runs", list(runs), "at least one run")
     at = [progress_in(run, unit) for run in runs]
@@ -335,7 +334,7 @@ def _match(runs: Sequence[Run]) -> bool:
 
 
 def _common_grid(at: Sequence[np.ndarray]) -> np.ndarray:
-    """Where the seeds, evaluated ``at`` these sorted amounts, are averaged; increasing, from where all have begun."""
+    """The increasing points for the mean over seeds, from where all have begun; ``at``: each seed's sorted amounts."""
     intervals = np.concatenate([np.diff(x) for x in at])
     near = np.median(intervals[intervals > 0]) / 2 if np.any(intervals > 0) else 0.0
     grid: list[float] = []

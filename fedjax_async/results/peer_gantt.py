@@ -1,4 +1,4 @@
-"""Pictures of a decentralised plan: who trains when and which messages go where; how old the mixed messages are."""
+"""Pictures of a decentralised plan: a Gantt chart of events and messages, and the ages of the mixed messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What became of a message -> the outcomes that this stands for, colour and dashes of its line.
+# Name in the legend -> the outcomes of messages with this name, colour and dashes of their lines.
 LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
     "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
     "superseded by a newer one": ((Delivery.SUPERSEDED,), canvas.PALETTE[4], "-"),
@@ -26,8 +26,8 @@ LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
     "not mixed by the end": ((Delivery.WAITING, Delivery.IN_FLIGHT), canvas.FAINT, ":"),
 }
 BARS = "#BFD7EA"
-EVENTS_SHOWN = 5  # of a node, about
-_LOST_AFTER = 0.35  # a lost message is drawn for this part of the way
+EVENTS_SHOWN = 5  # per node, about
+_LOST_AFTER = 0.35  # the line of a lost message ends after this share of the way
 
 
 def peer_gantt(
@@ -37,13 +37,13 @@ def peer_gantt(
     *,
     drawing: Drawing = SCREEN,
 ) -> Figure:
-    """Who trains when: a row a node, a bar a compute event, a line a message from its sender to its receiver.
+    """A Gantt chart: a row per node, a bar per compute event, a line per message from its sender to its receiver.
 
-    A line begins where its sender has trained and ends where the message arrives; its colour says what became of it
-    (``LOOKS``). A tick marks the moment at which an event mixes its inbox. Where a node has not joined yet, or has
-    left, its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many
-    nodes are. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for
-    about five events a node).
+    A line begins where its sender has trained and ends where the message arrives; its colour is the message's outcome
+    (``LOOKS``). A tick marks the time at which an event mixes its inbox. Where a node has not joined yet, or has left,
+    its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many nodes are
+    shown. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for
+    about five events per node).
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
@@ -86,7 +86,7 @@ def peer_gantt(
 
 
 def _draw_events(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> None:
-    """A bar an event, and a tick where it mixes messages."""
+    """A bar per event, and a tick where it mixes messages."""
     shown = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
     y = row_of[schedule.client[shown]].astype(float)
     begin, end = schedule.start[shown] / size, np.minimum(schedule.end[shown], until) / size
@@ -97,7 +97,7 @@ def _draw_events(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: 
 
 
 def _draw_messages(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> dict[str, Any]:
-    """A line a message; returns the kinds that are drawn, with a line each for the legend."""
+    """A line per message; returns the outcomes that are drawn, each with a line for the legend."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
@@ -127,7 +127,7 @@ def _draw_absence(axes: Axes, schedule: PeerSchedule, rows: list[int], until: fl
 
 
 def age_histogram(schedule: PeerSchedule, drawing: Drawing = SCREEN) -> Figure:
-    """The share of the mixed messages by age: how many events their senders have completed since; mean and largest."""
+    """The share of mixed messages at each age (events that the sender has completed since), with mean and maximum."""
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     behind = ages(schedule)[1]
     check.require(behind.size > 0, "schedule", "no mixed messages", "a schedule with at least one")

@@ -1,4 +1,4 @@
-"""Pictures of a schedule: how stale the updates are, and who trains when, as a Gantt chart."""
+"""Pictures of a schedule: a histogram of the staleness, and a Gantt chart of the jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
 
 
 def histogram_of(staleness: np.ndarray, x: str, y: str, drawing: Drawing = SCREEN) -> Figure:
-    """The share of each of these whole numbers, with mean and maximum; ``x`` and ``y`` name the axes."""
+    """A histogram of these integers, in percent, with mean and maximum; ``x`` and ``y`` name the axes."""
     largest = int(staleness.max())
     width = max(1, math.ceil((largest + 1) / 60))  # staleness values per bar, so that bars stay readable
     edges = np.arange(0, largest + width + 1, width) - 0.5
@@ -60,16 +60,21 @@ def gantt(
     scores: np.ndarray | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
-    """Who trains when: one row per client, a bar per job from dispatch to upload, coloured by staleness.
+    """A Gantt chart: one row per client, a bar per job from dispatch to upload, coloured by staleness.
 
-    A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied. ``used``:
-    which arrivals are applied (default: all), ``run.updates["used"]`` of a run; a grey bar is what is not. A thin
-    line is idle time: the client has no job. Marks at the upper edge, and pale lines if they are few, are server steps.
-    ``scores``: a number a job, in order of dispatch, written on its bar, such as that for which a policy chose it,
-    ``run.probes["chosen"]["score"]``; NaN is not written.
-    If only a part of the clients or of the time is shown, the text above says so.
-    ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for about eight
-    jobs per client).
+    A tick marks the time at which the server applies the upload; the upload of a grey bar is never applied. A thin line
+    is idle time: the client has no job. Marks at the upper edge, and pale lines if there are few, are server steps. If
+    only a part of the clients or of the time is shown, the text above says so.
+
+    Args:
+      schedule: that of a run is ``run.schedule``.
+      clients: how many (the first ones) or which.
+      until: virtual seconds shown (default: enough for about eight jobs per client).
+      used: bool[E], which arrivals are applied (default: all); for a run ``run.updates["used"]``.
+      scores: one number per job, in order of dispatch, written on its bar unless it is NaN; such as the score by which
+        a policy chose the job, ``run.probes["chosen"]["score"]``.
+
+    Raises: ``ValueError`` for a schedule without arrivals and for arguments that do not fit it.
     """
     check.kind("schedule", schedule, Schedule, "a Schedule; that of a run is run.schedule")
     rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
@@ -90,7 +95,7 @@ def gantt(
     figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
     grey = _draw_jobs(figure, axes, schedule, rows, until, applied)
     if scores is not None:
-        allowed = f"one number a job, [{len(schedule.client)}]"
+        allowed = f"one number per job, [{len(schedule.client)}]"
         check.require(np.shape(scores) == schedule.client.shape, "scores", np.shape(scores), allowed)
         _write_scores(axes, schedule, rows, until, np.asarray(scores))
     idle = _draw_idle(axes, schedule, rows, until)
@@ -128,7 +133,7 @@ def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], 
     jobs = _window(schedule, rows, until)
     staleness = np.full(schedule.client.size, -1)
     applied = np.full(schedule.client.size, np.nan)
-    # A job may arrive twice (a late duplicate): its first application counts.
+    # In a schedule that was not checked, a job may arrive twice: its first application counts.
     arrived = np.flatnonzero(used)[::-1]
     its_job = schedule.job[arrived]
     staleness[its_job], applied[its_job] = schedule.staleness[arrived], schedule.time[arrived]
@@ -139,7 +144,7 @@ def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], 
     shade = Normalize(0, max(1, int(staleness[jobs].max(initial=0))))
     colours = ScalarMappable(shade, "viridis_r")
     faces = [colours.to_rgba(value) if value >= 0 else "#D9D9D9" for value in staleness[jobs]]
-    gap = 0.0015 * until  # a sliver of white between a client's consecutive jobs
+    gap = 0.0015 * until  # a narrow white gap between a client's consecutive jobs
     bars = [
         Rectangle((a / size, row - 0.34), max(b - a - gap, gap) / size, 0.68)
         for a, b, row in zip(start, end, y, strict=True)
@@ -158,7 +163,7 @@ def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], 
 
 
 def job_ends(schedule: Schedule) -> np.ndarray:
-    """When each job's client is done with it: its upload, or its next job if that comes first; float64[J]."""
+    """When each job ends: at its upload, or at the client's next dispatch if that is earlier; float64[J]."""
     order = np.lexsort((schedule.dispatch_time, schedule.client))
     client, dispatch = schedule.client[order], schedule.dispatch_time[order]
     following = np.full(order.size, math.inf)
@@ -169,7 +174,7 @@ def job_ends(schedule: Schedule) -> np.ndarray:
 
 
 def idle_time(schedule: Schedule, client: int, until: float) -> np.ndarray:
-    """From when until when a client has no job, up to ``until``; float64[gaps, 2], in order."""
+    """The intervals (begin, end) in which a client has no job, up to ``until``; float64[gaps, 2], in order."""
     jobs = np.flatnonzero(schedule.client == client)
     jobs = jobs[np.argsort(schedule.dispatch_time[jobs], kind="stable")]
     begin = np.concatenate([[0.0], job_ends(schedule)[jobs]])
@@ -179,7 +184,7 @@ def idle_time(schedule: Schedule, client: int, until: float) -> np.ndarray:
 
 
 def _write_scores(axes: Axes, schedule: Schedule, rows: list[int], until: float, scores: np.ndarray) -> None:
-    """The number of each job at the beginning of its bar."""
+    """Write the score of each job at the beginning of its bar."""
     from matplotlib import patheffects  # noqa: PLC0415 (an extra)
 
     outline = [patheffects.withStroke(linewidth=1.5, foreground="white")]  # readable on dark bars too
@@ -192,7 +197,7 @@ def _write_scores(axes: Axes, schedule: Schedule, rows: list[int], until: float,
 
 
 def _draw_idle(axes: Axes, schedule: Schedule, rows: list[int], until: float) -> bool:
-    """A thin line for each stretch of idle time; returns whether there is any."""
+    """A thin line for each interval of idle time; returns whether there is any."""
     size, _ = canvas.axis("time", until)
     gaps = [(row, *gap) for row, client in enumerate(rows) for gap in idle_time(schedule, client, until) / size]
     y, begin, end = np.reshape(gaps, (-1, 3)).T
@@ -201,7 +206,7 @@ def _draw_idle(axes: Axes, schedule: Schedule, rows: list[int], until: float) ->
 
 
 def _draw_steps(axes: Axes, schedule: Schedule, until: float) -> bool:
-    """Marks at the upper edge where a server step closes, lines over all rows if there are few; returns whether any."""
+    """Marks at the upper edge where a server step closes, and lines if they are few; returns whether there is any."""
     size, _ = canvas.axis("time", until)
     steps = np.unique(schedule.time[schedule.closes & (schedule.time <= until)]) / size
     if len(steps) <= MOST_STEP_LINES:

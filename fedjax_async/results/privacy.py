@@ -1,7 +1,7 @@
 """Differential privacy of a finished run: epsilon from its real participations, by the library dp-accounting.
 
-:func:`guarantees` reads who took part when, and with which weight, from the run's own tables. Nothing is assumed about
-chance: a bound by sampling is given only for rounds whose clients were drawn uniformly. Where no bound is known, the
+:func:`guarantees` reads from the run's own tables which clients took part when, and with which weight. A bound that
+relies on random sampling is given only if the clients of each round were drawn uniformly. Where no bound is known, the
 result says why.
 """
 
@@ -28,35 +28,35 @@ from fedjax_async.types import Facts, Run, Schedule
 
 
 class Guarantee(NamedTuple):
-    """A bound on what a run reveals, or why none is known."""
+    """A bound on what a run reveals, or why no bound is known."""
 
     unit: str  # what is protected: a client (all its data), or an example
     epsilon: float | None  # None: no bound is known
     delta: float
     neighbours: str  # the runs that are compared
     client: int | None  # the client with the largest epsilon; None if it is the same for all
-    participations: int | None  # of it: uploads, or gradients of one example
+    participations: int | None  # of this client: uploads, or gradients of one example
     how: str  # the bound that was used, or why there is none
     delta_of: str  # where delta comes from: "given", or "the default, 50 clients^-1.1"
 
 
 def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
-    """What a run with the setting ``privacy`` guarantees, (epsilon, delta) by (epsilon, delta).
+    """The (epsilon, delta) guarantees of a run with the setting ``privacy``, one entry per bound.
 
-    Given the schedule, client c took part with the weights ``w`` in server steps with noise ``sigma``. Its
-    participations compose to a Gaussian mechanism of the multiplier ``(sum_s (W_cs C / sigma_s)^2)^(-1/2)``, ``W_cs``
-    its weights in step s and ``sigma_s^2 = sigma_u^2 sum_i w_i^2``; the largest epsilon of any client is given. A rule
-    that uses single uploads only processes noised ones: each is a Gaussian mechanism by itself.
+    The schedule is given. The participations of client c compose to a Gaussian mechanism with the multiplier
+    ``(sum_s (W_cs C / sigma_s)^2)^(-1/2)``, where C is the clip, ``W_cs`` the sum of the client's weights in server
+    step s, and ``sigma_s^2 = sigma_u^2 sum_i w_i^2`` the noise of the step. The largest epsilon of any client is given.
+    If a rule uses single uploads, each of them is noised and is a Gaussian mechanism by itself.
 
-    Neighbouring runs differ in one client whose uploads (one example whose gradients) are zero. Numbers of examples,
-    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite. The
-    columns ``upload_norm`` and ``clipped`` of a run's table are measured before the noise, so no bound covers them:
-    leave them out of what is published.
+    In the neighbouring run the uploads of one client (the gradients of one example) are zero. Numbers of examples,
+    delays and the schedule are public. The bound covers neither evaluations nor the rejection of non-finite uploads.
+    The columns ``upload_norm`` and ``clipped`` of a run's table are measured before the noise, so no bound covers them:
+    do not publish them.
 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
-      delta: by default ``n^-1.1``, n the number of clients (of examples); ``delta_of`` says so.
-      objects: the run's own objects by setting, as in ``explain``; a plugin is loaded before.
+      delta: by default ``n^-1.1``, with n the number of clients (of examples).
+      objects: the run's own objects by setting, as in ``explain``; load plugins before.
 
     Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
 
@@ -100,7 +100,7 @@ def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
 
 
 def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
-    """The bounds of client-level noise: by participation, and by sampling where rounds are drawn uniformly."""
+    """The bounds of client-level noise: by participation, and by sampling if rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
@@ -151,7 +151,7 @@ def _stops(s: Settings) -> str:
 
 
 def _spent(uploads: float, below: float) -> float:
-    """``1 / z^2`` of one participation: of an upload with this multiplier, and of the count with sigma_b."""
+    """``1 / z^2`` of one participation: of the upload (multiplier ``uploads``) and of the count (``below``)."""
     return uploads**-2 + (0.0 if below == 0 else (2 * below) ** -2)
 
 
@@ -160,8 +160,8 @@ def of_sums(
 ) -> dict[int, float]:
     """Client -> ``sum_s 1 / z_cs^2`` over the server steps s, from the arrivals [E].
 
-    The sum of a step has noise of the variance ``(z C)^2 sum_i w_i^2 / K``, K = ``fewest``, and client c changes it by
-    ``W_cs C`` at most; the count of uploads within the clip by half the number of its uploads.
+    The sum of a step has noise with the variance ``(z C)^2 sum_i w_i^2 / K``, z = ``uploads``, K = ``fewest``. Client c
+    changes this sum by ``W_cs C`` at most, and the count of uploads within the clip by half the number of its uploads.
     """
     found: dict[int, float] = {}
     for number in np.unique(step):
@@ -177,7 +177,7 @@ def of_sums(
 
 
 def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
-    """The clients of each round, if all are drawn uniformly from all clients and each uploads; else None."""
+    """The number of clients of each round, if they are drawn uniformly from all and each of them uploads; else None."""
     timing = s.timing or method_of(s.method).timing
     name, options = registry.parse_spec("timing", str(timing))
     plain = name == "cohort" and not options.get("over_selection") and options.get("deadline") is None
@@ -187,7 +187,7 @@ def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
 
 
 def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> Guarantee:
-    """The bound of DP-SGD: every job counts, also one whose upload never came."""
+    """The bound of DP-SGD: every job counts, even if its upload never arrived."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)
     delta, delta_of = _delta(delta, int(size.sum()), "examples")
@@ -212,7 +212,7 @@ def gaussian(multiplier: float, delta: float) -> float:
 def sampled(multiplier: float, size: int, clients: int, rounds: int, delta: float) -> float:
     """Epsilon of ``rounds`` Gaussian mechanisms on ``size`` of ``clients``, drawn without replacement.
 
-    Replacing a client changes a sum by twice the clip. Source: Wang, Balle, Kasiviswanathan (2019), by
+    Replacing a client changes a sum by twice the clip at most. Source: Wang, Balle, Kasiviswanathan (2019), in
     ``dp_accounting``.
     """
     library = require_library()

@@ -1,6 +1,6 @@
 """Progress bars on standard error: of planning, and of training with virtual time, staleness and accuracy.
 
-The engine does not import it: it calls ``progress(done, total, *, time, staleness, accuracy)``.
+The engine does not import this file; it calls a function ``progress(done, total, *, time, staleness, accuracy)``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fedjax_async import check
 
-PATIENCE = 1.0  # seconds before a bar of planning appears: most plans are done by then
+PATIENCE = 1.0  # seconds before a planning bar appears; most plans are ready by then
 
 
 class Progress(NamedTuple):
@@ -84,9 +84,10 @@ def _hidden(enabled: bool | None) -> bool | None:
 def planning_bar(
     runs: int = 1, enabled: bool | None = None, *, file: TextIO | None = None
 ) -> Iterator[Callable[[int], Callable[[float], None]]]:
-    """A bar over the planning of ``runs`` runs, with an estimate of what is left; it disappears at the end.
+    """A bar over the planning of ``runs`` runs, with an estimate of the time left; it disappears at the end.
 
-    Gives ``part(i) -> report`` for run i; ``report(share)`` is called with the share of its budget that is planned.
+    Yields ``part``: ``part(i)`` is a function ``report(share)`` for run i, called with the share of its budget that is
+    planned.
     ``enabled`` and ``file`` as in :func:`bar`.
     """
     stream = sys.stderr if file is None else file

@@ -1,7 +1,7 @@
 """Calls as tasks of Ray (extra ``ray``): on this machine, or on the Ray cluster that it belongs to.
 
-Ray runs a task again whose worker was lost (killed, out of memory, its machine gone), on any machine that is left.
-Tasks end with the process that started them, so it waits for them.
+If the worker of a task is lost (killed, out of memory, its machine gone), Ray runs the task again on any machine that
+is left. Tasks end with the process that started them, so that process must wait for them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-RETRIES = 3  # of a task whose worker was lost
-LONGEST = 300  # characters of a reason
+RETRIES = 3  # times that a task runs again after its worker was lost
+LONGEST = 300  # characters of an error message
 
 
 def connected() -> Any:
-    """Ray's module, connected: to what ``RAY_ADDRESS`` names, to this machine's cluster, else to one started here.
+    """Ray's module, connected to the cluster of ``RAY_ADDRESS``, else to this machine's, else to one started here.
 
     Raises: ``ValueError`` without the extra, and where the cluster cannot be reached.
     """
@@ -31,10 +31,10 @@ def connected() -> Any:
 
 
 def start(work: Callable[..., Any], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]) -> list[Any]:
-    """Start ``work(*call)`` for each call; the references to the results.
+    """Start ``work(*call)`` for each call; returns the references to the results.
 
-    ``options``: ``cpus`` of a task (default 1), ``gpus`` (0), ``memory`` in GB, and how often a task is run again whose
-    worker was lost (``retries``, 3).
+    ``options``: ``cpus`` of a task (default 1), ``gpus`` (0), ``memory`` in GB, and ``retries`` (3), how often a task
+    runs again after its worker was lost.
     """
     wanted: dict[str, Any] = {
         "num_cpus": options.get("cpus", 1),
@@ -48,7 +48,7 @@ def start(work: Callable[..., Any], calls: Sequence[tuple[str, ...]], options: M
 
 
 def finished(references: Sequence[Any]) -> Iterator[tuple[int, str | None]]:
-    """Wait for the calls: the index of each as it ends, and why it failed, or ``None``."""
+    """Wait for the calls; yields the index of each as it ends, and why it failed, or ``None``."""
     ray = connected()
     index = {reference: k for k, reference in enumerate(references)}
     left = list(references)

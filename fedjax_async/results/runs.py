@@ -1,4 +1,4 @@
-"""Runs in folders: write one run or several, continue one that was cut off, run several methods and seeds."""
+"""Runs in folders: write one run or several, continue an interrupted run, run several methods and seeds."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, a
 def write_run(
     run: Run, folder: str | Path, plots: bool = True, *, overwrite: bool = False, drawing: Drawing = SCREEN
 ) -> Path:
-    """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures beside it.
+    """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures; returns the folder.
 
-    Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
-    arrived, ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric, and with scores of
-    single clients ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``.
-    ``drawing`` chooses other formats, a width and a title. The data are written first, so they are safe even if
-    matplotlib is missing; ``ValueError`` then names the extra to install.
+    Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes); if any upload arrived,
+    ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric. With scores of single clients
+    also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``. ``drawing``
+    chooses other formats, a width and a title. The data are written first, so they are saved even if matplotlib is
+    missing; ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
     clients.write_clients_of_run(run, folder)
@@ -71,7 +71,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
 
 
 def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
-    """Whether the pictures are there; those of another width or title than the usual ones are always drawn again."""
+    """Whether the pictures exist; with any but the default ``drawing``, they are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
     mixing = run.has_server or len(run.schedule.source) > 0
     others = (*(("staleness.png",) if mixing else ()), "gantt.png") if len(run.updates["staleness"]) else ()
@@ -79,7 +79,7 @@ def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
-    """Accuracy, or the loss if no run has class labels; then what runs measure besides, and the clients."""
+    """Accuracy, or the loss if no run has class labels; then the other measured columns, and the clients."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
@@ -102,13 +102,15 @@ def write_comparison(
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
-    Where the runs measure more, its final values are in the tables, each with a curve. With scores of single clients
-    there are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
+    Other measured columns have their final values in the tables, and a curve each. With scores of single clients there
+    are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
-    value between the methods. Returns the tables as text, to be printed, with the target below the first one.
+    value between the methods. Returns the tables as text, with the target below the first one.
+
+    Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
     check.path("folder", folder)
     folder = Path(folder)
@@ -155,10 +157,9 @@ def run_into(
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are complete. The
-    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is
-    trained once more with ``again``, and where there are probes. ``callbacks`` look at the evaluations of the run
-    ``name``; a finished run that they would have stopped elsewhere, or without the best model that they keep, is
-    trained once more too.
+    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so. It is
+    trained again in three cases: ``again`` is set, there are probes, or ``callbacks`` would have stopped it elsewhere
+    or keep a best model that it lacks. ``callbacks`` get the evaluations of the run under the name ``name``.
 
     Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, for objects
     without a name, and for checkpoints of other settings.
@@ -174,7 +175,7 @@ def run_into(
             advice = "--again, in Python again=True, trains it once more"
             print(f"{folder}: this run is finished already and was read ({advice})")
             looking.stream_again(run, callbacks, folder, shown)
-            if plots and not _is_drawn(run, folder, drawing):  # killed before the pictures were whole, or saved without
+            if plots and not _is_drawn(run, folder, drawing):  # killed before all were drawn, or saved without
                 _draw_run(run, folder, drawing)
             disk.sweep_up(folder)
             shutil.rmtree(checkpoints, ignore_errors=True)
@@ -204,16 +205,16 @@ def _holds(path: Path, settings: dict[str, object]) -> bool:
 
 
 def save_plugins(folder: Path) -> None:
-    """Write the names of the plugins that are loaded into ``folder``, if there are any."""
+    """Write the names of the loaded plugins into ``folder``, if there are any."""
     if plugins.LOADED:
         disk.write(folder / PLUGINS, files.json_bytes(plugins.LOADED))
 
 
 def load_plugins(folder: Path) -> None:
-    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming one that is gone.
+    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming a missing file.
 
-    A file that is gone may have moved: it is left out if parts are registered by now. Whether these have the same
-    code is found when the settings are read.
+    A missing file may have moved: it is skipped if the user has registered parts already. Whether these have the same
+    code is checked when the settings are read.
     """
     for path in (folder / CHECKPOINTS / PLUGINS, folder / PLUGINS):
         if path.is_file():
@@ -226,7 +227,7 @@ def load_plugins(folder: Path) -> None:
 
 
 def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of the run that was cut off in ``folder``; ``ValueError`` if the folder holds no checkpoints.
+    """The settings of the unfinished run in ``folder``; ``ValueError`` if the folder holds no checkpoints.
 
     ``objects``: the run's own objects by setting, as in ``config.settings.from_dict``.
     """
@@ -247,7 +248,7 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
 
 
 def _methods_by_name(methods: Any) -> dict[str, str]:
-    """Row of a comparison -> spec or named object, from a list of both, or from a dict of names and objects."""
+    """Name of a row -> spec or named object, from a list of both, or from a dict of names and objects."""
     listed = isinstance(methods, (Sequence, Mapping)) and not isinstance(methods, str)
     allowed = "a list of methods, such as ['fedavg', 'fedasync'], or a dict such as {'mine': Method(rule)}"
     check.require(listed, "methods", methods, allowed)
@@ -279,7 +280,7 @@ def _train_one(
     overwrite: bool,
     again: bool,
 ) -> Run:
-    """One run of a comparison with its bars, saved in ``folder`` if there is one."""
+    """One run of a comparison, with progress bars; saved in ``folder`` unless it is None."""
     with planning_bar(1, progress) as part:
         experiment = prepare(settings, planning=part(0))
     meter = bar(experiment.total, progress, label=name)
@@ -296,7 +297,7 @@ def _train_one(
 
 
 def _check_one(settings: Settings, folder: Path | None, planning: Callable[[float], None], *, overwrite: bool) -> None:
-    """Plan one run of a comparison, and make and check its folder if there is one."""
+    """Plan one run of a comparison; make and check its folder unless it is None."""
     with claimed(folder):
         experiment = prepare(settings, planning=planning)
         if folder is not None:
@@ -320,17 +321,17 @@ def compare(
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
-    The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so all methods meet
-    the same ones. Before the first run starts, every setting is checked, every schedule is planned, and every folder
+    The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so they are the same
+    for all methods. Before the first run starts, every setting is checked, every schedule is planned, and every folder
     is made and checked. ``out`` is locked until the end.
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
-        ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``,
-        or a dict gives it: ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` of methods without a server) is
-        for those without one of their own. Methods with and without a server may stand side by side: settings that
-        only one kind has are for that kind, and all keep a ``test_fraction`` of 0.2 unless another is given.
-      settings, changes: as in :func:`fedjax_async.simulate`: every other setting is a keyword.
+        ``"fedbuff@buffer:size=5"``; they name the rows. Give a ``Method`` of your own a name, by ``named("fair", ...)``
+        or by a dict, ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` for methods without a server) applies
+        to methods that have none of their own. Methods with and without a server may be compared: a setting that only
+        one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless you set it.
+      settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
       out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more.
@@ -338,6 +339,8 @@ def compare(
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
     Returns: method -> its runs, one per seed.
+
+    Raises: ``ValueError`` as in :func:`fedjax_async.simulate`, and for methods that are not different.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
@@ -351,7 +354,7 @@ def compare(
         return replace(settings_in_comparison(common, by_name[method], list(by_name.values())), seed=seed)
 
     for method in names:
-        check_method(settings_of(method, common.seed))  # a wrong name is found before the first is planned
+        check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
 
     def place(method: str, seed: int) -> Path | None:
         named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")

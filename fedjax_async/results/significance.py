@@ -1,4 +1,4 @@
-"""How sure a mean over seeds is: 95 % intervals, and paired tests between methods that met the same worlds."""
+"""Statistics over seeds: 95 % intervals of means, and paired tests between methods that ran with the same seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_async.results.metrics import mean_and_std, numbers_in
 LEVEL = 0.95
 RESAMPLES = 9_999  # of the bootstrap
 FEWEST = 3  # seeds for paired tests
-EXACT = 13  # pairs up to which the Wilcoxon test counts all signs, whatever ties there are
+EXACT = 13  # pairs; up to so many, the Wilcoxon test enumerates all signs, which is exact with ties too
 
 
 class Interval(NamedTuple):
@@ -49,8 +49,8 @@ def interval(values: Sequence[float] | np.ndarray, kind: str = "t") -> Interval:
     """The 95 % interval of the mean of one value per seed; NaN for one value.
 
     ``kind``: ``t`` is mean ± t s / sqrt(n), with Student's t at n - 1 degrees of freedom and the sample standard
-    deviation s; ``bootstrap`` the 2.5 and 97.5 percentiles of the means of resampled seeds, the same ones each time.
-    The bootstrap is too narrow for few seeds.
+    deviation s; ``bootstrap`` is the 2.5 and 97.5 percentiles of the means of resampled seeds, with a fixed random
+    seed. The bootstrap is too narrow for few seeds.
 
     >>> [round(end, 2) for end in interval([74.0, 75.0, 76.0])]
     [72.52, 77.48]
@@ -70,8 +70,8 @@ class Paired(NamedTuple):
 def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """Paired t test and Wilcoxon's signed-rank test of one difference per seed.
 
-    Zero differences are left out of the signed ranks. Up to 13 seeds, Wilcoxon's p is exact, ties included; with n
-    seeds it is at least 2^(1-n). If all differences are zero, both p are 1.
+    Zero differences are left out of the signed ranks. With at most 13 non-zero differences, Wilcoxon's p is exact, also
+    with ties; with n of them it is at least 2^(1-n). If all differences are zero, both p are 1.
     """
     from scipy import stats  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     if not array.any():
         return Paired(1.0, 1.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: t is infinite, p zero
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: t is infinite and p is zero
         t = float(stats.ttest_1samp(array, 0.0).pvalue)
     return Paired(
         t, _exact_wilcoxon(array) if np.count_nonzero(array) <= EXACT else float(stats.wilcoxon(array).pvalue)
@@ -89,7 +89,7 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
 
 
 def _exact_wilcoxon(differences: np.ndarray) -> float:
-    """The share of all signs of the non-zero differences whose rank sum is at least as far from its mean."""
+    """The share of all combinations of signs with a rank sum at least as far from its mean as the observed one."""
     from scipy import stats  # noqa: PLC0415
 
     # rounded, so that rounding errors do not rank differences that are equal
@@ -104,7 +104,7 @@ def _exact_wilcoxon(differences: np.ndarray) -> float:
 def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Holm's step-down correction of the p values of several tests; float64[tests]. NaN is no test and stays NaN.
 
-    The k-th smallest of m is multiplied by m - k + 1; none is smaller than the one before it or larger than 1.
+    The k-th smallest of m is multiplied by m - k + 1, then raised to the one before it and limited to 1.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure", 1979.
 
@@ -125,15 +125,15 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 def pairs(
     groups: Mapping[str, Mapping[str, Mapping[int, float]]], kind: str = "t", *, larger_is_better: bool = True
 ) -> list[dict[str, Any]]:
-    """A row for each pair of methods of each group: mean difference over the seeds that both have, interval, p values.
+    """One row per pair of methods of a group: mean difference over the seeds that both have, interval, p values.
 
     Args:
-      groups: name -> method -> seed -> value; all methods of a group met the same worlds. Pairs with fewer than three
-        common seeds are left out.
+      groups: name -> method -> seed -> value. Within a group, runs with the same seed must have the same data and
+        delays. Pairs with fewer than three common seeds are left out.
       kind: of the interval, as in :func:`interval`.
       larger_is_better: whether a positive difference means that the first method is better.
 
-    Returns: rows for a table. Holm's correction counts all rows together.
+    Returns: rows for a table. Holm's correction is over all rows.
     """
     rows: list[dict[str, Any]] = []
     for where, group in groups.items():
@@ -165,7 +165,7 @@ def pairs(
 
 
 def explained(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """What the table of :func:`pairs` shows, as text above it; ``title``: the name of the compared number."""
+    """The text above the table of :func:`pairs`; ``title``: the name of the compared number."""
     fewest = min(row["seeds"] for row in rows)
     return (
         f"Paired differences over seeds: {title}.\n"

@@ -1,4 +1,4 @@
-"""One run from Python: ``simulate``, in memory or into a folder, and ``resume``, which continues a folder's run."""
+"""One run from Python: ``simulate``, in memory or into a folder; ``resume`` continues the run in a folder."""
 
 from __future__ import annotations
 
@@ -38,24 +38,25 @@ def simulate(
 ) -> Run:
     """Simulate one asynchronous (or synchronous) federated run.
 
-    Every field of :class:`Settings` is a keyword. An object of your own may stand for the name of a part (``method``,
-    ``model``, ``dataset``, ``partition``, ``delay``, ...); ``data`` is ``FederatedData`` that are dealt already.
-    ``client`` may be a factory ``f(model, *, lr, batch_size, ...)``, which gets a model that decodes raw rows (images),
-    or a ``ClientAlgorithm``, which gets the raw rows: make it of ``models.decoded(model, data.decode)``.
-    ``probes``: see ``config.prepare``; ``Run.probes`` holds what they return.
+    Every field of :class:`Settings` is a keyword. Give an object of your own instead of the name of a part
+    (``method``, ``model``, ``dataset``, ``partition``, ``delay``, ...). ``data`` takes ``FederatedData`` that are
+    partitioned already. ``client`` may be a factory ``f(model, *, lr, batch_size, ...)``, which gets a model that
+    decodes raw rows (images), or a ``ClientAlgorithm``, which gets the raw rows: build it from
+    ``models.decoded(model, data.decode)``. ``probes``: see ``config.prepare``; ``Run.probes`` holds what they return.
 
     Args:
       out: the folder for settings, tables, parameters, schedule and pictures (as ``fedjax-async run --out``). With
-        ``checkpoint=N`` a run that was killed continues there: by the same call, or by :func:`resume`. A finished run
-        of the same settings is read, not trained again. Objects need a name: ``named("fair", Method(rule))``.
+        ``checkpoint=N`` the same call, or :func:`resume`, continues a run that was killed. A finished run of the same
+        settings is read, not trained again. Objects need a name: ``named("fair", Method(rule))``.
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more.
-      callbacks: functions ``f(evaluation)``, called at each evaluation as soon as it is computed (``Evaluation``). One
-        that returns ``Stop("why")`` ends the run there. They change no number. Of a run that is resumed, or finished
-        and read, they get the earlier evaluations once more, with ``evaluation.again``; one that counts begins anew at
-        ``evaluation.number == 0``.
-      stream: ``"csv"``, ``"tensorboard"`` or ``"wandb"``, or several: writes each evaluation as soon as it is computed.
+      progress: a function that gets the progress of the run, such as ``results.bar(total_updates).report``.
+      callbacks: functions ``f(evaluation)``, called with each :class:`Evaluation` as soon as it is computed. A function
+        that returns ``Stop("why")`` ends the run there. They change no number. If a run is resumed, or is finished and
+        read, they get the earlier evaluations once more, with ``evaluation.again`` set; a function that counts must
+        start again at ``evaluation.number == 0``.
+      stream: ``"csv"``, ``"tensorboard"`` or ``"wandb"``, or several: write each evaluation as soon as it is computed.
       keep_best: keep the best model in ``Run.best`` and ``best.npz``, by validation accuracy where there is a
         validation part, else by test accuracy (by the loss where there are no class labels).
 
@@ -104,14 +105,14 @@ def resume(
     callbacks: Iterable[Callback] | None = None,
     **objects: Any,
 ) -> Run:
-    """Continue the run in ``folder`` that was begun with ``checkpoint=N`` and cut off; it ends with the same files.
+    """Continue the unfinished run in ``folder`` that was begun with ``checkpoint=N``; it ends with the same files.
 
-    ``objects``: the run's own objects by setting, ``method=Method(rule)``, ``data=...``: a folder keeps no code. Names
-    that a plugin registers come back by themselves. ``probes`` and ``callbacks`` as the run was begun with; its streams
-    and ``keep_best`` come back by themselves.
+    ``objects``: the run's own objects by setting, ``method=Method(rule)``, ``data=...``, because a folder keeps no
+    code. Give the same ``probes`` and ``callbacks`` as at the beginning. The names that a plugin registers, the streams
+    and ``keep_best`` are restored from the folder.
 
-    Raises: ``ValueError`` if there is nothing to continue, and naming the object or plugin whose code differs from the
-    code that the run began with.
+    Raises: ``ValueError`` if there is nothing to continue, or naming an object or plugin with other code than at the
+    beginning of the run.
     """
     check.path("folder", folder)
     require_progress(progress)

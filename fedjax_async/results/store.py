@@ -1,4 +1,4 @@
-"""The folder of a run: everything a :class:`~fedjax_async.types.Run` holds, in files that other tools read."""
+"""The folder of a run: everything that a :class:`~fedjax_async.types.Run` holds, in files that other tools can read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FILES = (
     "params.npz",
 )
 PROBES = "probes.npz"  # only in the folder of a run with probes: arrays named probe/column
-STOPPED = "stopped.json"  # only of a run that ended before its budget: by what, why, at which evaluation
-BEST = "best.npz"  # only with keep_best: the parameters of the best model, as params.npz holds the last ones
+STOPPED = "stopped.json"  # only if the run ended before its budget: by what, why, at which evaluation
+BEST = "best.npz"  # only with keep_best: the parameters of the best model, in the format of params.npz
 BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
@@ -59,7 +59,7 @@ def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
-    """The inverse of ``flatten``, as nested dicts (lists and tuples come back as dicts by index)."""
+    """The inverse of ``flatten``, as nested dicts (lists and tuples become dicts by index)."""
     if set(flat) == {BARE}:
         return flat[BARE]
     tree: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
 
 
 def _differing(path: Path, settings: Mapping[str, Any]) -> str:
-    """What the run whose settings are in the file ``path`` is, in a few words."""
+    """How the saved settings in the file ``path`` differ, in a few words."""
     try:
         saved = json.loads(path.read_bytes())
     except ValueError:
@@ -136,8 +136,9 @@ def _differing(path: Path, settings: Mapping[str, Any]) -> str:
 def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     """Check that a comparison may be saved in ``folder``; returns the folder.
 
-    It may if the folder is missing, is empty or holds a comparison, finished or not, or if ``overwrite`` is set; its
-    single runs are checked one by one. ``ValueError`` otherwise: a run or a sweep would lose its tables and pictures.
+    It may if the folder is missing, is empty or holds a comparison, finished or not, or if ``overwrite`` is set.
+    ``ValueError`` otherwise: a run or a sweep would lose its tables and pictures. The folders of the single runs are
+    checked by :func:`require_room`.
     """
     folder = require_folder(folder)
     if overwrite or _is_bare(folder):
@@ -168,10 +169,10 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
     - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;
-    - ``manifest.json`` with column types and check sums, written last.
+    - ``manifest.json`` with column types and checksums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
-    processes are removed, other files in the folder are left alone. ``ValueError`` as in ``require_room``.
+    processes are removed; other files in the folder stay. ``ValueError`` as in ``require_room``.
     """
     check.require(isinstance(run, Run), "run", run, "a Run, as simulate returns it")
     check.path("folder", folder)
@@ -206,19 +207,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
-        found = f"its {MANIFEST} is not ours"
+        found = f"its {MANIFEST} is damaged or of another program"
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run, as --out or out= writes it, but {found}")
 
 
 def _runs_inside(folder: Path) -> str:
-    """The first runs below ``folder``, as a comparison or sweep keeps them, for a message; empty if there are none."""
+    """For a message: the first runs below ``folder``, as in a comparison or sweep; empty if there are none."""
     found = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 
 
 def read_checked(folder: Path, name: str, digest: str) -> bytes:
-    """The content of a saved run's file; ``ValueError`` if it is missing or has another check sum than ``digest``."""
+    """The content of a saved run's file; ``ValueError`` if it is missing or has another checksum than ``digest``."""
     try:
         content = (folder / name).read_bytes()
     except OSError as error:
@@ -229,7 +230,7 @@ def read_checked(folder: Path, name: str, digest: str) -> bytes:
 
 
 def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether ``folder`` holds a whole run of ``settings``: every file, with the check sum it was saved with."""
+    """Whether ``folder`` holds a complete run of ``settings``: every file, with the checksum in the manifest."""
     if not (folder / MANIFEST).is_file():
         return False
     try:
@@ -241,9 +242,9 @@ def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def load(folder: str | Path) -> Run:
-    """The run that ``save`` wrote; all arrays come back as NumPy arrays, bit for bit and with their types.
+    """The run that ``save`` wrote; all arrays are NumPy arrays, bit for bit and with their types.
 
-    Settings and counters come back as JSON holds them: tuples as lists, non-finite numbers as None.
+    Settings and counters are as in JSON: tuples are lists, non-finite numbers None.
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
     """
     check.path("folder", folder)

@@ -1,13 +1,13 @@
-"""Streams: each evaluation written as soon as it is computed, for other programs to follow a run.
+"""Streams: each evaluation is written as soon as it is computed, so that other programs can follow a run.
 
-A stream is called at every evaluation, and closed at the end. Started again after a kill, it finds what it wrote
-before and writes nothing twice. ``STREAMS`` has all of them by name.
+A stream is called at every evaluation, and closed at the end. After a run was killed and continued, a stream finds what
+it wrote before and writes nothing twice. ``STREAMS`` has all of them by name.
 
-- ``csv``: one line an evaluation in ``stream.csv``.
+- ``csv``: one line per evaluation in ``stream.csv``.
 - ``tensorboard``: event files in the folder ``tensorboard``, with the number of updates as the step and virtual seconds
   as the wall time (extra ``tensorboard``).
 - ``wandb``: a run of Weights & Biases (extra ``wandb``) in the project ``WANDB_PROJECT``, by default ``fedjax-async``.
-  Its own environment variables choose the rest: with ``WANDB_MODE=offline`` nothing leaves the machine.
+  Its own environment variables set the rest: with ``WANDB_MODE=offline`` nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedjax_async.types import Evaluation
 
 CSV = "stream.csv"
 EVENTS = "tensorboard"
-LEDGER = "wandb.json"  # the id of the run at Weights & Biases, and how many evaluations it was given
+LEDGER = "wandb.json"  # the id of the run at Weights & Biases, and how many evaluations were logged
 
 
 class Stream(Protocol):
-    """Called with each evaluation in order; ``close(complete)``: the run is finished, or was broken off."""
+    """Called with each evaluation in order; ``close(complete)``: whether the run is finished or was interrupted."""
 
     def __call__(self, evaluation: Evaluation) -> None: ...
 
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 
 def scalars(evaluation: Evaluation) -> dict[str, Any]:
-    """The scores that are single numbers."""
+    """The scores that are single numbers, sorted by name."""
     return {
         name: evaluation.scores[name] for name in sorted(evaluation.scores) if np.ndim(evaluation.scores[name]) == 0
     }
@@ -50,16 +50,15 @@ def scalars(evaluation: Evaluation) -> dict[str, Any]:
 
 
 class CsvStream:
-    """Lines ``evaluation,time,update,step`` and the scores, appended to a file by one call of the system each.
+    """Lines ``evaluation,time,update,step`` and the scores, each appended to a file by one system call.
 
-    Lines that stand there already are kept if they are equal; the first one that differs, and half a line that a killed
-    process left, end what is kept.
+    Lines that the file has already are kept up to the first one that differs or that a killed process left unfinished.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines = _whole_lines(path)  # with the header
-        self._count = 0  # of them that belong to this run
+        self._count = 0  # how many of them belong to this run
 
     def __call__(self, evaluation: Evaluation) -> None:
         columns = {"evaluation": evaluation.number, "time": evaluation.time, "update": evaluation.update}
@@ -80,13 +79,13 @@ class CsvStream:
         self._count += 1
 
     def _end_here(self) -> None:
-        """Leave nothing in the file but the lines of this run."""
+        """Remove from the file all but the lines of this run."""
         del self._lines[self._count :]
         if self._path.exists():
             os.truncate(self._path, sum(map(len, self._lines)))
 
     def close(self, complete: bool) -> None:
-        """Remove lines of an earlier run after the last one."""
+        """Remove lines of an earlier run after the last line, if the run is finished."""
         if complete:
             self._end_here()
 
@@ -105,7 +104,7 @@ def _csv(folder: Path | None, run: str) -> Stream:
 
 
 class TensorBoardStream:
-    """A scalar for each score of an evaluation; the event files of earlier processes are read, and not repeated."""
+    """A scalar for each score of an evaluation; evaluations that earlier processes wrote are not written again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -147,7 +146,7 @@ def _tensorboard(folder: Path | None, run: str) -> Stream:
 
 
 class WandbStream:
-    """Logs each evaluation under its number as the step; with a folder, a continued run goes on under the same id."""
+    """Logs each evaluation with its number as the step; with a folder, a continued run keeps its id."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._folder, self._name = folder, name
@@ -207,7 +206,7 @@ def package(extra: str, module: str) -> Any:
 
 
 def require_place(name: str, folder: Any) -> None:
-    """``ValueError`` for a stream that writes files where there is no folder for them."""
+    """``ValueError`` for a stream that writes files if there is no folder."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
 
 

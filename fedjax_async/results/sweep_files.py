@@ -28,7 +28,7 @@ def as_columns(rows: Sequence[tables.Row]) -> Columns:
 
 
 def _arrow(column: Any) -> Any:
-    """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures texts."""
+    """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures strings."""
     kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
     if len(kinds) > 1:
         convert: Callable[[Any], Any] = float if kinds == {int, float} else str
@@ -37,7 +37,7 @@ def _arrow(column: Any) -> Any:
 
 
 def parquet_writer() -> Callable[[Columns], bytes] | None:
-    """A function: columns -> the bytes of a Parquet file; None if pyarrow (extra ``sweep``) is not installed."""
+    """A function from columns to the bytes of a Parquet file; None if pyarrow (extra ``sweep``) is not installed."""
     try:
         import pyarrow  # noqa: PLC0415
         from pyarrow import parquet  # noqa: PLC0415
@@ -60,7 +60,7 @@ def best(
     interval: str = "t",
     roles: tuning.Roles | None = None,
 ) -> str:
-    """The chosen settings as a paragraph, which says what chose them, and a table; see ``tuning.py``."""
+    """The chosen settings as Markdown: a paragraph that says how they were chosen, and a table; see ``tuning.py``."""
     rows = tuning.chosen_rows(found, target, final, interval, roles)
     head = tuning.explained(found, final, roles)
     return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"

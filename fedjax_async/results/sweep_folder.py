@@ -1,4 +1,4 @@
-"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, a folder a finished run (``runs/NAME/``)."""
+"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, one folder per run (``runs/NAME/``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
-ROLES = "roles.json"  # apart from the definition: other roles change how results are read, not the runs
+ROLES = "roles.json"  # not in the definition, because roles change how results are read, not the runs
 
 
 def run_folder(folder: Path, point: Point) -> Path:
@@ -28,7 +28,7 @@ def run_folder(folder: Path, point: Point) -> Path:
 
 
 def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bytes:
-    """The content of ``sweep.json``: each run's name, swept values in order and settings; the probes, if any."""
+    """The content of ``sweep.json``: name, swept values (in order) and settings of each run; the probes, if any."""
     runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
     about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
@@ -42,7 +42,7 @@ def is_defined(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] 
 
 
 def read_definition(folder: str | Path) -> list[Point]:
-    """The points of the sweep in ``folder``; ``ValueError`` if it holds none."""
+    """The points of the sweep in ``folder``; ``ValueError`` if it holds no sweep."""
     path = Path(folder) / DEFINITION
     try:
         content = json.loads(path.read_bytes())
@@ -95,7 +95,7 @@ def _differing(folder: Path, wanted: bytes) -> str:
 
 
 def save_roles(folder: Path, roles: Mapping[str, str]) -> None:
-    """Write the roles that are not the usual ones; no file if there are none."""
+    """Write the roles that are not the default; without any, remove the file."""
     if roles:
         disk.write(folder / ROLES, files.json_bytes(roles))
     else:
@@ -103,7 +103,7 @@ def save_roles(folder: Path, roles: Mapping[str, str]) -> None:
 
 
 def read_roles(folder: Path, points: Sequence[Point]) -> dict[str, str]:
-    """The roles that :func:`save_roles` wrote; ``ValueError`` naming the file for anything else."""
+    """The roles that :func:`save_roles` wrote, ``{}`` without a file; ``ValueError`` naming a file that is damaged."""
     path = folder / ROLES
     if not path.is_file():
         return {}
@@ -135,7 +135,7 @@ def save_run(run: Run, folder: Path, point: Point) -> None:
 
 
 def saved_updates(folder: Path, point: Point) -> int:
-    """The number of updates of a finished run that were trained, unused ones too."""
+    """The number of updates that a finished run trained, unused ones too."""
     counters = saved_counters(folder, point)
     return int(counters["updates"] + counters.get("unused", 0))
 
@@ -147,5 +147,5 @@ def saved_counters(folder: Path, point: Point) -> dict[str, Any]:
 
 
 def load_run(folder: Path, point: Point) -> Run:
-    """Read a finished run back."""
+    """Load a finished run."""
     return store.load(run_folder(folder, point))

@@ -35,7 +35,7 @@ def curves(
     *,
     drawing: Drawing = SCREEN,
 ) -> Figure:
-    """Mean and standard deviation over seeds of each setting, or of ``MOST_CURVES`` settings, chosen ones first."""
+    """Mean and standard deviation over seeds of each setting, or of the ``MOST_CURVES`` best ones."""
     grouped = by_setting(found)
     names = list(grouped)
     ranked = rank(found, final, roles)
@@ -62,7 +62,7 @@ def pictures(
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
-    for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # those that all runs have
+    for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # columns that all runs have
         drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
 
@@ -82,17 +82,17 @@ def write_sweep(
     - ``runs.csv``: one row per run; ``evaluations.csv``: one row per evaluation; both also as ``.parquet`` if pyarrow
       is installed.
     - ``settings.csv``, ``settings.md``: mean and standard deviation over seeds, one row per setting.
-    - ``best.csv``, ``best.md``: for each compared method in each world, the setting that was chosen of the tuned ones,
-      on which part of the data, out of how many trials; the sweep's ``roles`` say which setting is which.
+    - ``best.csv``, ``best.md``: for each compared method in each world, the chosen values of the tuned settings, the
+      part of the data that chose them, and the number of trials; the sweep's ``roles`` say which settings are tuned.
     - ``pairs.csv``, ``pairs.md``: paired tests between the chosen settings of each world, from three seeds on.
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.
 
-    Where all runs measure more (training loss, metrics), its final values are in the tables, each with a curve; with
-    scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
+    Other columns that all runs have (training loss, metrics) have their final values in the tables, and a curve each.
+    With scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
 
-    The same results give the same bytes. ``folder``: default the sweep's own. ``target``: an accuracy in (0, 1]; adds
-    the virtual time, updates and bytes that it took to reach it. ``final`` and ``interval``: as in
+    The same results give the same bytes. ``folder``: by default the sweep's own. ``target``: an accuracy in (0, 1];
+    adds the virtual time, updates and bytes until it is reached. ``final`` and ``interval``: as in
     :func:`fedjax_async.results.comparisons.comparison`. ``drawing``: formats, width and title of the pictures.
     """
     folder = sweep.folder if folder is None else Path(folder)

@@ -21,7 +21,7 @@ from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING
 from fedjax_async.types import Run
 
-# Counters of the execution, not of the result: they may differ between a run alone and the same run in a sweep.
+# Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
 EXECUTION = frozenset(
     ("waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs")
 )
@@ -31,7 +31,7 @@ Columns = dict[str, Any]  # equally long lists or arrays
 
 
 class Record(NamedTuple):
-    """What tables and pictures need of a run; parameters and updates are left out."""
+    """The data of a run that tables and pictures need; parameters and updates are left out."""
 
     point: Point
     numbers: dict[str, Any]
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
 
 def record(point: Point, run: Run, target: float | None = None) -> Record:
-    """The numbers of a run's row; time, updates and bytes to ``target`` are NaN if it was never reached."""
+    """The numbers in the table row of a run; time, updates and bytes to ``target`` are NaN if it was never reached."""
     staleness = np.asarray(run.updates["staleness"])
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
     numbers: dict[str, Any] = {
@@ -59,14 +59,14 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
 
 
 def records(sweep: Sweep, target: float | None = None) -> list[Record]:
-    """A record for each run, in order; only one run is in memory at a time."""
+    """A record for each run, in order; only one whole run is in memory at a time."""
     if target is not None:
         check.require(isinstance(target, float | int) and 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
     return [record(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
 
 
 def columns_of(found: Sequence[Record]) -> dict[str, str]:
-    """Swept path (except the seed) -> the name of its column, which no measured column has."""
+    """Swept path (except the seed) -> the name of its column, which differs from those of measured columns."""
     short = labels(swept(each.point for each in found))
     finals = {f"{way}_{column}" for way in metrics.FINALS for column in _final_columns(found)}
     taken = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
@@ -75,7 +75,7 @@ def columns_of(found: Sequence[Record]) -> dict[str, str]:
 
 
 def _final_columns(found: Sequence[Record]) -> list[str]:
-    """Accuracy, loss, the same of a validation part if all runs have one, and what all runs measure besides."""
+    """Accuracy and loss, also those of a validation part if all runs have one, and other columns that all runs have."""
     validation = ["validation_accuracy", "validation_loss"] if has_validation(found) else []
     return ["accuracy", "loss", *validation, *shared_columns(each.run for each in found)]
 
@@ -89,9 +89,9 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
 def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
-    Its three final values of accuracy, loss and whatever all runs measure are ``last``, ``best`` and ``tail``, the one
-    that ``final`` names first; ``tail`` is that of ``final`` if it is ``tail:K``. The same of validation scores if all
-    runs have them.
+    Accuracy, loss, validation scores and other measured columns that all runs have get three final values each:
+    ``last``, ``best`` and ``tail``; ``final`` comes first. With ``tail:K`` as ``final``, ``tail`` is the mean of the
+    last K evaluations.
     """
     columns = columns_of(found)
     finals = {
@@ -122,10 +122,10 @@ def evaluation_columns(found: Sequence[Record]) -> Columns:
 
 
 def _evaluations(run: Run, name: str) -> np.ndarray:
-    """A column of the evaluations, also of a run that lacks it."""
+    """A column of the evaluations, with NaN or bytes_up if the run lacks it."""
     if name in run.evaluations:
         return run.evaluations[name]
-    if name == "values_bytes_up":  # only compressed runs have it; the others send nothing but values
+    if name == "values_bytes_up":  # only compressed runs have it; other uploads are values only
         return run.evaluations["bytes_up"]
     return np.full(len(run.evaluations["time"]), math.nan)  # such as validation scores
 

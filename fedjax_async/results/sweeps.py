@@ -1,4 +1,4 @@
-"""Sweeps: many runs from one description, trained side by side, each saved as soon as it is finished."""
+"""Sweeps: many runs from one description, trained together, each saved as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sweep(NamedTuple):
     points: tuple[Point, ...]
     folder: Path | None
     kept: tuple[Run, ...] = ()
-    roles: Mapping[str, str] = {}  # path -> role, of those that are not the usual ones; see ``config/roles.py``
+    roles: Mapping[str, str] = {}  # path -> role, where it is not the default; see ``config/roles.py``
 
     @property
     def settings(self) -> list[Settings]:
@@ -45,17 +45,17 @@ class Sweep(NamedTuple):
 
     @property
     def values(self) -> list[dict[str, Any]]:
-        """What the sweep sets in each run: path -> value."""
+        """The values that the sweep sets in each run: path -> value."""
         return [point.values for point in self.points]
 
     @property
     def runs(self) -> Iterator[Run]:
-        """The runs, each loaded when it is asked for; every use gives a new iterator."""
+        """An iterator over the runs, each loaded when it is needed; every access gives a new iterator."""
         return (self.run(index) for index in range(len(self.points)))
 
     @property
     def counters(self) -> dict[str, dict[str, Any]]:
-        """The counters of each run, by its name."""
+        """Name of a run -> its counters."""
         names = [point.name for point in self.points]
         if self.folder is None:
             return {name: run.counters for name, run in zip(names, self.kept, strict=True)}
@@ -67,13 +67,13 @@ class Sweep(NamedTuple):
 
 
 class SweepWork(NamedTuple):
-    """What is left to do of a sweep. Runs are given by their index into ``points``."""
+    """The runs of a sweep that are left to train. Runs are given by their index into ``points``."""
 
     points: tuple[Point, ...]
     finished: frozenset[int]
-    groups: tuple[Group, ...]  # the stacks in which a run is left to train
+    groups: tuple[Group, ...]  # the stacks with a run that is left to train
     probes: Mapping[str, Any] | None = None  # evaluated in every run
-    callbacks: Callbacks = NO_CALLBACKS  # look at the evaluations of every run
+    callbacks: Callbacks = NO_CALLBACKS  # get the evaluations of every run
     roles: Mapping[str, str] = {}  # as in :class:`Sweep`
 
     @property
@@ -83,7 +83,7 @@ class SweepWork(NamedTuple):
 
 
 def resolved(points: Iterable[Point]) -> list[Point]:
-    """The points with the settings that their runs will have: defaults that follow from the data set filled in."""
+    """The points with the settings of their runs: defaults that depend on the data set are filled in."""
     return [point._replace(settings=resolved_settings(point.settings)) for point in points]
 
 
@@ -104,7 +104,7 @@ def plan_sweep(
     progress: bool | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> SweepWork:
-    """Find out which runs are finished, and how the others are grouped; writes nothing.
+    """Find which runs are finished, and group the others; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
     results bit for bit. If only some runs of a stack are saved, the whole stack is trained again. ``progress``: as in
@@ -127,7 +127,7 @@ def plan_sweep(
 
 
 def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None = None) -> frozenset[int]:
-    """The indices of the points with a whole run in ``folder``: one that ``callbacks`` leave as it is, if given."""
+    """The indices of the points with a finished run in ``folder`` that ``callbacks``, if given, would not change."""
 
     def whole(point: Point) -> bool:
         place = sweep_folder.run_folder(folder, point)
@@ -154,7 +154,7 @@ def train(
     folder: Path | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Train what is left, one group after the other; ``on_finished(index, run)`` is called for each new run."""
+    """Train the runs that are left, group by group; ``on_finished(index, run)`` is called for each new run."""
     total, before = work.updates, 0
     new = sum(member not in work.finished for group in work.groups for member in group.members)
     meter = bar(total, progress, label=f"{new} runs")
@@ -193,7 +193,7 @@ def train(
 
 
 def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
-    """Train what :func:`plan_sweep` left to do, in memory or into ``folder``, the one given to ``plan_sweep``.
+    """Train what is left, in memory or into ``folder``, which must be the folder given to :func:`plan_sweep`.
 
     The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
     """
@@ -213,7 +213,7 @@ def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: boo
 def begin_streams(folder: Path, work: SweepWork) -> None:
     """Remove what other runs streamed into the folders of this sweep; stream finished runs that were not streamed yet.
 
-    Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
+    Call it before ``sweep_folder.begin``: a folder without the definition of this sweep holds other runs.
     """
     known = sweep_folder.is_defined(folder, work.points, work.probes)
     for index, point in enumerate(work.points):
@@ -226,7 +226,7 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
 
 
 def train_into(folder: Path, work: SweepWork, *, progress: bool | None = None) -> None:
-    """Train what is left; each run is written into the sweep's folder as soon as it is finished."""
+    """Train the runs that are left; each is written into the sweep's folder as soon as it is finished."""
 
     def save(index: int, run: Run) -> None:
         sweep_folder.save_run(run, folder, work.points[index])
@@ -251,7 +251,7 @@ def sweep(
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
 ) -> Sweep:
-    """Run every combination of a grid; runs that differ only in numbers are trained side by side.
+    """Run every combination of a grid; runs that differ only in numbers are trained together.
 
     Every setting is checked and every schedule planned before the first run starts. Each result equals that of the
     same settings run alone, to rounding.
@@ -267,14 +267,14 @@ def sweep(
       overwrite: replace another sweep in ``out``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
-      roles: swept path -> ``tuned``, ``compared`` or ``world``, where the usual role is not meant: method and timing
-        are compared; learning rate, batch size and options of the method are tuned; data, delays and budgets are
-        worlds. Results choose the best tuned values on the validation part (``validation_fraction``), for each
-        compared value in each world; see :func:`fedjax_async.results.choose`.
+      roles: swept path -> ``tuned``, ``compared`` or ``world``, to replace the default role. By default method and
+        timing are compared; learning rate, batch size and options of the method are tuned; data, delays and budgets
+        are worlds. The best tuned values are chosen on the validation part (``validation_fraction``), for each compared
+        value in each world; see :func:`fedjax_async.results.choose`.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` is its name.
-        Runs that are trained side by side stop one by one, and what the device trains of them after that is left out.
+        Runs that are trained together stop one by one; what the device trains of a stopped run is discarded.
 
-    Returns: the finished runs; if there is a folder, they are read from it when they are asked for.
+    Returns: the finished runs; with a folder, each is read from it when it is needed.
 
     >>> found = sweep(
     ...     dict(model="logistic", clients=4, steps=1, updates=8), {"method.mixing": [0.4, 0.8]}, progress=False

@@ -1,4 +1,4 @@
-"""The picture of an explained run: accuracy with its swings coloured by client, and how each moved the loss."""
+"""The picture of an explained run: accuracy coloured by client, and how each client changed the loss."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fedjax_async.results.figure import SCREEN, Drawing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURED = 6  # clients with colours of their own, those that moved the loss most; all others are grey
+COLOURED = 6  # clients with a colour, those that changed the loss most; all others are grey
 HEIGHTS = (3.0, 2.0)
 
 
 def swings(
     arrivals: Mapping[str, np.ndarray], start: tuple[float, float], part: str, *, drawing: Drawing = SCREEN
 ) -> Figure:
-    """Two curves: the accuracy (the loss without classes) in pieces coloured by client, and the changes of the loss.
+    """Two plots: the accuracy (the loss without classes), coloured by client, and each client's changes of the loss.
 
-    The upper one is the accuracy after each arrival; each piece has the colour of the arriving client. The lower one
-    sums, for each client, the changes of the loss that its arrivals caused so far. Of a server step with several
-    arrivals, the piece belongs to the one that changed the loss most in its direction.
+    The upper plot is the accuracy after each arrival; each segment has the colour of the arriving client. The lower
+    plot has one curve per client: the sum of the changes of the loss that its arrivals caused so far. If a server step
+    has several arrivals, its segments have the colour of the arrival that contributed most to the change.
 
     Args:
-      arrivals: of :class:`fedjax_async.results.explaining.Explanation`.
+      arrivals: as in :class:`fedjax_async.results.explaining.Explanation`.
       start: loss and accuracy before the first arrival.
-      part: of the data, in the titles of the axes.
+      part: the part of the data, for the titles of the axes.
     """
     from matplotlib.collections import LineCollection  # noqa: PLC0415
 
@@ -69,14 +69,14 @@ def swings(
 
 
 def _colours(client: np.ndarray, change: np.ndarray) -> dict[int, str]:
-    """Client -> colour, of those that moved the loss most, up or down."""
+    """Client -> colour, for the clients that changed the loss most, up or down."""
     weight = np.bincount(client, np.abs(change))
     most = [int(each) for each in np.argsort(-weight, kind="stable")[:COLOURED] if weight[each] > 0]
     return {each: canvas.PALETTE[index] for index, each in enumerate(sorted(most))}
 
 
 def _owners(step: np.ndarray, client: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """The client that each arrival's piece of the line belongs to; int64[E]."""
+    """The client whose colour each arrival's segment of the line has; int64[E]."""
     owner = np.array(client)
     for number, count in zip(*np.unique(step, return_counts=True)):
         if count > 1:

@@ -17,12 +17,12 @@ from fedjax_async.results.metrics import Spread, spread
 from fedjax_async.results.significance import Interval
 
 Row = Mapping[str, Any]
-NOTHING = "-"  # a cell without a value, such as a target that was never reached
+NOTHING = "-"  # a cell without a value, such as the time to a target that was never reached
 
 
 @dataclass(frozen=True)
 class Reached:
-    """In place of a :class:`Spread`: only ``reached`` of ``seeds`` runs have a value, such as the time to a target."""
+    """Replaces a :class:`Spread` if only ``reached`` of ``seeds`` runs have a value, such as the time to a target."""
 
     reached: int
     seeds: int
@@ -34,7 +34,7 @@ class Reached:
 
 
 def spread_or_count(values: Sequence[float] | np.ndarray) -> Spread | Reached:
-    """The spread of one value per seed, or how many seeds have a value if it is NaN for others.
+    """The spread of one value per seed, or how many seeds have a value if it is NaN for some of several.
 
     >>> cell(spread_or_count([10.0, math.nan, 20.0]))
     '2 of 3 reached'
@@ -100,8 +100,8 @@ def _text(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
 def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
     """All digits; a spread over several seeds becomes two columns, ``name`` and ``name std``.
 
-    An interval becomes ``name low`` and ``name high``. Where not all seeds reached a value, mean and deviation are NaN,
-    and the column ``name reached`` has the number that did.
+    An interval becomes ``name low`` and ``name high``. If only some seeds have a value, mean and deviation are NaN, and
+    the column ``name reached`` says how many.
     """
     del decimals
     flat: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, in
 
 
 def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] | None = None) -> Path:
-    """Write ``rows`` in the style of the file's ending: ``.md``, ``.csv`` or ``.txt``; returns the path."""
+    """Write ``rows`` in the style of the file ending, ``.md``, ``.csv`` or ``.txt``; returns the path."""
     path = Path(path)
     check.one_of("file ending", path.suffix, SUFFIXES)
     content = table(rows, SUFFIXES[path.suffix], decimals=decimals).encode()
@@ -164,11 +164,11 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
 def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     """The decimal places of the columns of a comparison or of a sweep's settings."""
     columns = _columns(rows)
-    loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
+    loss = not any(name.startswith("accuracy") for name in columns)  # whether the intervals are of a loss
     whole = ("time ", "updates", "unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
 
     def precise(name: str) -> bool:
-        """Whether it is a final value that is no percentage."""
+        """Whether the column is a final value, or its interval, that is not in percent."""
         final = any(f", {way}" in name for way in ("mean of last ", "last", "best"))
         return (final and not name.endswith("(%)")) or (loss and name.startswith("95% "))
 

@@ -1,4 +1,4 @@
-"""Which settings of a sweep are chosen: within each world, for each compared method, the best on validation data."""
+"""The chosen settings of a sweep: in each world, for each compared method, the best on validation data."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from fedjax_async.results.sweep_table import (
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING
 
-SHOWN = 5  # best settings, if there is a single tuning
-MOST_PAIRS = 500  # paired tests; more cannot be read, and Holm's correction leaves nothing of them
+SHOWN = 5  # best settings in the table, if there is a single tuning
+MOST_PAIRS = 500  # paired tests; more cannot be read, and Holm's correction would be too strict
 
 ON_TEST = (
     "WARNING: the test set chose these settings, because the runs have no validation part: their test scores are too "
     "good. Set validation_fraction = 0.1 to choose on training examples that are held out."
 )
 
-Roles = Mapping[str, str]  # path -> role, of those that are not the usual ones
+Roles = Mapping[str, str]  # path -> role, where it is not the default
 
 
 class Tuning(NamedTuple):
-    """The settings tried for one compared method in one world; they differ in tuned axes only."""
+    """The settings tried for one compared method in one world; they differ only in tuned axes."""
 
     world: dict[str, Any]  # path -> value of each axis with the role ``world``
     compared: dict[str, Any]  # path -> value of each axis with the role ``compared``
     order: list[int]  # the settings by their index in ``by_setting``, the chosen one first
     settings: list[Settings]  # of the first seed, in the same order
     runs: int  # over all settings and seeds
-    part: str  # what ordered them: ``validation``, or ``test`` where some run was not evaluated on a validation part
+    part: str  # the part that orders them: ``validation``, or ``test`` if any run has no validation part
 
     @property
     def trials(self) -> int:
@@ -60,7 +60,7 @@ class Tuning(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Settings ordered by their rank within their tuning: first all chosen ones."""
+    """Settings ordered by their rank within their tuning: first the chosen ones of all tunings."""
 
     metric: str  # "validation accuracy, mean of last tenth (%)"; "accuracy, ..." if the test set chose
     order: list[int]  # indices of the settings as in ``by_setting``
@@ -70,8 +70,8 @@ def tunings(found: Sequence[Record], final: str = FINAL, roles: Roles | None = N
     """One :class:`Tuning` for each method in each world; worlds and methods in order of first use.
 
     Settings are ordered by the mean over seeds of the final accuracy on the validation part, or of the loss if no run
-    has class labels; the smaller deviation breaks ties. Settings without a finite mean come last. The test set orders
-    them where a run has no validation scores.
+    has class labels; ties go to the smaller deviation. Settings without a finite mean come last. If any run of a tuning
+    has no validation scores, those on the test set order its settings.
 
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``roles`` as in
     :func:`fedjax_async.config.roles.roles_of`.
@@ -95,23 +95,23 @@ def tunings(found: Sequence[Record], final: str = FINAL, roles: Roles | None = N
         settings = [groups[index][0].point.settings for index in order]
         made.append(Tuning(world, compared, order, settings, sum(len(groups[index]) for index in members), part))
     worlds = [tuning.world for tuning in made]
-    return sorted(made, key=lambda tuning: worlds.index(tuning.world))  # those of a world side by side
+    return sorted(made, key=lambda tuning: worlds.index(tuning.world))  # tunings of one world follow each other
 
 
 def _roles(columns: Mapping[str, str], roles: Roles | None) -> dict[str, str]:
-    """The roles of the swept paths; those of paths that only unfinished runs set are left out."""
+    """The roles of the swept paths, without paths that only unfinished runs set."""
     return roles_of(columns, {path: role for path, role in (roles or {}).items() if path in columns})
 
 
 def _merit(spread: metrics.Spread, metric: str) -> tuple[bool, float, float]:
-    """What settings are sorted by: the best mean first, then the smaller deviation."""
+    """The sorting key of settings: the best mean first, then the smaller deviation."""
     finite = math.isfinite(spread.mean)
     sign = -1.0 if metric == "accuracy" else 1.0
     return not finite, sign * spread.mean if finite else 0.0, 0.0 if math.isnan(spread.std) else spread.std
 
 
 def choose(sweep: Sweep, final: str = FINAL, roles: Roles | None = None) -> list[Tuning]:
-    """The tunings of a sweep; ``.best`` of each are the chosen settings. ``roles``: default those of the sweep.
+    """The tunings of a sweep; ``.best`` of each has the chosen settings. ``roles``: by default those of the sweep.
 
     >>> from fedjax_async.results import sweep
     >>> base = dict(model="logistic", clients=4, steps=1, updates=8, validation_fraction=0.2)
@@ -148,7 +148,7 @@ def chosen_rows(
     *,
     further: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for the chosen setting of each tuning: world, method and tuned values, part, trials and runs, scores.
+    """One row for the chosen setting of each tuning: world, method and tuned values, part, trials and runs, scores.
 
     With one or two tunings, the next best settings follow, with their rank. ``further``: add the other two final
     values.
@@ -173,7 +173,7 @@ def chosen_rows(
 
 
 def explained(found: Sequence[Record], final: str = FINAL, roles: Roles | None = None) -> str:
-    """How settings were chosen, as text above :func:`chosen_rows`, with warnings where the choice is not fair."""
+    """The text above :func:`chosen_rows`: how settings were chosen, with warnings if the choice is not fair."""
     columns, made = columns_of(found), tunings(found, final, roles)
     rows = sorted({len(group) for group in by_setting(found).values()})
     over = f"{rows[0]} seed{'s' if rows[0] > 1 else ''}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]} seeds"
@@ -195,7 +195,7 @@ def explained(found: Sequence[Record], final: str = FINAL, roles: Roles | None =
 
 
 def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
-    """A warning for the worlds in which methods were tuned with unequal effort."""
+    """Warnings for worlds in which methods were tuned with unequal numbers of trials."""
     worlds: dict[str, dict[str, int]] = {}
     for tuning in made:
         where, method = (setting_title(values, columns) for values in (tuning.world, tuning.compared))
@@ -213,7 +213,7 @@ def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
 
 
 def axes_of(found: Sequence[Record], roles: Roles | None = None) -> dict[str, list[str]]:
-    """Role -> the swept paths that have it, the seed aside."""
+    """Role -> the swept paths that have it, without the seed."""
     known = _roles(columns_of(found), roles)
     return {role: [path for path, its in known.items() if its == role] for role in ("tuned", "compared", "world")}
 
@@ -228,8 +228,8 @@ def pair_rows(
 ) -> list[dict[str, Any]]:
     """Paired tests as in :func:`fedjax_async.results.significance.pairs` between the chosen settings of a world.
 
-    They are of the final value on the test set. Settings of different worlds are not compared: their clients may have
-    met other data and delays. Empty if there are more than ``MOST_PAIRS`` pairs.
+    They compare the final value on the test set. Settings of different worlds are not compared, because their data and
+    delays may differ. Empty if there are more than ``MOST_PAIRS`` pairs.
     """
     metric, columns = metric_of(found), columns_of(found)
     groups = list(by_setting(found).values())

@@ -1,4 +1,4 @@
-"""Weight clustering with pruning: against a plain k-means in NumPy, and identities."""
+"""Weight clustering with pruning: compared with a plain k-means in NumPy; identities."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_identities(kind, seed, k):
     reference=st.sampled_from(["paper", "released"]),
 )
 def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, reference):
-    """No ties with the released code: centred and drawn again, equal numbers are equal only up to rounding."""
+    """No vectors with ties for the released code: it subtracts the mean, so equal numbers differ by rounding."""
     assume(reference == "paper" or kind in ("gaussian", "heavy tails"))
     with jax.enable_x64(True):
         x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, reference):
 
 
 def test_the_released_code_loses_the_mean_of_a_layer():
-    """At mean 0.05 and deviation 0.1 its relative error is 0.46, that of the algorithm as published 0.08 or less."""
+    """At mean 0.05 and deviation 0.1 its relative error is 0.46; that of the published algorithm is below 0.08."""
     kernel = 0.05 + 0.1 * jnp.asarray(textbook.vector("gaussian", 5000)).reshape(50, 100)
     error = {}
     for reference in ("paper", "released"):
@@ -176,7 +176,7 @@ def test_bfloat16():
 
 
 def test_batches_of_nodes():
-    """A batch of batches with a shared start: nodes times tolerances."""
+    """A batch of batches with one start: nodes times tolerances."""
     rows = [model(seed=10 * i) for i in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     start, tolerances = random_tables(rows[0], 4, KEY), jnp.array([0.0, 0.1, 0.9])
@@ -194,7 +194,7 @@ def test_batches_of_nodes():
 
 
 def test_batches_as_an_accelerator_computes_them(monkeypatch):
-    """There a batch of nodes is one batched loop; on a CPU it is a loop over the nodes."""
+    """On an accelerator a batch of nodes is one batched loop; on a CPU it is a loop over the nodes."""
     kernels = jnp.stack([model(seed=10 * i)["dense"]["kernel"] for i in range(3)])
     start, tolerances = jnp.array([0.0, -1.0, 0.5, 1.0]), jnp.array([0.0, 0.1, 0.9])
 
@@ -239,7 +239,7 @@ def test_sizes_are_those_of_the_paper():
 
 @pytest.mark.parametrize(("classes", "megabytes"), [(100, 76.33), (200, 76.65)])
 def test_resnets_have_the_sizes_of_table_2(classes, megabytes):
-    """Its convolutions of shortcuts travel whole, and BatchNorm's scales and biases count, its statistics do not."""
+    """Convolutions of shortcuts are sent unclustered; BatchNorm's scales and biases count, its statistics do not."""
     model = make("resnet18:variant=full,norm=local", num_classes=classes, input_shape=(64, 64, 3))
     shared = tree.split(jax.eval_shape(model.init, KEY), model.private)[0]
     size = 10 * int(values_bits(message_of(shared, 32, chosen=is_weight_released))) / 8e6

@@ -1,4 +1,4 @@
-"""Compressors: against NumPy, and what theory says of their errors."""
+"""Compressors: compared with NumPy, and with the theory of their errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_topk_keeps_the_largest_and_of_equals_the_first(kind, seed, size, ratio)
 @pytest.mark.parametrize("kind", ["gaussian", "ties", "zeros"])
 @pytest.mark.parametrize("ratio", [0.00001, 0.03, 0.6])
 def test_topk_of_long_vectors(kind, ratio):
-    """Long enough for wide digits, and for so many equal numbers that they fill many words."""
+    """Long enough for wide digits, and with so many equal numbers that they fill many words."""
     x = textbook.vector(kind, 70_001)
     payload, _ = passed("topk", ratio=ratio)(KEY, x)
     np.testing.assert_array_equal(payload.index, textbook.largest(x, len(payload.index)))
@@ -198,7 +198,7 @@ COMPOSED = {levels: topk_qsgd(ratio=0.2, levels=levels) for levels in (1, 7, 127
 @pytest.mark.parametrize("levels", COMPOSED)
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "constant", "one spike"])
 def test_the_composition_contracts(levels, kind):
-    """gamma = k / (d (1 + beta)), as the paper states it; unscaled it need not (Basu et al. 2019, lemmas 1 and 2)."""
+    """By the paper's gamma = k / (d (1 + beta)); unscaled it need not contract (Basu et al. 2019, lemmas 1 and 2)."""
     x = textbook.vector(kind, 200)
     gamma = 40 / (200 * (1 + textbook.beta(40, levels)))
     mean, deviation = expected_error(COMPOSED[levels], x)
@@ -252,7 +252,7 @@ def test_buckets_are_vectors_of_their_own_and_one_bucket_is_the_whole():
 
 
 def test_buckets_make_the_unscaled_composition_a_contraction():
-    """Four bits: over a whole vector of equal entries beta is 4, in buckets of 20 with the maximum norm 0."""
+    """Four bits: for equal entries beta is 4 over the whole vector, and 0 in buckets of 20 with the maximum norm."""
     x = textbook.vector("gaussian", 4000)
     whole, buckets = (
         topk_qsgd(ratio=0.2, levels=7, scaled=False, **how) for how in ({}, {"bucket": 20, "norm": "max"})
@@ -269,9 +269,9 @@ def test_randk_is_unbiased_and_every_entry_equally_likely():
     assert (chosen.sum(axis=1) == k).all()
     expected = count * k / 50
     chi_square = np.sum((chosen.sum(axis=0) - expected) ** 2) / (expected * (1 - k / 50)) * 49 / 50
-    assert 20 < chi_square < 90  # 49 degrees of freedom: beyond 1e-3 on either side
+    assert 20 < chi_square < 90  # 49 degrees of freedom: a probability of less than 1e-3 on either side
     np.testing.assert_allclose(outcomes[chosen], np.broadcast_to(5 * x, outcomes.shape)[chosen], rtol=1e-6)
-    together = np.corrcoef(chosen[:, :10].T) + 1 / 49  # of a uniform subset: -1/49 off the diagonal
+    together = np.corrcoef(chosen[:, :10].T) + 1 / 49  # a uniform subset has correlations of -1/49
     assert np.abs(together[~np.eye(10, dtype=bool)]).max() < 5 / count**0.5
     mean, deviation = expected_error(randk(ratio=0.2), x, count)
     assert abs(mean - (50 / k - 1) * textbook.square(x)) <= 5 * deviation
@@ -340,7 +340,7 @@ def test_levels_may_be_traced():
 
 
 def test_values_only_accounting_is_the_papers():
-    """As the AsynFLC paper counts: top-10 % is 10 times fewer, a sign 32, b bits 32/b; no indices, no scales."""
+    """As the AsynFLC paper counts: 10 times fewer bits for top-10 %, 32 for signs, 32/b for b bits; values only."""
     x = jnp.asarray(textbook.vector("gaussian", 1000))
 
     def share(compressor):
@@ -349,7 +349,7 @@ def test_values_only_accounting_is_the_papers():
     assert share(topk(ratio=0.1)) == 10 and share(sign()) == share(scaled_sign()) == 32
     assert [share(qsgd(levels=levels_of(b))) for b in (2, 4, 8)] == [16, 8, 4]
     assert share(topk_qsgd(ratio=0.1, levels=1)) == pytest.approx(160)
-    assert int(bits(passed("topk", ratio=0.1)(KEY, x)[0])) > 3200  # the wire is not so lucky
+    assert int(bits(passed("topk", ratio=0.1)(KEY, x)[0])) > 3200  # the encoded message is longer
 
 
 # --- composition and trees --------------------------------------------------------------------

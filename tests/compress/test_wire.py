@@ -1,4 +1,4 @@
-"""The wire format: exact round trips, true sizes, and no harm from foreign bytes."""
+"""The wire format: exact round trips, true sizes, safe decoding of foreign bytes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ REALS = ["float16", "bfloat16", "float32", "float64"]
 
 
 def same(have, want):
-    """Of one kind and static lengths, and every array the same bits in the same type."""
+    """Whether kind and static lengths are equal, and all arrays have the same type and bits."""
     assert jax.tree.structure(have) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(have), jax.tree.leaves(want)):
         one, other = np.asarray(a), np.asarray(b)
         assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-# --- payloads made by hand: every number that a type can hold, and no arithmetic of JAX on them ------
+# --- payloads made by hand: every number that a type can hold, without arithmetic of JAX -------------
 
 
 @st.composite
@@ -237,7 +237,7 @@ def signed(body):
 
 
 def refused_or_sound(data):
-    """A message with a forged checksum gives an error or a payload that can be encoded again, never a crash."""
+    """A message with a forged checksum gives a ``ValueError`` or a payload that can be encoded again, never a crash."""
     try:
         payload = decode(data)
     except ValueError as error:
@@ -269,7 +269,7 @@ HUGE = codes.varint(2**31 - 1)
 @pytest.mark.parametrize(
     "body",
     [
-        bytes([1 + 16 * 3]) + HUGE,  # two billion values that are not there
+        bytes([1 + 16 * 3]) + HUGE,  # claims two billion values
         bytes([3 + 16 * 3]) + HUGE,
         bytes([4 + 16 * 3]) + HUGE + bytes([1, 0]) + bytes(4),
         bytes([5 + 16 * 3]) + HUGE + bytes([1, 0]) + bytes(4) + b"\xff",
@@ -286,9 +286,9 @@ HUGE = codes.varint(2**31 - 1)
         bytes([6 + 16 * 3, 1, 0]) + bytes([3 + 16 * 3, 0]),  # no such code
         bytes([6 + 16, 4, 2, 0b01010000]) + bytes([3 + 16 * 3, 2, 0]),  # the same index twice
         bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 1, 0]),  # one value for two indices
-        bytes([6, 0, 0]) * 5000 + bytes([3 + 16 * 3, 0]),  # deeper than any stack
+        bytes([6, 0, 0]) * 5000 + bytes([3 + 16 * 3, 0]),  # nested too deeply
         bytes([0, 1, 0, 1]) + bytes([3 + 16 * 3, 0]),  # tuples in tuples
-        bytes([7 + 16 * 3]) + HUGE + bytes([0]),  # two billion zeros that are not there
+        bytes([7 + 16 * 3]) + HUGE + bytes([0]),  # claims two billion zeros
         bytes([7 + 16 * 3]) + HUGE + bytes([255]) + np.arange(255, dtype="<f4").tobytes(),
         bytes([7 + 16 * 3, 1, 2]) + np.float32([1, 2]).tobytes() + bytes([0b11000000]),  # index 3 of 0, 1, 2
         bytes([7 + 16 * 3, 1, 0, 0b10000000]),  # index 1 of 0
@@ -315,7 +315,7 @@ def words_that_are_not_finite(dtype):
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("kind", ["values", "scale", "norm", "centroid"])
 def test_no_value_that_is_not_finite_is_sent_or_read(dtype, kind):
-    """A ``ValueError`` too where a warning is an error: NumPy warns of a bfloat16 NaN."""
+    """A ``ValueError``, also if warnings are errors: NumPy warns of a bfloat16 NaN."""
     for word in words_that_are_not_finite(dtype):
         number = np.frombuffer(word, dtype)
         code = 16 * (REALS.index(dtype) + 1)
@@ -341,7 +341,7 @@ def unscaled(size):
 
 
 def peak_of(function):
-    """The most bytes that a call holds at once, and what it returns."""
+    """The peak memory of a call in bytes, and its result."""
     tracemalloc.start()
     try:
         return function(), tracemalloc.get_traced_memory()[1]
@@ -414,7 +414,7 @@ def levels_of_few(steps, *values):
 
 
 def first_indices(k, size):
-    """All of the first k indices; of the values, which are zeros, only their number is sent."""
+    """The indices 0 to k - 1; the values are zeros, so only their number is sent."""
     return Sparse(np.arange(k, dtype=np.int32), Sparse(np.int32([]), unscaled(0), k), size)
 
 

@@ -1,4 +1,4 @@
-"""Compressors in NumPy, float64, written from their definitions; and vectors to try them on."""
+"""Compressors in NumPy, float64, written from their definitions; and test vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def vector(kind, size, seed=0):
 
 
 def largest(x, k):
-    """Ascending indices of the k largest |x|, of equals the first."""
+    """Ascending indices of the k largest |x|, the first ones among equals."""
     return np.sort(np.argsort(-np.abs(np.asarray(x, np.float64)), kind="stable")[:k])
 
 
@@ -49,7 +49,7 @@ def beta(size, steps, norm="euclidean"):
 
 
 def weight_clusters(x, start, *, max_iter, tolerance, released=False, drawn=None):
-    """WCP of a vector with a matrix of comparisons: the decoded vector, and the table in its canonical order.
+    """WCP of a vector by a matrix of all distances: the decoded vector, and the table in its canonical order.
 
     ``drawn(t)``: the entries that refill empty clusters in iteration t, one for each centroid in ascending order.
     """
@@ -75,7 +75,7 @@ def weight_clusters(x, start, *, max_iter, tolerance, released=False, drawn=None
 
 
 def nearest(x, table):
-    """Places in an ascending table: as many as there are midpoints below x. Checked against all distances."""
+    """Positions in an ascending table: the number of midpoints below x. Checked against all distances."""
     place = (x[:, None] > (table[1:] + table[:-1]) / 2).sum(axis=1)
     distances = np.abs(x[:, None] - table)
     np.testing.assert_allclose(distances[np.arange(len(x)), place], distances.min(axis=1), rtol=1e-12, atol=1e-14)

@@ -289,7 +289,7 @@ CALLS = [
     (lambda: waves(3), r"^schedule = 3: must be a Schedule"),
     (lambda: comparison([RUN]), r"^runs = 'a list': must be a dict, method -> list of its runs"),
     (lambda: comparison(RUN), r"^runs = 'a Run': must be a dict"),
-    (lambda: comparison({"a": RUN}), r"^runs\['a'\] = 'a Run': must be a list of its runs, one a seed: \[run\]$"),
+    (lambda: comparison({"a": RUN}), r"^runs\['a'\] = 'a Run': must be a list of its runs, one per seed: \[run\]$"),
     (lambda: comparison({"a": []}), r"^runs\['a'\] = 'a list': must be a list of its runs"),
 ]
 

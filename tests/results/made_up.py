@@ -1,4 +1,4 @@
-"""Runs made up by hand: no training, but every table filled the way the engine fills it."""
+"""Runs made by hand, without training; every table is filled as the engine fills it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedjax_async.types import Run, Schedule
 
 
 def make_schedule(num_clients: int = 3, jobs: int = 4) -> Schedule:
-    """Client c takes c + 1 seconds a job, every arrival closes a step, the last job of client 0 is lost."""
+    """Client c takes c + 1 seconds per job, every arrival closes a step, the last job of client 0 is lost."""
     finish = np.array([(c + 1) * (n + 1) for c in range(num_clients) for n in range(jobs)], np.float64)
     client = np.repeat(np.arange(num_clients, dtype=np.int32), jobs)
     begin = finish - (client + 1)

@@ -1,4 +1,4 @@
-"""Folders for the HTML report, made up without training, and the JSON of a page read back."""
+"""Folders for the HTML report, made without training, and the JSON of a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seeded(accuracies: list[list[float]], method: str = "fedavg", times: list[li
 
 
 def save_comparison(folder: Path, runs: dict[str, list[Run]], **options: Any) -> Path:
-    """What ``compare`` leaves in a folder, pictures aside."""
+    """What ``compare`` writes into a folder, without pictures."""
     for name, seeds in runs.items():
         for run in seeds:
             store.save(run, folder / "runs" / re.sub(r"[^\w.-]+", "_", name) / f"seed_{run.settings['seed']}")
@@ -39,7 +39,7 @@ def save_comparison(folder: Path, runs: dict[str, list[Run]], **options: Any) ->
 
 
 def save_sweep(folder: Path, finished: int | None = None, target: float | None = None) -> tuple[Path, list[Point]]:
-    """What a sweep over two values and two seeds leaves; ``finished``: how many of its four runs are there."""
+    """What a sweep over two values and two seeds writes; ``finished``: how many of its four runs are finished."""
     points = expand({"method": "fedasync", "updates": 9}, {"method.mixing": [0.2, 0.9]}, seeds=2)
     sweep_folder.begin(folder, points)
     for index, point in enumerate(points[:finished]):
@@ -65,7 +65,7 @@ def array(value: Any) -> np.ndarray:
 
 
 def columns(table: dict[str, Any]) -> dict[str, list[Any]]:
-    """Column of the CSV file -> its cells in a table of a page: numbers (None for NaN), else texts."""
+    """Column of the CSV file -> its cells in a table of a page: numbers (None for NaN) or strings."""
     found: dict[str, list[Any]] = {}
     for at, column in enumerate(table["columns"]):
         for part, name in enumerate(column["of"]):

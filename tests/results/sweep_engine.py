@@ -1,4 +1,4 @@
-"""An engine for sweeps that trains nothing: made-up runs at once, so that what surrounds the training is tested."""
+"""An engine for sweeps that returns made-up runs without training, to test everything around the training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_groups(
     probes: Any = None,
     planning: Any = None,
 ) -> list[Group]:
-    """A group a method, two runs a stack."""
+    """One group per method, two runs per stack."""
     by_method: dict[str, list[int]] = {}
     for place, each in enumerate(settings):
         by_method.setdefault(each.method.partition(":")[0], []).append(place)
@@ -57,7 +57,7 @@ def plan_groups(
 
 
 class Engine:
-    """Stands in for ``config.sweeping``; ``trained`` lists what it was asked for, ``fail_after`` ends it early."""
+    """Replaces ``config.sweeping``; ``trained`` lists the settings it was given; it fails after ``fail_after`` runs."""
 
     def __init__(self, error: BaseException | None = None, fail_after: int = 0) -> None:
         self.trained: list[Settings] = []
@@ -88,7 +88,7 @@ class Engine:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Engine:
-    """Put an :class:`Engine` in the place of the real one."""
+    """Replace the real engine by an :class:`Engine`."""
     engine = Engine(*args, **options)
     monkeypatch.setattr(sweeps, "sweeping", engine)
     return engine

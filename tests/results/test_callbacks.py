@@ -1,4 +1,4 @@
-"""Callbacks at evaluations: they change no number, end a run where they say, and survive a kill."""
+"""Callbacks at evaluations: they change no number, end a run at their evaluation, and work after a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import load, write_comparison, write_sweep
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 24, "eval_updates": 2, "lr": 0.05}
-# uploads of unequal size, of which the server drops some: their bytes are known once they are trained
+# uploads of unequal size, some are dropped by the server: their bytes are known only after training
 UNEVEN = {
     "compress": "topk:ratio=0.1",
     "timeout": 200.0,
@@ -52,7 +52,7 @@ def same(a, b):
 
 
 def is_start_of(short, full):
-    """Bit for bit; ``step_changed`` of the last step speaks of as much of it as there is."""
+    """Bit for bit, except ``step_changed``: the last step may be cut off."""
     for table in ("evaluations", "updates", "per_client"):
         have, want = getattr(short, table), getattr(full, table)
         assert list(have) == list(want)
@@ -63,7 +63,7 @@ def is_start_of(short, full):
 
 
 def accuracy(params):
-    """Of logistic regression on the test set, in float64 and by hand."""
+    """The accuracy of logistic regression on the test set, in float64 NumPy."""
     x, y = fashion_mnist_6k().test_x, fashion_mnist_6k().test_y
     kernel, bias = (np.asarray(leaf, np.float64) for leaf in sorted(jax.tree.leaves(params), key=np.ndim)[::-1])
     pixels = (x.reshape(len(x), -1) / 255.0 - FASHION_MNIST_MEAN) / FASHION_MNIST_STD
@@ -141,7 +141,7 @@ def test_each_run_of_a_stack_stops_by_itself():
 
 
 def test_what_comes_after_the_stop_ends_no_run():
-    """Without the stop, a corrupt upload ends this run."""
+    """Without the stop, a corrupt upload raises an error in this run."""
     given = {**SMALL, "faults": "corrupt:probability=0.1", "on_bad": "raise", "seed": 3}
     schedule = prepare(Settings(**given)).schedule
     first = int(np.flatnonzero(schedule.corrupt[schedule.job])[0])
@@ -166,7 +166,7 @@ SCORES = st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9, math.nan]), min_size
 @settings(max_examples=60)
 @given(SCORES, st.integers(1, 5), st.sampled_from([0.25, 0.5, 0.9]), st.booleans())
 def test_the_rules_are_those_of_their_definition(values, patience, target, validated):
-    """Each row by the whole column up to it, also where a validation part is what counts."""
+    """Each row is checked with the whole column up to it, also if the validation part decides."""
     watch = Watch(experiment(patience=patience, stop_at=target), keep_best=True)
     column = {"validation_accuracy" if validated else "accuracy": values}
     table = {"accuracy": [0.95] * 13, "loss": [1.0] * 13} | column
@@ -179,7 +179,7 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
             break
     seen = np.array(values, np.float32)
     expected = None
-    for row in range(12):  # the last one ends the run anyway
+    for row in range(12):  # the last row ends the run anyway
         so_far = np.where(np.isnan(seen[: row + 1]), -np.inf, seen[: row + 1])
         best = int(np.argmax(so_far)) if np.isfinite(so_far).any() else -1
         if seen[row] >= target or row - best >= patience:
@@ -247,7 +247,7 @@ def test_a_killed_run_ends_with_the_same_files(tmp_path, engine_options):
     begun = file.read_bytes()
     assert begun and (tmp_path / "whole" / "stream.csv").read_bytes().startswith(begun)
     file.write_bytes(begun[:-5])  # half a line, as after a loss of power
-    resume(tmp_path / "cut", plots=False)  # streams and best model come back by themselves
+    resume(tmp_path / "cut", plots=False)  # streams and keep_best are restored
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

@@ -1,4 +1,4 @@
-"""A folder is made, proven writable and locked before the work, for one process at a time, however that one ends."""
+"""A folder is made, checked and locked before the work, for one process at a time, even if that process is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with claimed(sys.argv[1]):
     print("claimed", flush=True)
     time.sleep(600)
 """
-# Also root cannot write there.
+# Even root cannot write there.
 BAD = {
     "below a device": lambda home: Path(os.devnull) / "x",
     "below a file": lambda home: home / "file" / "new",
@@ -60,7 +60,7 @@ def never(*arguments, **options):
 
 @contextlib.contextmanager
 def elsewhere(*folders, shared=False):
-    """Let another thread have the folders; ``ValueError`` if it does not get them."""
+    """Claim the folders in another thread; ``ValueError`` if it does not get them."""
     ready, end, refusal = threading.Event(), threading.Event(), []
 
     def hold():
@@ -88,7 +88,7 @@ def elsewhere(*folders, shared=False):
 
 @contextlib.contextmanager
 def another_process(folder):
-    """A process that has the folder; it is killed in the end."""
+    """A process that claims the folder; it is killed at the end."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -119,7 +119,7 @@ def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
     experiment = prepare(SMALL)
     monkeypatch.setattr(runs, "execute", never)
     refused(bad, lambda: run_into(experiment, bad))
-    monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # which compiles the first model
+    monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # it compiles the first model
     refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, out=bad))
     monkeypatch.setattr(sweeps, "plan_sweep", never)
     monkeypatch.setattr(sweeps, "resolved", never)
@@ -212,7 +212,7 @@ def test_a_lock_that_was_left_is_no_obstacle_and_no_result(tmp_path):
     assert sweep_folder.require_room(tmp_path, []) == tmp_path
     with claimed(tmp_path):
         save(make_run(), tmp_path)
-        assert (tmp_path / disk.LOCK).exists()  # it is not swept up with the temporary files
+        assert (tmp_path / disk.LOCK).exists()  # it is not removed with the temporary files
     assert {path.name for path in tmp_path.iterdir()} == {*store.FILES, store.SCHEDULE, store.MANIFEST}
     assert disk.LOCK not in (tmp_path / store.MANIFEST).read_text()
 
@@ -230,7 +230,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkey
         says = str(error.value)
         assert says.startswith(f"folder = {str(folder)!r}") and "\n" not in says
         assert f"the folder is in use by process {process.pid} on " in says
-    assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # killed, it could not remove it
+    assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # the killed process could not remove it
     run_into(experiment, folder, plots=False)
     assert (folder / store.MANIFEST).is_file() and not (folder / disk.LOCK).exists()
 
@@ -250,13 +250,13 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         compare(["fedasync"], SMALL, out=tmp_path)
     assert seen == places
-    with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # a run of its own in there comes first
+    with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # another process uses a run folder inside
         compare(["fedbuff", "fedasync"], SMALL, out=tmp_path)
     assert seen == places
 
 
 def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
-    """The file is removed each time: nobody may hold a lock on one that has no name any more."""
+    """The lock file is removed each time; no thread may hold a lock on a removed file."""
     inside, most, turns, stop = [], [], [0] * 6, time.monotonic() + 2
 
     def work(number):

@@ -1,4 +1,4 @@
-"""Sweeps as jobs: real subprocesses through submitit's local executor; what SLURM, Ray and arrays are given."""
+"""Sweeps as jobs: real subprocesses by submitit's local executor; what SLURM, Ray and arrays get."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_local_jobs_train_in_processes_of_their_own(tmp_path, monkeypatch, comma
     points = resolved(expand(BASE, GRID))
     work = plan_sweep(points, folder=tmp_path / "jobs", lanes=1)
     jobs = cluster.submit(work, tmp_path / "jobs", "local:time=5", lanes=1)
-    assert len(jobs) == 2  # one stack a method
+    assert len(jobs) == 2  # one stack per method
     assert sorted(name for job in jobs for name in job.runs) == sorted(point.name for point in points)
     for job in jobs:
         job.handle.wait()
@@ -66,7 +66,7 @@ print("Submitted batch job 4321")
 
 
 def _scheduler(tmp_path, monkeypatch, script):
-    """``srun`` and ``sbatch`` on the path, made up."""
+    """Put made-up ``srun`` and ``sbatch`` on the path."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("srun", "sbatch"):
@@ -76,7 +76,7 @@ def _scheduler(tmp_path, monkeypatch, script):
 
 
 def test_slurm_gets_one_array_with_the_options(tmp_path, monkeypatch):
-    """A made-up sbatch that writes down what it is given."""
+    """A made-up sbatch that records what it gets."""
     _scheduler(tmp_path, monkeypatch, FAKE)
     sweep_engine.use(monkeypatch)
     work = plan_sweep(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]}))
@@ -109,7 +109,7 @@ def test_what_slurm_refuses_is_one_line_in_its_words(tmp_path, monkeypatch):
 
 
 def test_a_stack_that_was_cut_short_is_submitted_whole(tmp_path, monkeypatch):
-    """Otherwise its job would be another stack, without the checkpoint of the one that was killed."""
+    """Otherwise its job would be another stack, and would not find the checkpoint of the killed job."""
     _scheduler(tmp_path, monkeypatch, FAKE)
     engine = sweep_engine.use(monkeypatch)
     points = expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]})  # stacks of two: (0, 1), (2, 3), (4,)
@@ -123,7 +123,7 @@ def test_a_stack_that_was_cut_short_is_submitted_whole(tmp_path, monkeypatch):
     engine.trained.clear()
     assert cluster.train_members(str(tmp_path / "sweep"), "0,1", "", "") == "1 runs"
     assert [each.lr for each in engine.trained] == [0.1, 0.2]  # as one stack
-    assert saved.stat().st_mtime_ns == before  # and what was finished is left alone
+    assert saved.stat().st_mtime_ns == before  # the finished run is not written again
 
 
 def test_options_are_checked():
@@ -193,7 +193,7 @@ def test_jobs_of_an_array_that_are_not_there(tmp_path, monkeypatch):
 
 
 class FakeRay(types.ModuleType):
-    """What ``ray_tasks`` uses of Ray: calls made at once, the last one first to end."""
+    """What ``ray_tasks`` uses of Ray: calls run immediately, and the last one ends first."""
 
     class exceptions:
         RayError = ArithmeticError

@@ -1,4 +1,4 @@
-"""Explaining a run: changes telescope, tables add up, what is in the folder is read, bad input is refused."""
+"""Explaining a run: changes telescope, tables add up, a folder with results is read, bad input is refused."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     kept = explain(one, examples=50, out=one / "explain", say=said.append)
     assert len(said) == 1 and "which were read" in said[0]
     a = kept.arrivals
-    assert a["change"][:6].any() and not a["change"][6:].any()  # the third buffer is never full
+    assert a["change"][:6].any() and not a["change"][6:].any()  # the third buffer never fills
     assert a["change"].sum() == pytest.approx(a["loss"][-1] - kept.start[0], abs=1e-6)
-    assert load(one).params  # the run's own files are whole
+    assert load(one).params  # the run's own files are unchanged
     with pytest.raises(ValueError, match=r"out = .*without the explanation of another run or of other examples"):
         explain(one, examples=20, out=one / "explain", say=said.append)
     rows = client_rows(kept)

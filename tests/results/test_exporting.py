@@ -1,4 +1,4 @@
-"""A run's model written for other tools, and runs that start from it: both ways, under our names and PyTorch's."""
+"""Exporting a run's model and starting runs from the file, with our names and with PyTorch's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = data.Dataset(
 )
 SMALL = {"dataset": IMAGES, "model": "logistic", "clients": 3, "steps": 2, "batch_size": 4, "partition": "iid"}
 SERVED = {**SMALL, "updates": 6, "eval_updates": 6, "lr": 0.1}
-EXPORTED = {"names": "torch", "flattened": {"output": 3}}  # a data set of one's own has no name, so that they are given
+EXPORTED = {"names": "torch", "flattened": {"output": 3}}  # given, because a user's own data set has no name
 
 
 @pytest.fixture(scope="module")

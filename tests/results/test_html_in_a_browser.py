@@ -1,6 +1,6 @@
 """The HTML report in a browser: its script runs, sorts, switches and draws, and writes names as plain text.
 
-A command of its own, because it needs Chromium: ``python -m pytest -m slow tests/results/test_html_in_a_browser.py``.
+A slow test, because it needs Chromium: ``python -m pytest -m slow tests/results/test_html_in_a_browser.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.results.made_up import make_run
 from tests.results.page import NASTY, save_comparison, seeded
 
 INSTALL = "this test needs Chromium: apt-get install chromium (Debian), or put it on the PATH as chromium"
-# What a reader does, and what the page then shows; written into the page for --dump-dom.
+# Actions of a reader, and what the page then shows; it is written into the page for --dump-dom.
 ACTIONS = """
 <script>
 setTimeout(() => {
@@ -62,7 +62,7 @@ setTimeout(() => {
 
 
 def browse(page) -> dict:
-    """Open ``page`` in headless Chromium, act, and read what it then showed."""
+    """Open ``page`` in headless Chromium, run the actions, and return what it then shows."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert browser, INSTALL
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{ACTIONS}</body>"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The HTML report: its numbers are those of the tables and files, its texts are harmless, its cuts are told."""
+"""The HTML report: its numbers are those of tables and files, its text is escaped, it says what it leaves out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FEWER_TIMES = [[0.0, 2.0, 4.0, 6.0], [0.0, 12.0], [0.0, 3.0, 9.0]]
 
 
 def all_rejected(runs: list[Run]) -> list[Run]:
-    """The same runs, of which the first had every upload rejected."""
+    """The same runs; in the first one every upload is rejected."""
     rejected = runs[0].counters | {"updates": 3, "rejected": 3}
     return [runs[0]._replace(counters=rejected), *runs[1:]]
 
@@ -59,7 +59,7 @@ COMPARISONS = {
 
 
 def number(text: str) -> float | str | None:
-    """A CSV cell as the page holds it."""
+    """A CSV cell as in the JSON of the page."""
     try:
         return None if text == "" or math.isnan(float(text)) else float(text)
     except ValueError:
@@ -67,7 +67,7 @@ def number(text: str) -> float | str | None:
 
 
 def check_table(shown: dict[str, object], path: Path) -> None:
-    """A table of the page has all numbers and texts of the CSV file."""
+    """A table of the page has all numbers and strings of the CSV file."""
     found = columns(shown)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert list(found) and sorted(found) == sorted(rows[0])
@@ -323,7 +323,7 @@ def test_nothing_in_names_and_settings_becomes_html(tmp_path):
     assert text.count("</script>") == 3 and "\u2028" not in text[: text.index("plotly.js v")]
     assert columns(page["runs"])["method"] == [NASTY]  # the script writes it with textContent
     assert NASTY in page["sources"][0]["common"]
-    for figures in page["curves"]["figures"].values():  # plotly reads tags in names
+    for figures in page["curves"]["figures"].values():  # plotly interprets tags in names
         assert not [each for figure in figures.values() for each in figure["data"] if "<" in each["name"]]
         templates = {each.get("hovertemplate") for figure in figures.values() for each in figure["data"]}
         assert not [each for each in templates if each and "img" in each]
@@ -417,7 +417,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.rglob("*.html")} == {"report.html", "both.html"}
     assert (tmp_path / "one" / "report.html").exists() and (tmp_path / "report.html").exists()
     assert "written: new/both.html" in capsys.readouterr().out
-    assert store.require_room("one", store.load("one").settings)  # the page does not spoil the folder
+    assert store.require_room("one", store.load("one").settings)  # the page does not change what the folder is
 
 
 def test_validation_scores_are_in_table_picture_and_page(tmp_path):

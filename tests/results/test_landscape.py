@@ -1,4 +1,4 @@
-"""Levels of contours for losses of every kind."""
+"""Levels of contours for all kinds of losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs measure in tables, pictures and the report: every number that two of them share is equal."""
+"""Measured columns in tables, pictures and the report: a number in two of them is equal."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_report_has_the_numbers_of_the_files(tmp_path):
 
 
 def test_a_column_without_a_curve_is_not_drawn():
-    """Known at the ends only, or of one value throughout."""
+    """It is constant, or known only at the first and last evaluation."""
     run = make_run()
     more = {"ends_only": np.array([0.1, np.nan, 0.2]), "flat": np.zeros(3), "moving": np.array([0.0, 1.0, 3.0])}
     runs = {"a": [run._replace(evaluations=run.evaluations | more)]}

@@ -1,4 +1,4 @@
-"""Metrics against hand arithmetic."""
+"""Metrics compared with arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_to_target_is_the_first_evaluation_that_reaches_it():
     assert to_target(run, 0.55) == 9.0
     assert to_target(run, 0.05) == 0.0
     assert math.isnan(to_target(run, 0.61))
-    # By 2 s: client 0 arrived at 1 and 2, client 1 at 2; by 9 s: 3 of client 0 (one lost), 4 and 3 of the others.
+    # By 2 s client 0 has arrived at 1 and 2, client 1 at 2; by 9 s: 3 arrivals of client 0 (one lost), 4 and 3 of
+    # others.
     assert to_target(run, 0.5, "update") == 3 and to_target(run, 0.5, "step") == 3
     assert to_target(run, 0.55, "update") == 10
     assert to_target(run, 0.5, "bytes") == 3 * 100 + 6 * 100
@@ -61,7 +62,7 @@ def test_final_losses_and_unknown_final_values():
     assert final_value(run, "loss", "best") == losses[1] and final_value(run, "loss", "tail:2") == losses[1:].mean()
     assert math.isnan(final_value(make_run([0.1, math.nan, 0.5]), final="tail:2"))
     run.evaluations.update(dict.fromkeys(("average_loss", "average_precision"), np.array([0.4, 0.2, math.nan])))
-    assert final_value(run, "average_loss") == 0.2  # of nodes: not evaluated at the end
+    assert final_value(run, "average_loss") == 0.2  # a score of nodes: the last evaluation, which has none, is skipped
     assert math.isnan(final_value(run, "average_precision"))  # a metric of the user's own
     assert all_finals("tail:4") == ["tail:4", "last", "best"] and all_finals("best") == ["best", "tail", "last"]
     for wrong in ("first", "tail:0", "tail:x", "best:2", None):
@@ -108,7 +109,7 @@ def test_a_mean_curve_is_the_mean_and_deviation_of_step_functions():
     seeds = [make_run([0.1, 0.4, 0.8], [0.0, 2.0, 4.0]), make_run([0.3, 0.6], [0.0, 3.5])]
     curve = mean_curve(seeds)
     assert curve.steps
-    np.testing.assert_array_equal(curve.at, [0.0, 2.0, 4.0])  # 3.5 and 4 share a point, at which both have begun
+    np.testing.assert_array_equal(curve.at, [0.0, 2.0, 4.0])  # 3.5 and 4 share a point, where both have begun
     np.testing.assert_allclose(curve.mean, [0.2, 0.35, 0.7], rtol=1e-6)
     np.testing.assert_allclose(curve.std, np.array([0.2, 0.1, 0.2]) / np.sqrt(2), rtol=1e-5)
     alone = mean_curve(seeds[:1], factor=100.0)

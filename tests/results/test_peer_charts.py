@@ -1,4 +1,4 @@
-"""Charts of runs without a server show every event and message with what became of it."""
+"""Charts of runs without a server show every event, and every message with its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn equals the data, files are the same twice, no global state is touched."""
+"""Pictures: they show the data, the same figure gives the same file, no global state changes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_gantt_marks_idle_time_and_server_steps():
     for steps in (lines, marks):
         assert [segment[0][0] for segment in steps.get_segments()] == [3.0, 6.0]
     late = plots.job_ends(schedule._replace(dispatch_time=np.array([0.0, 0.0, 2.0, 4.0])))
-    np.testing.assert_array_equal(late, [2.0, 1.0, 6.0, np.inf])  # a job ends with the next one at the latest
+    np.testing.assert_array_equal(late, [2.0, 1.0, 6.0, np.inf])  # a job ends at the next dispatch at the latest
 
 
 def test_many_server_steps_are_marked_at_the_edge_only():
@@ -185,8 +185,8 @@ def test_deviations_end_at_100_percent_and_stay_within_the_axes(count):
     assert [bar[:, 1].tolist() for bar in bars] == [[0.0, 100.0]] * count
     bands = [path.vertices[:, 1] for each in axes.collections[: 2 * (count == 2)] for path in each.get_paths()]
     assert all(band.min() == 0.0 and band.max() == 100.0 for band in bands)
-    assert len(axes.collections) == count + len(bands)  # many methods have no bands
-    assert len({bar[0, 0] for bar in bars}) == (12 if count == 12 else 1)  # but bars side by side
+    assert len(axes.collections) == count + len(bands)  # with many methods there are no bands
+    assert len({bar[0, 0] for bar in bars}) == (12 if count == 12 else 1)  # but there are bars side by side
 
 
 def test_names_of_many_lines_have_a_piece_of_their_line():
@@ -255,7 +255,7 @@ def test_the_same_picture_gives_the_same_bytes(tmp_path, ending):
 
 
 def test_no_global_state_is_touched(tmp_path):
-    before = dict.copy(matplotlib.rcParams)  # a plain read of the setting "backend" would already change it
+    before = dict.copy(matplotlib.rcParams)  # reading the setting "backend" would already change it
     save_figure(gantt(make_schedule()), tmp_path / "a.png")
     assert dict.copy(matplotlib.rcParams) == before
 

@@ -1,4 +1,4 @@
-"""Epsilon: the library's on known cases, from the participations of real runs; "none" where no bound is known."""
+"""Epsilon: equal to the library's in known cases; from the participations of real runs; None without a bound."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_sampled_rounds_equal_the_library():
 
 
 def test_weights_and_steps_count_as_they_were():
-    """Client 0: in a step of weights 3 and 4, and twice in a step with client 1; noise as of two uploads."""
+    """Client 0 takes part in a step with weights 3 and 4, and twice in the next; noise for sums of two uploads."""
     found = of_sums(np.array([0, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 1]), np.array([3.0, 4, 1, 1, 1]), 2.0, 5.0, 2)
     of_first, of_second = 9 * 2 / (4 * 25) + 2 / 2 / 100, 4 * 2 / (4 * 3) + 4 * 2 / 3 / 100
     assert found[0] == pytest.approx(of_first + of_second)
@@ -108,7 +108,7 @@ def test_where_no_bound_is_known_it_says_so(buffered):
 
 
 def test_code_that_a_folder_names_is_not_run(buffered, tmp_path):
-    """Plugins of a finished run are given again, by ``--plugin``: a folder may come from somebody else."""
+    """Plugins of a finished run must be given again, by ``--plugin``: somebody else may have made the folder."""
     folder = save(buffered, tmp_path / "run")
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "plugins.json").write_text(f'["{tmp_path / "code.py"}"]')

@@ -1,4 +1,4 @@
-"""The progress bar: what it says, and when it says nothing."""
+"""The progress bar: its text, and when it is hidden."""
 
 from __future__ import annotations
 

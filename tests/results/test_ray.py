@@ -1,6 +1,6 @@
-"""A sweep on a local Ray of which a worker is killed: its group is run again, and the tables are the same.
+"""A sweep on a local Ray, while a worker is killed: its group runs again, and the tables are the same.
 
-A command of its own, because it needs the extra ``ray``: ``python -m pytest -m slow tests/results/test_ray.py``.
+A slow test, because it needs the extra ``ray``: ``python -m pytest -m slow tests/results/test_ray.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from fedjax_async import disk
 
 INSTALL = "this test needs Ray: pip install '.[ray]'"
-METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "asgd")  # a group each
+METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "asgd")  # one group each
 SWEEP = f"""
 [base]
 model = "logistic"
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert importlib.util.find_spec("ray") is not None, INSTALL
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 starves its workers where the machine has other work
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # with Ray's default of 15, workers starve on a busy machine
     path = tmp_path / "methods.toml"
     path.write_text(SWEEP)
     return path
@@ -53,7 +53,7 @@ def started(file: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def training(out: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of the runs that are trained now, and the worker of each: the owner of the folder's lock."""
+    """The folders of the runs in training, and the worker of each: the owner of the folder's lock."""
     for lock in out.glob(f"runs/*/{disk.LOCK}"):
         with contextlib.suppress(FileNotFoundError):
             owner = re.search(r"process (\d+)", lock.read_text())
@@ -62,7 +62,7 @@ def training(out: Path) -> Iterator[tuple[Path, int]]:
 
 
 def kill_one(out: Path, process: subprocess.Popen[str]) -> Path:
-    """SIGKILL to the first worker that trains; the folder that it leaves unfinished."""
+    """Send SIGKILL to the first worker that trains; returns the folder of its unfinished run."""
     while process.poll() is None:
         for folder, worker in training(out):
             os.kill(worker, signal.SIGKILL)

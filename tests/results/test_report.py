@@ -1,4 +1,4 @@
-"""One call writes everything about a run or a comparison, the same bytes each time."""
+"""One call writes all files of a run or a comparison, with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_data_is_safe_where_matplotlib_is_missing(tmp_path, monkeypatch):
 def test_a_comparison(tmp_path):
     runs = {"fedavg": [make_run([0.1, 0.4]), make_run([0.1, 0.5])], "fedasync": [make_run([0.1, 0.6])] * 2}
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / ".comparison.md.1234.tmp").write_text("half")  # of a process that was killed
+    (tmp_path / "a" / ".comparison.md.1234.tmp").write_text("half")  # from a killed process
     text = write_comparison(runs, tmp_path / "a")
     assert set(read_all(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
     assert "45.00 ± 7.07" in text and "45.00 ± 7.07" in (tmp_path / "a" / "comparison.md").read_text()

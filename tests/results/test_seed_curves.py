@@ -1,4 +1,4 @@
-"""Curves over seeds: every picture ends at the numbers of its table, and is no wider than the seeds differ."""
+"""Curves over seeds: every picture ends at the numbers of its table, and bands show only differences of seeds."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_equally_many_updates_are_averaged_whatever_their_times():
 
 
 def test_a_seed_that_is_evaluated_a_moment_later_does_not_widen_the_band():
-    """All seeds jump from 10 to 90 %, one of them 0.1 s later, at another number of updates."""
+    """All seeds jump from 10 to 90 %, one of them 0.1 s later and after another number of updates."""
     first, later = [0.0, 3.0, 6.0], [0.0, 3.1, 6.1, 9.0]
     seeds = [make_run([0.1, 0.9, 0.9], first), make_run([0.1, 0.9, 0.9], first), make_run([0.1, 0.9, 0.9, 0.9], later)]
     axes = accuracy_curve({"fedavg": seeds}).axes[0]
@@ -220,7 +220,7 @@ def test_the_picture_of_a_command(tmp_path, drawn, command):
 
 
 def swept():
-    """Six settings with seeds that end at different moments; early, the order of the settings is the opposite."""
+    """Six settings with seeds that end at different times; at first the order of the settings is reversed."""
     points = expand(Settings(updates=11), {"lr": [0.1, 0.2, 0.3], "method.mixing": [0.4, 0.8]}, seeds=2)
     found = []
     for index, point in enumerate(points):

@@ -1,4 +1,4 @@
-"""Intervals and paired tests, against SciPy and hand arithmetic."""
+"""Intervals and paired tests, compared with SciPy and arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_paired_tests_are_scipys(values):
     found = paired(values)
     assert found.t == stats.ttest_rel(values, np.zeros(len(values))).pvalue
     left = [value for value in values if value]
-    if len({abs(value) for value in left}) == len(left):  # no ties: SciPy's is exact
+    if len({abs(value) for value in left}) == len(left):  # no ties: SciPy's p is exact
         np.testing.assert_allclose(found.wilcoxon, stats.wilcoxon(left, method="exact").pvalue, rtol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""``simulate`` into a folder and ``resume``, with own objects: kept apart, continued bit for bit, never mixed up."""
+"""``simulate`` into a folder and ``resume``, with the user's own objects: continued bit for bit, never mixed."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0  # the plugin is remembered
     forget()
     capsys.readouterr()
-    assert main(["privacy", str(tmp_path / "r")]) == 2  # a finished run names no code
+    assert main(["privacy", str(tmp_path / "r")]) == 2  # a finished run does not name its plugins
     assert "method = 'summed': is a part of your own" in (said := capsys.readouterr().err) and "--plugin FILE" in said
     assert main(["privacy", str(tmp_path / "r"), *plugin]) == 0
     assert load(tmp_path / "r").settings["own"] == {

@@ -1,4 +1,4 @@
-"""A saved run comes back bit for bit, twice the same files, and damage is noticed."""
+"""A saved run is loaded bit for bit, the same run gives the same files, and damage is detected."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def tensorboard(monkeypatch):
 
 
 def test_tensorboard_gets_each_evaluation_once(tmp_path, tensorboard):
-    for begin, end in ((0, 3), (0, 2), (1, 5)):  # begun, killed, and gone on with from two checkpoints
+    for begin, end in ((0, 3), (0, 2), (1, 5)):  # begun, killed, continued from two checkpoints
         stream = STREAMS["tensorboard"](tmp_path, "mine")
         for number in range(begin, end):
             stream(evaluation(number))
@@ -77,7 +77,7 @@ def test_tensorboard_gets_each_evaluation_once(tmp_path, tensorboard):
 
 
 class Offline:
-    """Weights & Biases as far as the stream needs it; ``runs``: what each ``init`` was given and what was logged."""
+    """The part of Weights & Biases that the stream needs; ``runs``: arguments of each ``init``, and what was logged."""
 
     def __init__(self):
         self.runs = []
@@ -125,7 +125,7 @@ def test_a_missing_package_gives_one_clear_line(tmp_path, monkeypatch, name):
 
 
 def test_the_real_packages_where_they_are_installed(tmp_path):
-    """TensorBoard's own writer and loader; nothing to see where the extra is not installed."""
+    """TensorBoard's own writer and loader; without the extra, nothing is tested."""
     try:
         require_streams(["tensorboard"], tmp_path)
     except ValueError as error:
@@ -142,7 +142,7 @@ def test_the_real_packages_where_they_are_installed(tmp_path):
 
 
 def test_lines_of_another_run_are_replaced(tmp_path):
-    """What differs goes, and so do surplus lines of a run that was longer."""
+    """Lines that differ are removed, and so are further lines of a longer run."""
 
     def written(count, shift=0):
         stream = STREAMS["csv"](tmp_path, "mine")

@@ -1,4 +1,4 @@
-"""Sweeps around the training: what is saved when, what is skipped, what is refused."""
+"""Sweeps without the training: what is saved and when, what is skipped, what is refused."""
 
 from __future__ import annotations
 
@@ -79,17 +79,17 @@ def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     assert len(finished.points) == after and len(missing) == 8 - after
     again = sweep_engine.use(monkeypatch)
     start(tmp_path / "cut")
-    # whole stacks: of one that was cut, what was finished is trained again, but not written
+    # whole stacks: finished runs of an interrupted stack are trained again, but not written
     assert len(again.trained) == 8 - after + after % sweep_engine.STACK
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
 
 
 class Killed(BaseException):
-    """The end of the process, as far as the files are concerned."""
+    """Simulates the end of the process; only the files remain."""
 
 
 def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch):
-    """One run has ten files: die before, in the middle of, and after each write of two runs."""
+    """One run has ten files: stop before, during and after each write of two runs."""
     sweep_engine.use(monkeypatch)
     run = {"base": BASE, "grid": {"lr": [0.1, 0.2]}, "progress": False}
     whole = sweep(**run, out=tmp_path / "whole")
@@ -145,7 +145,7 @@ def test_another_sweep_is_refused_unless_told(engine, tmp_path):
     found = sweep(BASE, wider, out=tmp_path, progress=False, overwrite=True)
     assert len(found.points) == 6
     assert {each.lr for each in engine.trained} >= {0.3}
-    assert len(engine.trained) == 2  # stacks that were whole stay as they are
+    assert len(engine.trained) == 2  # finished stacks are not trained again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="but it holds other files"):
@@ -214,7 +214,7 @@ def test_no_sweep_and_a_broken_definition(engine, tmp_path):
 
 
 def test_one_real_sweep_equals_its_runs_alone():
-    """The engine itself: 2 methods x 2 rates x 2 seeds of logistic regression."""
+    """With the real engine: 2 methods x 2 rates x 2 seeds of logistic regression."""
     from fedjax_async.config import execute, prepare
 
     base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 9, "eval_updates": 3}

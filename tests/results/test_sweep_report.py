@@ -1,4 +1,4 @@
-"""The tables and pictures of a sweep, against hand arithmetic; the same results, the same bytes."""
+"""The tables and pictures of a sweep, compared with arithmetic by hand; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_tidy_row_a_run():
     assert row["updates_to_target"] == TWO.run(4).evaluations["update"][-1]
     assert row["bytes_to_target"] == row["bytes_up"] + row["bytes_down"]
     assert math.isnan(rows[0]["time_to_target"])  # never reached
-    assert not {"programs", "waves", "mean_width"} & set(row)  # how it was computed is not a result
+    assert not {"programs", "waves", "mean_width"} & set(row)  # counters of the execution are not results
     assert "time_to_target" not in run_rows(records(TWO))[0]
     with pytest.raises(ValueError, match="target = 70"):
         records(TWO, target=70)
@@ -99,7 +99,7 @@ def test_the_long_table_has_a_row_an_evaluation():
 
 
 def test_a_sweep_over_compression_counts_values_alone_too():
-    """An uncompressed upload is values alone: its bytes stand in the column that only compressed runs have."""
+    """An uncompressed upload is values only: all its bytes are in the column of values."""
 
     def run(settings):
         one = made_up(settings)
@@ -173,7 +173,7 @@ def test_the_markdown_pastes_into_a_paper(tmp_path):
 
 
 def with_scores(scores):
-    """Settings called lr = 1, 2, ... with the final accuracies given, one a seed."""
+    """Settings lr = 1, 2, ... with the given final accuracies, one per seed."""
     points = expand(BASE, {"lr": [float(k + 1) for k in range(len(scores))]}, seeds=len(scores[0]))
     flat = [value for row in scores for value in row]
     return [record(point, make_run([0.1, value])) for point, value in zip(points, flat, strict=True)]
@@ -284,7 +284,7 @@ def test_a_facet_has_only_its_own_rows_and_columns():
 
 
 def facets_of(figure):
-    """The maps of a heat map's figure, drawn, without the scale of colours."""
+    """The drawn maps of a heat map's figure, without the colour scale."""
     figure.draw_without_rendering()
     return figure.axes[:-1]
 

@@ -24,7 +24,7 @@ def test_text_and_markdown_are_aligned():
         assert len(lines) == 4
         assert len({len(line) for line in lines}) == 1
         assert "0.60 ± 0.14" in lines[2] and lines[2].rstrip(" |").endswith("12")
-    assert table(ROWS, "markdown").splitlines()[1].count(":") == 2  # numbers to the right, names to the left
+    assert table(ROWS, "markdown").splitlines()[1].count(":") == 2  # numbers are right-aligned, names left-aligned
 
 
 def test_markdown_escapes_the_column_sign():

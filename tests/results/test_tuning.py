@@ -1,4 +1,4 @@
-"""Which settings are chosen: on validation, within each world, for each method; against plain loops."""
+"""The chosen settings: on validation, in each world, for each method; compared with plain loops."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def scored(point, test, validation):
 
 
 def made_up(scores, grid=GRID, base=None, **options):
-    """A run a point; ``scores(settings)``: its test and validation accuracy."""
+    """One run per point; ``scores(settings)``: its test and validation accuracy."""
     points = expand(base or Settings(updates=9), grid, seeds=list(SEEDS), **options)
     return [scored(point, *scores(point.settings)) for point in points]
 
 
 def table(seed, validation=True):
-    """Random scores by settings, in steps of 1/16 so that means are exact and ties happen."""
+    """Random scores by settings, in steps of 1/16, so that means are exact and ties occur."""
     rng = np.random.default_rng(seed)
     keys = itertools.product(METHODS, RATES, WORLDS, SEEDS)
     return {key: tuple(rng.integers(1, 16, 2) / 16) if validation else (rng.integers(1, 16) / 16, None) for key in keys}
@@ -188,7 +188,7 @@ def test_roles_are_kept_in_the_folder(tmp_path, monkeypatch):
     write_sweep(found, plots=False)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "best.csv").read_text())))
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4"] and rows[0]["lr"] == "0.3"
-    again = sweep(Settings(updates=9), grid, **options)  # other roles are the same sweep
+    again = sweep(Settings(updates=9), grid, **options)  # it is the same sweep with other roles
     assert again.roles == {} and not (tmp_path / "roles.json").exists()
     assert [each.trials for each in choose(again)] == [2, 2]
     (tmp_path / "roles.json").write_text('{"lr": "best"}')

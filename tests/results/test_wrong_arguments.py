@@ -1,4 +1,4 @@
-"""Wrong arguments of the functions of ``results``: one line that names the argument and says what it must be."""
+"""Wrong arguments of the functions of ``results``: a one-line error names the argument and the allowed values."""
 
 from __future__ import annotations
 
