@@ -32,7 +32,7 @@ class Clustered(NamedTuple):
 
 
 def is_weight(path: Path, leaf: Any) -> bool:
-    """Whether a leaf is a weight layer: floats with two axes or more. Biases and scales of norms have one."""
+    """Whether a leaf is a weight layer: floats with two axes or more. Biases and scales have one."""
     del path
     return jnp.ndim(leaf) >= 2 and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 

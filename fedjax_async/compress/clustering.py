@@ -45,7 +45,7 @@ def centred(x: Array, reference: Reference) -> Array:
 
 
 def random_entries(key: Key, x: Array, count: int) -> Array:
-    """One random entry of each of ``count`` equal stretches of x [D]; float[count].
+    """One random entry from each of ``count`` equal segments of x [D]; float[count].
 
     Their positions differ if D >= ``count``. All are zero if D = 0.
     """

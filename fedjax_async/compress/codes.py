@@ -68,7 +68,7 @@ def _ones(data: memoryview, count: int) -> Chunks:
 
 
 def varint(number: int) -> bytes:
-    """A whole number >= 0, 7 bits a byte, low bits first; the high bit of a byte means that more bytes follow."""
+    """A whole number >= 0, 7 bits per byte, low bits first; the high bit of a byte means that more bytes follow."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)

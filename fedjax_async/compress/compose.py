@@ -64,8 +64,8 @@ def on_tree(
     """``compressor`` for pytrees with the structure and shapes of ``like``: it gets each group of leaves as one vector.
 
     Args:
-      group: from a leaf's path to the name of its group (``geometry.GROUPINGS`` holds whole, layer and tensor). By
-        default all leaves make one vector. Each group has a random key of its own.
+      group: maps a leaf's path to the name of its group (``geometry.GROUPINGS`` has whole, layer and tensor). By
+        default all leaves form one vector. Each group has a random key of its own.
 
     Returns: a ``Compressor``. Its payload is a tuple, one entry per group, in order of their first leaves. Leaves of
     different types in one group are joined in JAX's default float type; ``decompress`` restores each leaf's type.

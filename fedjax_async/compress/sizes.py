@@ -27,7 +27,7 @@ def bytes_of_bits(count: Any) -> Any:
 
 
 def varint_bytes(number: int) -> int:
-    """Bytes of a whole number >= 0 at 7 bits a byte."""
+    """Bytes of a whole number >= 0 with 7 bits per byte."""
     return max(1, -(-number.bit_length() // 7))
 
 
@@ -167,7 +167,7 @@ def values_bits(payload: Payload) -> Array:
     """Bits of the values alone, as the AsynFLC paper counts: no indices, scales, norms or header; int32[].
 
     A float32 entry has 32 bits, a sign 1, a level ``ceil(log2(2 s + 1))``; this is the traffic in the paper's Table
-    III. Centroids are counted by eq. 13 of PushCen-ADFL, K - 1 centroids and ``ceil(log2 K)`` bits an entry.
+    III. Centroids are counted by eq. 13 of PushCen-ADFL, K - 1 centroids and ``ceil(log2 K)`` bits per entry.
     """
     return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
 

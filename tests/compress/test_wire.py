@@ -179,7 +179,7 @@ def test_the_shortest_code_is_chosen():
 
     assert spent(500, 1000) == (0, 125)  # a bitmap
     assert spent(1, 2**20, np.array([5])) == (1, 3)  # 20 bits
-    code, rice = spent(1000, 100_000)  # gaps: an entropy of 8.08 bits an index
+    code, rice = spent(1000, 100_000)  # gaps: an entropy of 8.08 bits per index
     assert code == 2 and 1010 < rice < 1060 and rice < 1000 * 17 / 8
     assert spent(0, 1000) == (1, 0)
 
