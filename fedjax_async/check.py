@@ -36,8 +36,11 @@ def require(condition: bool, field: str, value: Any, allowed: str) -> None:
 
 def _is_number(field: str, value: Any, allowed: str) -> bool:
     """Whether ``value`` is a number; False for tracers, arrays and schedules. Text, None and booleans are refused."""
-    require(value is not None and not isinstance(value, (str, bool)), field, value, allowed)
-    return isinstance(value, numbers.Real)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return True
+    is_array = hasattr(value, "dtype") and value.dtype != bool
+    require(is_array or callable(value) or hasattr(value, "_fields"), field, value, allowed)
+    return False
 
 
 @contextlib.contextmanager
@@ -132,7 +135,8 @@ def optional(checked: Callable[..., None], field: str, value: Any, **bounds: Any
 def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
     """One of the listed values."""
     allowed = list(allowed)
-    require(value in allowed, field, value, "one of " + ", ".join(map(str, allowed)))
+    known = getattr(value, "shape", ()) == () and value in allowed
+    require(known, field, value, "one of " + ", ".join(map(str, allowed)))
 
 
 def path(field: str, value: Any) -> None:

@@ -32,7 +32,7 @@ def unit(field, value):
 def test_numbers(function, good, bad, allowed):
     for value in [*good, jnp.ones(3), lambda count: 0.1]:
         function("lr", value)
-    for value in [*bad, NAN, -INF, "0.5", "fast", None, True, np.float32("nan")]:
+    for value in [*bad, NAN, -INF, "0.5", "fast", None, True, np.float32("nan"), [0.5], {}, 1j, np.bool_(True)]:
         with pytest.raises(ValueError) as error:
             function("lr", value)
         assert str(error.value) == f"lr = {value!r}: must be {allowed}"
@@ -70,6 +70,8 @@ def test_choices():
     check.one_of("weighting", "uniform", ("uniform", "examples"))
     with pytest.raises(ValueError, match=r"^weighting = 'size': must be one of uniform, examples$"):
         check.one_of("weighting", "size", (name for name in ("uniform", "examples")))
+    with pytest.raises(ValueError, match=r"^weighting = array"):
+        check.one_of("weighting", np.array([1, 2]), ["uniform"])
 
 
 def test_require():

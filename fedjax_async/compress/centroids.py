@@ -9,6 +9,7 @@ for methods that keep tables from message to message. :func:`payloads` turns an 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def wcp(
     """
     check.whole("k", k, 1, MOST_CENTROIDS)
     check.non_negative("tolerance", tolerance)
-    if isinstance(max_iter, (int, float)):
+    if isinstance(max_iter, numbers.Real):
         check.whole("max_iter", max_iter, 1)
     rules = registry.find("reference", clustering.REFERENCES, reference)
     needed = init is None or rules.refilled

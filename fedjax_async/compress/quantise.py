@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
     Source: Alistarh et al. (2017), sections 3.1 and 4 (buckets, maximum norm) and lemma 3.1; Basu et al. (2019),
     lemma 2. The bound for the maximum norm: a rounding has variance at most 1/4 of a step's square.
     """
-    if isinstance(levels, (int, float)):
+    if isinstance(levels, numbers.Real):
         check.whole("levels", levels, 1, MOST_STEPS)
     check.one_of("scaled", scaled, [True, False])
     check.one_of("norm", norm, NORMS)

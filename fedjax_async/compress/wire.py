@@ -60,7 +60,10 @@ def encode(payload: Payload) -> bytes:
     if isinstance(payload, tuple):
         check.require(len(payload) <= _MOST_PARTS, "payload", f"{len(payload)} parts", f"at most {_MOST_PARTS} parts")
         body += bytes([_TUPLE]) + codes.varint(len(payload))
-    body += b"".join(map(_encode_part, sizes.parts(payload)))
+    for part in sizes.parts(payload):
+        depth = _depth(part)
+        check.require(depth <= _DEEPEST, "payload", f"{depth} payloads within each other", f"at most {_DEEPEST}")
+        body += _encode_part(part)
     return body + zlib.crc32(body).to_bytes(sizes.CHECKSUM, "little")
 
 
@@ -111,6 +114,11 @@ def _require_size(size: Any) -> None:
 
 
 # --- encoding ---------------------------------------------------------------------------------
+
+
+def _depth(payload: Payload) -> int:
+    """How many ``Sparse`` payloads are inside each other."""
+    return 1 + _depth(payload.values) if isinstance(payload, Sparse) else 0
 
 
 def _encode_part(payload: Payload) -> bytes:

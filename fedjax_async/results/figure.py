@@ -27,6 +27,14 @@ INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
+JOULES = ((2e6, 1e6, "MJ"), (2e3, 1e3, "kJ"), (0.0, 1.0, "J"))
+SCALED = {
+    "time": (TIMES, "virtual time"),
+    "bytes": (SIZES, "sent, both directions"),
+    "bytes_up": (SIZES, "sent by the clients"),
+    "values_bytes_up": (SIZES, "values sent by the clients"),
+    "energy": (JOULES, "energy"),
+}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 UNMARKED = 8  # lines without markers; the following ones have markers, so that their shape differs too
 PAPER_TEXT = 8  # points
@@ -137,11 +145,12 @@ def _scale(largest: float, scales: Sequence[tuple[float, float, str]]) -> tuple[
 
 
 def axis(unit: str, largest: float) -> tuple[float, str]:
-    """Divisor and label of an axis: virtual time, updates, steps or bytes up to ``largest``."""
+    """Divisor and label of an axis in a unit of ``metrics.UNITS``, for numbers up to ``largest``."""
     if unit in AMOUNTS:
         return 1.0, AMOUNTS[unit]
-    size, name = _scale(largest, TIMES if unit == "time" else SIZES)
-    return size, f"virtual time ({name})" if unit == "time" else f"sent, both directions ({name})"
+    scales, title = SCALED[unit]
+    size, name = _scale(largest, scales)
+    return size, f"{title} ({name})"
 
 
 def require_picture(field: str, path: str | Path) -> None:

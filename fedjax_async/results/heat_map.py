@@ -167,7 +167,8 @@ def _sizes(maps: Sequence[Cells], drawing: Drawing) -> Sizes:
     down = math.ceil(len(maps) / across)
     total = limit if paper else width(across)
     of_cell = (total - bar - (1 if once else across) * names) / across / columns
-    longest = max(len(line) for each in maps for line in _cell_text(each, (0, 0), 2).split("\n")) + 1
+    texts = [_cell_text(each, (row, column), 2) for each in maps for row, column in np.ndindex(each.mean.shape)]
+    longest = max(len(line) for text in texts for line in text.split("\n")) + 1
     text = min(8.0, max(3.5, 72 * of_cell / (0.62 * longest)))
     high = 0.7 + 0.15 * len(maps[0].title.split(", ")) * bool(maps[0].title) + 0.42 * max(rows, 1 if paper else 3)
     return Sizes(across, total, down * high + (0.9 if below else 0.5), text, below)

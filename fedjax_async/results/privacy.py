@@ -96,6 +96,7 @@ _ZEROED = "one client's uploads are zero"
 
 def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
     """Delta, and where it comes from."""
+    check.require(given is not None or count > 1, "delta", given, f"given: its default needs more than {count} {of}")
     return (float(count) ** -1.1, f"the default, {count} {of}^-1.1") if given is None else (given, "given")
 
 
@@ -119,6 +120,9 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     else:
         spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
         how = f"each upload by itself: {resolved.settings.method} uses single uploads"
+    if not spent:
+        why = "no upload was accepted and used"
+        return [Guarantee("client", None, delta, _ZEROED, None, 0, why, delta_of)]
     worst = max(spent, key=lambda who: spent[who])
     times = int(np.sum(client == worst))
     epsilon = gaussian(1 / math.sqrt(spent[worst]), delta)

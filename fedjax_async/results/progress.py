@@ -37,7 +37,7 @@ def clock_text(seconds: float) -> str:
     >>> clock_text(42.0), clock_text(4000.0), clock_text(200_000.0)
     ('42.0s', '1h06m40s', '2d07h33m')
     """
-    if not math.isfinite(seconds) or seconds < 60:
+    if not math.isfinite(seconds) or round(seconds, 1) < 60:
         return f"{seconds:.1f}s"
     whole = round(seconds)
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60

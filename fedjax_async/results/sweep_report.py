@@ -63,7 +63,7 @@ def pictures(
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
     for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # columns that all runs have
-        drawn[column] = curves(found, column, final=final, drawing=drawing)
+        drawn[column] = curves(found, column, final=final, roles=roles, drawing=drawing)
     return drawn
 
 

@@ -415,6 +415,7 @@ def test_leaves_of_several_types_and_groups_with_keys_of_their_own():
         ("topk_fast", {"mantissa": 8}, "mantissa = 8: must be a whole number from 0 to 7"),
         ("qsgd", {"levels": 0}, "levels = 0: must be a whole number from 1 to 32767"),
         ("qsgd", {"levels": 2.5}, "levels = 2.5"),
+        ("qsgd", {"levels": np.int64(0)}, "levels = "),
         ("topk_qsgd", {"levels": 32768}, "levels = 32768"),
         ("qsgd", {"scaled": 2}, "scaled = 2"),
         ("qsgd", {"bucket": 0}, "bucket = 0"),

@@ -202,6 +202,16 @@ def test_numbers_by_hand():
     assert encode(payload) == body + zlib.crc32(body).to_bytes(4, "little")
 
 
+def test_what_is_nested_too_deep_to_be_read_is_not_written():
+    def nested(depth):
+        inner = Dense(np.ones(1, np.float32)) if depth == 0 else nested(depth - 1)
+        return Sparse(np.zeros(1, np.int32), inner, 1) if depth else inner
+
+    assert decode(encode(nested(8))).size == 1
+    with pytest.raises(ValueError, match="payload = '9 payloads within each other': must be at most 8"):
+        encode(nested(9))
+
+
 # --- foreign, damaged and malicious bytes -----------------------------------------------------
 
 

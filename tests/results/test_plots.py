@@ -14,6 +14,7 @@ from fedjax_async.results import (
     Drawing,
     accuracy_curve,
     curves,
+    figure,
     gantt,
     loss_curve,
     plots,
@@ -64,6 +65,21 @@ def test_loss_curve_serves_targets_without_classes():
     np.testing.assert_allclose(
         loss_curve({"sgd": [run]}).axes[0].get_lines()[0].get_ydata(), -np.log([0.5, 0.25]), 1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("unit", "largest", "axis"),
+    [
+        ("time", 700, (60, "virtual time (minutes)")),
+        ("bytes", 3e6, (1e6, "sent, both directions (MB)")),
+        ("bytes_up", 10, (1e3, "sent by the clients (kB)")),
+        ("values_bytes_up", 3e9, (1e9, "values sent by the clients (GB)")),
+        ("energy", 3e3, (1e3, "energy (kJ)")),
+        ("update", 7, (1, "client updates applied")),
+    ],
+)
+def test_axes_say_what_they_count(unit, largest, axis):
+    assert figure.axis(unit, largest) == axis
 
 
 @settings(max_examples=60)

@@ -24,6 +24,10 @@ def test_a_forced_bar_shows_time_rate_staleness_and_accuracy():
     assert "nan" not in stream.getvalue()
 
 
+def test_what_rounds_to_a_minute_is_one():
+    assert [progress.clock_text(seconds) for seconds in (59.94, 59.97, 60.0)] == ["59.9s", "1m00s", "1m00s"]
+
+
 @pytest.mark.parametrize("enabled", [None, False])
 def test_no_bar_off_a_terminal_unless_forced(enabled, capsys):
     shown = bar(10, enabled)
