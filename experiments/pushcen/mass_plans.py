@@ -3,7 +3,7 @@
     python experiments/pushcen/mass_plans.py                    # the paper's setting, seconds
 
 All three data sets at the paper's setting: masses depend only on the sizes of the nodes' parts, so balanced labels
-replace CIFAR-10, CIFAR-100 and Tiny-ImageNet. ``--scale smoke`` makes short plans with one seed.
+replace CIFAR-10, CIFAR-100 and Tiny-ImageNet. ``--scale laptop`` has one seed, ``smoke`` two short plans.
 """
 
 from __future__ import annotations
