@@ -197,7 +197,7 @@ def study(
 
     ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
     """
-    given = shared.parse_tasks(options(about, name), TASKS, USUAL, SEEDS)
+    given = shared.parse_tasks(shared.with_variants(options(about, name)), TASKS, USUAL, SEEDS)
 
     def rows(task: str) -> Rows:
         setting, target = setting_of(task, given.scale)

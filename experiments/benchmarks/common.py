@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def hardware() -> str:
@@ -28,6 +29,11 @@ def hardware() -> str:
     host = f"{cpu}, {cores} cores"
     device = jax.devices()[0]
     return host if device.platform == "cpu" else f"{device.device_kind}; {host}"
+
+
+def both_clocks() -> np.ndarray:
+    """Elapsed seconds, and processor seconds of this process with all its threads; float64[2]."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def interleave(

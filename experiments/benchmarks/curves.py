@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import hardware, interleave, write_table
+from common import both_clocks, hardware, interleave, write_table
 
 from fedjax_async import Settings, geometry, theory
 from fedjax_async.config.problem import data_of, model_of
@@ -70,11 +69,6 @@ def calls_of(model: Model, data: Any, a: argparse.Namespace) -> dict[str, Callab
         return lambda: job(params, step, part, steps)
 
     return {name: call(name) for name in clients}
-
-
-def both_clocks() -> np.ndarray:
-    """Wall and processor seconds; float64[2]."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 def jobs(a: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import hardware, interleave, peak_memory, write_table
+from common import both_clocks, hardware, interleave, peak_memory, write_table
 
 from fedjax_async.clock import Until, plan_peers
 from fedjax_async.data import Dataset, decode, federate
@@ -113,11 +113,6 @@ def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callabl
         assert loop.parameters() == sum(leaf.size for leaf in jax.tree.leaves(given[2]))
         calls["torch"] = loop.run
     return calls
-
-
-def both_clocks() -> Any:
-    """Elapsed seconds, and processor seconds of this process with all its threads."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:

@@ -67,12 +67,18 @@ def parse_seeds(parser: argparse.ArgumentParser, seeds: Mapping[str, int]) -> ar
 def parse_tasks(
     parser: argparse.ArgumentParser, known: Iterable[str], usual: Sequence[str], seeds: Mapping[str, int]
 ) -> argparse.Namespace:
-    """Parse also ``--tasks``, ``--variants`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
-    parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
-    parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
+    """Parse also ``--tasks`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
+    names, shown = [task for task in known if task != "smoke"], " ".join(usual)
+    parser.add_argument("--tasks", nargs="+", choices=names, default=list(usual), help=f"data sets [{shown}]")
     given = parse_seeds(parser, seeds)
     given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
     return given
+
+
+def with_variants(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with ``--variants``, for scripts that call :func:`asked_for`."""
+    parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
+    return parser
 
 
 def asked_for(variants: Sequence[Variant], given: argparse.Namespace) -> list[Variant]:

@@ -212,7 +212,7 @@ def study(
 
     ``variants``: a list for all tasks, or a function ``variants(task, scale)``.
     """
-    given = shared.parse_tasks(options(about, name), TASKS, tasks, SEEDS)
+    given = shared.parse_tasks(shared.with_variants(options(about, name)), TASKS, tasks, SEEDS)
 
     def rows(task: str) -> shared.Rows:
         chosen = shared.asked_for(variants(task, given.scale) if callable(variants) else variants, given)

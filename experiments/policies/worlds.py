@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
-from variants import Rows, Variant, options, parse, report, run_variants
+from variants import Rows, Variant, options, parse_seeds, report, run_variants
 
 from fedjax_async.results.metrics import final_accuracy, to_target
 from fedjax_async.results.significance import interval
@@ -112,10 +112,7 @@ def half(values: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    parser = options(__doc__, "policies", "worlds")
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
-    given = parse(parser)
-    given.seeds = given.seeds or SEEDS[given.scale]
+    given = parse_seeds(options(__doc__, "policies", "worlds"), SEEDS)
     setting = COMMON | (SMALL if given.scale == "smoke" else {})
     chosen, rows = variants(), list[dict[str, Any]]()
     for k, (world, changes) in enumerate(WORLDS.items()):

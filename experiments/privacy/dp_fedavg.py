@@ -66,12 +66,14 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
     rows: Rows = []
     for (name, clip, noise), seeds in zip(cases, runs.values()):
         found = [guarantees(run, delta=DELTA) for run in seeds]
+        by_participation = [one[0].epsilon for one in found]
+        known = None not in by_participation  # else no bound holds for all seeds
         by_sampling = [one[1].epsilon for one in found if len(one) > 1]
         rows.append(
             {"method": name, "clip": clip, "noise": noise}
             | {"accuracy (%)": tables.spread([100 * final_accuracy(run, "tail") for run in seeds])}
             | {"last clip": tables.spread([float(run.updates["clip"][-1]) for run in seeds])}
-            | {"epsilon, participations": max((one[0].epsilon or float("nan") for one in found), default=None)}
+            | {"epsilon, participations": max(by_participation) if known else float("nan")}
             | {"epsilon, sampling": max(by_sampling) if by_sampling else float("nan")}
         )
     return rows

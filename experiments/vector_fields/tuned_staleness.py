@@ -162,9 +162,7 @@ def drawn(found: Mapping[str, Mapping[str, Any]], runs: Sequence[Run], given: ar
 def main() -> None:
     """Tune the families, run them with new seeds under both delay models, write the tables and the picture."""
     parser = shared.options(__doc__, "vector_fields", "tuned_staleness")
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of new seeds [by scale]")
-    given = shared.parse(parser)
-    given.seeds = given.seeds or SEEDS[given.scale]
+    given = shared.parse_seeds(parser, SEEDS)
     setting = SETTINGS[given.scale]
     why = shared.missing(setting | {"method": "fedasync"})
     if why is not None:

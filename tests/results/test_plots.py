@@ -14,13 +14,13 @@ from fedjax_async.results import (
     Drawing,
     accuracy_curve,
     curves,
-    figure,
     gantt,
     loss_curve,
     plots,
     save_figure,
     staleness_histogram,
 )
+from fedjax_async.results import figure as canvas
 from tests.results.made_up import make_run, make_schedule
 
 TWO = {
@@ -79,7 +79,7 @@ def test_loss_curve_serves_targets_without_classes():
     ],
 )
 def test_axes_say_what_they_count(unit, largest, axis):
-    assert figure.axis(unit, largest) == axis
+    assert canvas.axis(unit, largest) == axis
 
 
 @settings(max_examples=60)
