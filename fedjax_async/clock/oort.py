@@ -42,7 +42,8 @@ def oort(
     Source: Lai, Zhu, Madhyastha, Chowdhury (2021), "Oort: Efficient federated learning via guided participant
     selection", algorithm 1 and eq. 1. Deviations: T is a percentile, as in the authors' code, since the paper gives
     no seconds; a decision replaces a round where uploads are applied as they come; a fractional number of
-    clients to explore is rounded at random; the clip applies from the second client on.
+    clients to explore is rounded at random; the clip applies from the second client on. The first term is that of
+    eq. 1; the authors' code scales it to [0, 1], so that the second weighs more there.
     """
     check.real_non_negative("penalty", penalty)
     for field, value in (("exploration", exploration), ("least", least), ("cutoff", cutoff), ("clip", clip)):
