@@ -139,7 +139,7 @@ def test_a_rule_that_asks_for_the_work_of_a_job_is_refused():
         message, memory = plain.dispatch(state, memory, request)
         return message._replace(params={"w": message.params["w"] * request.weight}), memory
 
-    with pytest.raises(ValueError, match=r"^method = 'own': must be one whose messages do not depend on the work"):
+    with pytest.raises(ValueError, match=r"^method = 'own': must be one with messages that do not depend on the steps"):
         Rounds(plain._replace(dispatch=dispatch), 3, None, "own").begin({"w": np.zeros(2)})
 
 

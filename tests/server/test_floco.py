@@ -106,8 +106,8 @@ def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu):
     with jax.enable_x64(True):
         client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu)
         message = first_message(floco())
-        upload, _ = job(client, message, 5)
-        want = by_hand(vertices_of(message.params, message.extra), 5, 0.3, mu)
+        upload, _ = job(client, message, 9)
+        want = by_hand(vertices_of(message.params, message.extra), 9, 0.3, mu)
         np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
         assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
 
