@@ -90,7 +90,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def _pair(part: str, found: Any, contract: str) -> Any:
-    fits(isinstance(found, tuple) and len(found) == 2, part, found, contract)
+    fits(type(found) is tuple and len(found) == 2, part, found, contract)  # a NamedTuple is one of the two
     return found
 
 
@@ -205,11 +205,13 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     kind = "begin(key, message, state, data) -> work"
     work = returned("client.begin", kind, client.begin, key, message, state, rows, note=note)
     work = jax.tree.map(jnp.asarray, work)
-    stepped = returned("client.step", "step(work, k, message, data) -> work", client.step, work, zero, message, rows)
+    kind, extra = "step(work, k, message, data) -> work", f"message.extra is {_shown(message.extra)}"
+    stepped = returned("client.step", kind, client.step, work, zero, message, rows, note=extra)
     alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
+    ended = message._replace(local_steps=())  # the engine has no local steps where it calls finish
     found = returned(
-        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, message, state, note=note
+        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, ended, state, note=note
     )
     upload, after = _pair("client.finish", found, kind)
     fits(all(map(is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")

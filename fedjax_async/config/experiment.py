@@ -327,7 +327,8 @@ def _sent(
         client = bound(trainer, {**chosen.hyper, **hyper})
         state, zero = client.init(params), jnp.int32(0)
         own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
-        return message, client.finish(client.begin(key, message, state, own), message, state)[0]
+        work = client.begin(key, message, state, own)
+        return message, client.finish(work, message._replace(local_steps=()), state)[0]
 
     pool = (row_of(data.x), row_of(data.y))
     found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)

@@ -3,10 +3,10 @@
 Start with :func:`local_training` (``training.py``): minibatch steps of any optax optimiser. ``batches.py`` draws the
 minibatches, ``job.py`` runs one job. Three files wrap a client algorithm: ``private.py`` keeps some params on the
 client, ``feedback.py`` compresses uploads, ``ditto.py`` also trains a personal model. ``optimizers.py`` holds
-optimisers and learning rate decays by name, ``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal
-terms. ``curve.py`` trains a curve from the start to the end (AsyncCurve); its Adam takes its first moments from
-``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradients of examples and
-adds noise.
+optimisers and learning rate decays by name, ``sharpness.py`` SAM and ASAM, ``proximal_metrics.py`` the metrics of
+proximal terms. ``curve.py`` trains a curve from the start to the end (AsyncCurve); its Adam takes its first moments
+from ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradients of examples
+and adds noise.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
 from fedjax_async.local.curve import Curve, curve_training
 from fedjax_async.local.feedback import ef21, feedback
 from fedjax_async.local.job import arrival_key, job_key, local_steps, run_job, run_steps
-from fedjax_async.local.metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
-from fedjax_async.local.private import keeping
+from fedjax_async.local.private import keeping, wrapping
+from fedjax_async.local.proximal_metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
-from fedjax_async.local.training import WithinJob, local_training
+from fedjax_async.local.training import WithinJob, local_training, trained
 from fedjax_async.local.warm import warmed
 from fedjax_async.types import ClientAlgorithm
 
@@ -60,5 +60,7 @@ __all__ = [
     "run_job",
     "run_steps",
     "sharpness_aware",
+    "trained",
     "warmed",
+    "wrapping",
 ]

@@ -13,8 +13,8 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
-from fedjax_async.local.metrics import metric_of
 from fedjax_async.local.private import keeping
+from fedjax_async.local.proximal_metrics import metric_of
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import (
     Scale,

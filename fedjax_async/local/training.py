@@ -12,8 +12,8 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.dp_sgd import PerExample, noised_gradient, require_usable
-from fedjax_async.local.metrics import ProximalMetric, metric_of
 from fedjax_async.local.private import keeping
+from fedjax_async.local.proximal_metrics import ProximalMetric, metric_of
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
 

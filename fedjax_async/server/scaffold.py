@@ -58,7 +58,8 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Mean of the deltas, with a control variate that follows the clients' mean (Karimireddy et al. 2020).
 
     ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the clients S of a server
-    step; if every arrival closes its step, ``|S| = 1``. The clients run :func:`scaffold_client`. A message holds x and
+    step; if every arrival closes its step, ``|S| = 1``. If an upload is lost, its client does not learn it and keeps
+    its new c_i; then c differs from the clients' mean. The clients run :func:`scaffold_client`. A message holds x and
     c, an upload is a :class:`Change`: both are twice as long as FedAvg's. ``clip`` bounds the deltas.
 
     Args:

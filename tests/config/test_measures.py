@@ -126,7 +126,9 @@ def test_metrics_of_labels_need_labels_and_fine_tuning_an_optimiser():
 
 def test_a_population_needs_a_sample_and_evaluates_it():
     population = {"dataset": "population", "clients": 100_000, "model": "logistic", "updates": 2, "steps": 1}
-    with pytest.raises(ValueError, match=r"train_examples = None: must be a number of examples: population has 7248404, too many"):
+    with pytest.raises(
+        ValueError, match=r"train_examples = None: must be a number of examples: .* has 7248404, too many"
+    ):
         simulate(**population, train_loss=True)
     assert np.isfinite(simulate(**population, train_examples=64).evaluations["train_loss"]).all()
 
