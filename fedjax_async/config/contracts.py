@@ -138,7 +138,7 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
             alike("model.train's params", after[1], params, "params")
 
     x, y = (_rows(rows) for rows in (data.x, data.y))
-    jax.eval_shape(tried, jax.random.key(0), x, y)
+    jax.eval_shape(tried, jax.eval_shape(jax.random.key, 0), x, y)
 
 
 def _check_labels(outputs: Any, y: Any, note: str) -> None:
@@ -192,7 +192,7 @@ def check_learning(
         _tried_rule(rule, state, memory, message, upload, params)
 
     pool = (row_of(data.x), row_of(data.y))
-    jax.eval_shape(tried, params, jax.random.key(0), pool)
+    jax.eval_shape(tried, params, jax.eval_shape(jax.random.key, 0), pool)
 
 
 def _tried_client(client: Any, params: Params, key: Key, message: Message, pool: tuple[Any, Any]) -> Any:

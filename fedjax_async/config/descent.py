@@ -249,7 +249,7 @@ def _require_gradient(settings: Settings) -> None:
 
     pool, one = (row_of(data.x), row_of(data.y)), jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        jax.eval_shape(jax.grad(moved, allow_int=True), run.shapes, jax.random.key(0), pool, one)
+        jax.eval_shape(jax.grad(moved, allow_int=True), run.shapes, jax.eval_shape(jax.random.key, 0), pool, one)
     except ValueError as error:
         if "Reverse-mode differentiation does not work" not in str(error):
             raise

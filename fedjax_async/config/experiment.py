@@ -331,5 +331,5 @@ def _sent(
         return message, client.finish(work, message._replace(local_steps=()), state)[0]
 
     pool = (row_of(data.x), row_of(data.y))
-    found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)
+    found: tuple[Message, Any] = jax.eval_shape(both, params, jax.eval_shape(jax.random.key, 0), pool)
     return found

@@ -41,7 +41,7 @@ def shapes_of_message(
         alike("peer.add", returned("peer.add", added, node.add, inbox, start, one, weight), inbox, "an inbox")
         return one
 
-    return jax.eval_shape(message, params, jax.random.key(0), (row_of(data.x), row_of(data.y)))
+    return jax.eval_shape(message, params, jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y)))
 
 
 def _pushed(

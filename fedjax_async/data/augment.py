@@ -82,7 +82,7 @@ def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct) -> None:
     images = len(rows.shape) == 4 or (len(rows.shape) == 3 and rows.dtype == jnp.uint8)
     found = f"rows {rows.dtype}{list(rows.shape[1:])}"
     check.require(images, "augment", found, "left out: the data are not images (uint8 [H, W], or [H, W, C])")
-    made = jax.eval_shape(augment, jax.random.key(0), rows)
+    made = jax.eval_shape(augment, jax.eval_shape(jax.random.key, 0), rows)
     same = (getattr(made, "shape", None), getattr(made, "dtype", None)) == (rows.shape, rows.dtype)
     allowed = f"one that returns {rows.dtype}{list(rows.shape)}"
     check.require(same, "augment", f"a function that returns {made}", allowed)

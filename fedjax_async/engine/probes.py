@@ -131,7 +131,7 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
         given = (state, memory, arrival, Parts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
 
-    found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.random.key(0), row, held_out)
+    found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.eval_shape(jax.random.key, 0), row, held_out)
     return found
 
 

@@ -129,7 +129,7 @@ def make_trajectory(
     need more than 4 GiB. Raises ``ValueError`` for an invalid schedule or ``segment``.
     """
     schedule = check_schedule(schedule)
-    params = jax.eval_shape(components.model.init, jax.random.key(0))
+    params = jax.eval_shape(components.model.init, jax.eval_shape(jax.random.key, 0))
     _, memory = shapes_of_server(components, params, facts_of(schedule))
     kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))

@@ -92,7 +92,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
         with nn.intercept_methods(follow):
             return model.apply(params, x)
 
-    jax.eval_shape(forward, jax.random.key(0), jax.ShapeDtypeStruct((1, *input_shape), np.float32))
+    jax.eval_shape(forward, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, *input_shape), np.float32))
     return found
 
 
