@@ -107,6 +107,9 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                     budget_left = apply(job, outcome, now, closes)
                     if closes:
                         filled = 0
+                        if size_of is not None and budget_left:
+                            queue.look(now)
+                            size = size_of()
                 else:
                     queue.drop(job, outcome)
             if not releases and budget_left and (not events or events[0][0] > now):
@@ -118,8 +121,6 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
             if budget_left:
                 queue.look(now)
                 idle.release(releases, now)
-        if size_of is not None and filled == 0:
-            size = size_of()
     return queue.record.schedule()
 
 

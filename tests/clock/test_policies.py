@@ -24,6 +24,7 @@ from fedjax_async.clock import (
     bind_policy,
     chance,
     check_schedule,
+    cut,
     fault_counts,
     plan,
 )
@@ -164,6 +165,34 @@ def test_a_run_may_end_at_any_look():
     with pytest.raises(NothingArrives):
         plan("every:concurrency=2", "constant:mean=9", num_clients=N, local_steps=1, until=Until(time=5.0),
              decisions=Decisions(Policy(), Stand()))  # fmt: skip
+
+
+@pytest.mark.parametrize(("delay", "conditions"), [("constant", {}), (DELAY, WORLDS["lossy"])])
+def test_a_buffer_is_asked_for_once_per_server_step(delay, conditions):
+    decisions = Decisions(Policy(buffer=lambda view: 3 - view.step % 2), Stand())
+    schedule = plan("buffer:size=2,concurrency=4", delay, num_clients=N, local_steps=5, until=Until(updates=36), seed=3,
+                    decisions=decisions, **conditions)  # fmt: skip
+    table, ends = decisions.tables["buffer"], np.flatnonzero(schedule.closes) + 1
+    begins = [0, *ends[ends < 36]]
+    np.testing.assert_array_equal(table["update"], begins)
+    np.testing.assert_array_equal(table["size"], 3 - np.arange(len(begins)) % 2)
+    np.testing.assert_array_equal(np.diff([0, *ends]), table["size"][: len(ends)])
+
+
+def test_a_plan_of_clients_that_withhold_is_cut_like_a_shorter_plan():
+    conditions = {"limits": Limits(timeout=0.8, max_staleness=2), "num_clients": N, "local_steps": 5, "seed": 3}
+
+    def until(time):
+        decisions = Decisions(bind_policy("event_triggered:norm=0.2")(PRIOR), Stand())
+        return plan("every:concurrency=5", DELAY, until=Until(time=time), decisions=decisions, **conditions)
+
+    whole = until(12.0)
+    withheld, late = whole.outcome == Outcome.WITHHELD, whole.freed_time < whole.upload_time
+    moments = [(whole.freed_time[job] + whole.upload_time[job]) / 2 for job in np.flatnonzero(withheld & late)[:5]]
+    assert len(moments) == 5
+    for moment in (*moments, 3.0, 7.0):
+        have = cut(whole, int(np.sum(whole.time <= moment)), moment)
+        np.testing.assert_array_equal(have.outcome, until(moment).outcome)
 
 
 # --- the papers' definitions --------------------------------------------------------------------------
