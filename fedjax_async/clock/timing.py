@@ -247,6 +247,8 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         start, rounds = end, rounds + 1
         fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
         if fruitless == FRUITLESS_ROUNDS:
+            if queue.asks and queue.decisions.withheld >= fruitless:
+                raise queue.decisions.nothing_uploaded()
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
             raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
     return queue.record.schedule()
