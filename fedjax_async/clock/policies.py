@@ -205,7 +205,11 @@ def _factory(spec: str) -> Callable[..., PolicyModel]:
 
 
 def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
-    """One policy that decides what any of these does; it looks as often as the one that looks most often."""
+    """One policy that decides what any of these does.
+
+    It looks as often as the one that looks most often among those that have the option ``every``, choose clients or
+    size buffers; the others are asked at every upload and need no look of their own.
+    """
     given: dict[str, Any] = {}
     whose: dict[str, str] = {}
     for name, policy in zip(names, policies, strict=True):
@@ -213,10 +217,15 @@ def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
             if (function := getattr(policy, field)) is not None:
                 check.require(field not in whose, "policy", name, f"left out: {whose.get(field)} decides the same")
                 given[field], whose[field] = function, name
+    looking = [
+        policy.every
+        for name, policy in zip(names, policies, strict=True)
+        if policy.choose or policy.buffer or "every" in registry.options_of(_factory(name))
+    ]
     return Policy(
         **given,
         sizes=any(policy.sizes for policy in policies),
         loss=any(policy.loss for policy in policies),
-        every=min(policy.every for policy in policies),
+        every=min(looking, default=1),
         spec="+".join(names),
     )

@@ -132,7 +132,18 @@ def test_what_joined_policies_decide_twice_is_refused():
     with pytest.raises(ValueError, match="policy = 'power_of_choice:d=3': must be left out: oort decides the same"):
         bind_policy("oort+power_of_choice:d=3")(PRIOR)
     together = bind_policy("oort:every=5+event_triggered:norm=1+true_bytes")(PRIOR)
-    assert together.loss and together.sizes and together.sends and together.choose and together.every == 1
+    assert together.loss and together.sizes and together.sends and together.choose
+
+
+def test_joined_policies_look_as_often_as_the_one_that_has_to():
+    for spec, every in [
+        ("oort:every=5+event_triggered:norm=1+true_bytes", 5), ("true_bytes+uniform:every=3", 3),
+        ("oort:every=5+adaptive_buffer", 1), ("event_triggered:norm=1+true_bytes", 1),
+    ]:  # fmt: skip
+        assert bind_policy(spec)(PRIOR).every == every, spec
+    decisions = Decisions(bind_policy("oort:every=10+true_bytes")(PRIOR), Stand())
+    planned("every:concurrency=5", decisions)
+    assert 5 <= decisions.looks <= 7
 
 
 def test_timings_refuse_what_they_cannot_ask():
