@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_async.clock.record import SLACK, Outcome, with_derived_columns
+from fedjax_async.clock.record import DROPPED, SLACK, Outcome, with_derived_columns
 from fedjax_async.types import Schedule
 
 _JOBS = ("client", "number", "local_steps", "dispatch_time", "upload_time", "dispatched_after", "version")
@@ -15,7 +15,8 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
 
     ``time`` must not be before the last of these arrivals. A job without an outcome by then gets UNDER_WAY, or GIVEN_UP
-    if its timeout has passed (DROPPED_LATE only if its upload has come). Its ``upload_time`` stays.
+    if its timeout has passed (DROPPED_LATE only if its upload has come, WITHHELD only if the server knows it).
+    Its ``upload_time`` stays.
 
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """
@@ -26,9 +27,9 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     freed = columns["freed_time"] <= time * SLACK
     applied = np.zeros(len(schedule.client), np.bool_)
     applied[schedule.job[:arrivals]] = True
-    late = np.isin(columns["outcome"], (Outcome.LATE, Outcome.DROPPED_LATE))
+    late = np.isin(columns["outcome"], (Outcome.LATE, *DROPPED))  # if the timeout comes before the upload
     came = columns["upload_time"] <= time * SLACK
-    dropped = np.isin(columns["outcome"], (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE))
+    dropped = np.isin(columns["outcome"], DROPPED)
     was_applied = np.isin(columns["outcome"], (Outcome.APPLIED, Outcome.LATE))
     through = np.where(was_applied, applied[:jobs], np.where(dropped, came, freed))
     pending = np.where(late & freed, Outcome.GIVEN_UP, Outcome.UNDER_WAY)

@@ -9,15 +9,19 @@ from the start; the observations in its checkpoint replace the training.
 from __future__ import annotations
 
 import time as clock_time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.record import Record
-from fedjax_async.clock.views import Choice, Finished, Policy, View
+from fedjax_async.clock.views import Choice, Finished, Policy, View, read_only
 from fedjax_async.types import Schedule
+
+# Without an upload in so many jobs in a row, by number of clients and at least, none is expected to come: they are all
+# trained, which takes longer than planning.
+_PATIENCE, _LEAST_PATIENCE = 20, 1000
 
 
 class Ended(Exception):
@@ -72,7 +76,8 @@ class Decisions:
 
     ``seconds``: wall-clock time of the policy, including the losses that it asked clients for. ``tables``: ``chosen``,
     with update, client, time and score of each client that it chose, and ``buffer``, with update, time and size of each
-    buffer.
+    buffer. Where the policy decides about uploads, ``uploads`` counts those that it let through, and ``withheld`` the
+    jobs withheld since the last one.
     """
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
@@ -81,7 +86,9 @@ class Decisions:
         self.record: Any = None  # the planner's, as soon as there is one
         self.looks, self.seconds = 0, 0.0
         self._arrivals, self._chosen, self._buffers = Table(), Table(), Table()
-        self._view = View(0.0, 0, {}, {}, executor.losses)
+        self._view = View(0.0, 0, {}, {}, self._losses)
+        self.uploads, self.withheld = 0, 0
+        self._largest = 0.0  # norm of an upload withheld since the last upload
         self._arrivals.append(_nothing(policy))
 
     @property
@@ -104,14 +111,39 @@ class Decisions:
             self._view = self._view._replace(time=time)
             return
         self._advance(record)
-        self._view = View(time, record.closed, self._arrivals.columns(), self._executor.scores(), self._executor.losses)
+        self.looks += 1
+        arrivals = {name: read_only(column) for name, column in self._arrivals.columns().items()}
+        scores = {name: _frozen(value) for name, value in self._executor.scores().items()}
+        self._view = View(time, record.closed, arrivals, scores, self._losses)
 
     def _advance(self, record: Record) -> None:
-        self.record, self.looks = record, self.looks + 1
-        known = len(self._arrivals)
+        self.record, known = record, len(self._arrivals)
         rows = dict(self._executor.advance(record))
         if record.applied > known:
             self._arrivals.append(_observed(record, known) | rows)
+
+    def _losses(self, clients: Any) -> np.ndarray:
+        """The losses that a policy asks for; ``ValueError`` unless ``clients`` are numbers of clients."""
+        asked, count = _array(clients), self.record.num_clients
+        whole = asked is not None and asked.ndim == 1 and (asked.dtype.kind in "iu" or not len(asked))
+        good = whole and bool(((asked >= 0) & (asked < count)).all())
+        check.require(good, "view.losses(clients)", clients, f"a list or an array of clients, from 0 to {count - 1}")
+        return self._executor.losses(np.asarray(asked, np.int64)) if len(asked) else np.zeros(0)
+
+    def _answer(self, call: str, kind: str, function: Callable[..., Any], *given: Any) -> Any:
+        """What a function of the policy returns; another error than ``Ended`` becomes one that names the ``call``."""
+        begin = clock_time.perf_counter()
+        try:
+            return function(*given)
+        except Ended:
+            raise
+        except Exception as error:
+            line = " ".join(str(error).split())
+            raise ValueError(
+                f"{call}: must be a function that returns {kind}; it raised {type(error).__name__}: {line}"
+            ) from error
+        finally:
+            self.seconds += clock_time.perf_counter() - begin
 
     def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]:
         """The clients that train next, ascending, at most ``count``.
@@ -119,9 +151,7 @@ class Decisions:
         ``alone``: no job is under way, so that at least one client must be chosen. Raises ``ValueError`` for an invalid
         choice.
         """
-        begin = clock_time.perf_counter()
-        choice = self._asked.choose(self._view, idle, count)
-        self.seconds += clock_time.perf_counter() - begin
+        choice = self._answer(_CHOOSE, _CHOICE, self._asked.choose, self._view, read_only(idle), count)
         clients, scores = _checked(choice, idle, count, alone)
         order = np.argsort(clients)
         clients, scores = clients[order], scores[order]
@@ -132,9 +162,7 @@ class Decisions:
 
     def size(self, most: int) -> int:
         """How many uploads make the next server step, at most ``most``; ``ValueError`` unless a whole number >= 1."""
-        begin = clock_time.perf_counter()
-        size = self._asked.buffer(self._view)
-        self.seconds += clock_time.perf_counter() - begin
+        size = self._answer("policy.buffer(view)", "a whole number >= 1", self._asked.buffer, self._view)
         check.whole("policy.buffer(view)", size)
         size = min(int(size), most)
         update, moment = np.array([self.record.applied]), np.array([self._view.time])
@@ -142,14 +170,37 @@ class Decisions:
         return size
 
     def upload(self, record: Record, job: int, number: int, time: float) -> int | None:
-        """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if it is withheld."""
+        """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if it is withheld.
+
+        Raises ``ValueError`` if no client uploads any more.
+        """
         self.look(record, time)
+        if record.applied > len(self._arrivals):  # the view stays older, but not the model
+            self._advance(record)
         norm, bits = self._executor.finished(record, job)
-        begin = clock_time.perf_counter()
-        finished = Finished(record.client[job], number, norm, bits)
-        sends = self.policy.sends is None or bool(self.policy.sends(self._view, finished))
-        self.seconds += clock_time.perf_counter() - begin
-        return -(-bits // 8) if sends else None
+        if self.policy.sends is None or self._sends(Finished(record.client[job], number, norm, bits)):
+            self.uploads, self.withheld, self._largest = self.uploads + 1, 0, 0.0
+            return -(-bits // 8)
+        self.withheld, self._largest = self.withheld + 1, max(self._largest, norm)
+        if self.withheld >= max(_LEAST_PATIENCE, _PATIENCE * record.num_clients):
+            raise self.nothing_uploaded()
+        return None
+
+    def _sends(self, finished: Finished) -> bool:
+        call = "policy.sends(view, finished)"
+        sends = self._answer(call, "True or False", self._asked.sends, self._view, finished)
+        value = _array(sends)
+        check.require(value is not None and value.shape == () and value.dtype == np.bool_, call, sends, "True or False")
+        return bool(sends)
+
+    def nothing_uploaded(self) -> ValueError:
+        """The error for a policy that lets no client upload."""
+        field = f"policy = {self.policy.spec!r}" if self.policy.spec else "policy"
+        return ValueError(
+            f"{field}: must let clients upload, but no client uploads: the last {self.withheld:,} jobs were all "
+            f"withheld, and the largest norm among them was {self._largest:.4g} (if the policy waits for a norm: a "
+            "smaller one)"
+        )
 
     def schedule(self) -> Schedule:
         """What is planned so far."""
@@ -173,13 +224,34 @@ def _observed(record: Record, first: int) -> dict[str, np.ndarray]:
     return {"client": client, "time": found.time, "seconds": upload - sent, "staleness": found.staleness}
 
 
+def _array(value: Any) -> Any:
+    """``value`` as an array, ``None`` if it is ragged."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return None
+
+
+def _frozen(value: Any) -> Any:
+    """A score; an array as a copy that cannot be written to."""
+    return read_only(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+_CHOOSE, _CHOICE = "policy.choose(view, idle, count)", "a Choice(clients, scores)"
+
+
 def _checked(choice: Any, idle: np.ndarray, count: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
-    field, allowed = "policy.choose(view, idle, count)", "a Choice(clients, scores)"
-    check.kind(field, choice, Choice, allowed)
-    clients, scores = np.asarray(choice.clients), np.asarray(choice.scores, np.float64)
-    check.require(clients.ndim == 1 and scores.shape == clients.shape, field, choice, f"{allowed} of equal length")
+    field = _CHOOSE
+    check.kind(field, choice, Choice, _CHOICE)
+    clients, scores = _array(choice.clients), _array(choice.scores)
+    columns = clients is not None and scores is not None and clients.ndim == 1 and scores.shape == clients.shape
+    check.require(columns, field, choice, f"{_CHOICE} of equal length")
+    whole = clients.dtype.kind in "iu" or not len(clients)
+    check.require(whole, field, choice, f"{_CHOICE} with the numbers of clients, integers")
+    real = scores.dtype.kind in "biuf" or not len(scores)
+    check.require(real, field, choice, f"{_CHOICE} with scores that are real numbers or NaN")
     distinct = len(np.unique(clients)) == len(clients) and bool(np.isin(clients, idle).all())
     check.require(distinct, field, clients.tolist(), "different clients among the idle ones")
     least = 1 if alone else 0
     check.require(least <= len(clients) <= count, field, clients.tolist(), f"between {least} and {count} clients")
-    return clients.astype(np.int64), scores
+    return clients.astype(np.int64), scores.astype(np.float64)

@@ -85,6 +85,8 @@ def plan(
         if decisions is None:
             raise
         schedule = decisions.schedule()
+    if len(schedule.job) == 0 and decisions is not None and decisions.withheld and not decisions.uploads:
+        raise NothingArrives(str(decisions.nothing_uploaded()))
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"

@@ -183,12 +183,33 @@ def bind(spec: PolicyModel | str) -> PolicyModel:
     if not isinstance(spec, str):
         return spec
     parts = registry.joined(spec)
-    models = [registry.bind("policy", POLICIES, part)() for part in parts]
+    check.require(len(parts) == 1 or all(parts), "policy", spec, "names of policies with + between them")
+    models = [_named(part, registry.bind("policy", POLICIES, part)()) for part in parts]
     return models[0] if len(models) == 1 else lambda prior: together(parts, [model(prior) for model in models])
 
 
+def _named(spec: str, model: PolicyModel) -> PolicyModel:
+    """The model of a spec; errors about its options, and its policy, name the spec."""
+
+    def named(prior: Prior) -> Policy:
+        with registry.naming("policy", spec, registry.options_of(_factory(spec))):
+            policy = model(prior)
+        return policy._replace(spec=spec) if isinstance(policy, Policy) else policy
+
+    return named if callable(model) else model
+
+
+def _factory(spec: str) -> Callable[..., PolicyModel]:
+    factory: Callable[..., PolicyModel] = registry.find("policy", POLICIES, spec.partition(":")[0])
+    return factory
+
+
 def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
-    """One policy that decides what any of these does; it looks as often as the one that looks most often."""
+    """One policy that decides what any of these does.
+
+    It looks as often as the one that looks most often among those that have the option ``every``, choose clients or
+    size buffers; the others are asked at every upload and need no look of their own.
+    """
     given: dict[str, Any] = {}
     whose: dict[str, str] = {}
     for name, policy in zip(names, policies, strict=True):
@@ -196,9 +217,15 @@ def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
             if (function := getattr(policy, field)) is not None:
                 check.require(field not in whose, "policy", name, f"left out: {whose.get(field)} decides the same")
                 given[field], whose[field] = function, name
+    looking = [
+        policy.every
+        for name, policy in zip(names, policies, strict=True)
+        if policy.choose or policy.buffer or "every" in registry.options_of(_factory(name))
+    ]
     return Policy(
         **given,
         sizes=any(policy.sizes for policy in policies),
         loss=any(policy.loss for policy in policies),
-        every=min(policy.every for policy in policies),
+        every=min(looking, default=1),
+        spec="+".join(names),
     )

@@ -98,6 +98,7 @@ class Record:
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
         self._scenario, until = scenario, scenario.until
+        self.num_clients = scenario.num_clients
         self.horizon = math.inf if until.time is None else until.time * SLACK
         self._last_update = math.inf if until.updates is None else until.updates
         self._last_step = math.inf if until.steps is None else until.steps

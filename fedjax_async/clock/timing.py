@@ -107,6 +107,9 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                     budget_left = apply(job, outcome, now, closes)
                     if closes:
                         filled = 0
+                        if size_of is not None and budget_left:
+                            queue.look(now)
+                            size = size_of()
                 else:
                     queue.drop(job, outcome)
             if not releases and budget_left and (not events or events[0][0] > now):
@@ -118,8 +121,6 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
             if budget_left:
                 queue.look(now)
                 idle.release(releases, now)
-        if size_of is not None and filled == 0:
-            size = size_of()
     return queue.record.schedule()
 
 
@@ -246,6 +247,8 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         start, rounds = end, rounds + 1
         fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
         if fruitless == FRUITLESS_ROUNDS:
+            if queue.asks and queue.decisions.withheld >= fruitless:
+                raise queue.decisions.nothing_uploaded()
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
             raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
     return queue.record.schedule()

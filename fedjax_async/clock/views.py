@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Prior(NamedTuple):
-    """What a server knows of its clients before the run."""
-
+class _Prior(NamedTuple):
     num_clients: int
     examples: np.ndarray  # int64[N]
     seconds: np.ndarray  # float64[N], how long a job takes: the mean of eight jobs by the delay model
@@ -18,14 +16,36 @@ class Prior(NamedTuple):
     seed: int
 
 
+class Prior(_Prior):
+    """What a server knows of its clients before the run; its columns are copies that cannot be written to."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls, num_clients: int, examples: np.ndarray, seconds: np.ndarray, local_steps: np.ndarray, seed: int
+    ) -> Prior:
+        """Copy the columns."""
+        examples, seconds, local_steps = (read_only(np.array(column)) for column in (examples, seconds, local_steps))
+        return super().__new__(cls, num_clients, examples, seconds, local_steps, seed)
+
+
+def read_only(column: np.ndarray) -> np.ndarray:
+    """The same values, which cannot be written to."""
+    column = column.view()
+    column.setflags(write=False)
+    return column
+
+
 class View(NamedTuple):
-    """What the server has seen at a look.
+    """What the server has seen at a look; its arrays cannot be written to.
 
     ``arrivals``, columns of equal length, a row per applied upload in order: client, time, seconds (from the dispatch
     to the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss``
     also loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the
     model from which its job started. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``:
-    the mean loss of the server's current model on the examples of each of these clients, float64.
+    the mean loss of the server's current model on the examples of each of these clients, float64. The current model is
+    that of the last look, or of the last question to ``sends`` if that was later: before it, all earlier arrivals are
+    applied.
     """
 
     time: float
@@ -58,7 +78,8 @@ class Policy(NamedTuple):
     at least one if none is under way. ``buffer(view)``: how many uploads make the next server step.
     ``sends(view, finished)``: whether a client uploads what it has trained. ``sizes``: uploads take the time of their
     true bytes. ``loss``: the policy reads the columns loss and rms_loss. ``every``: the fewest arrivals between two
-    looks; decisions between looks are made from the older view.
+    looks; a decision between looks gets the older view, in which only ``time`` and ``losses`` may be newer. ``spec``:
+    the name and options of the policy, for error messages.
     """
 
     choose: Callable[[View, np.ndarray, int], Choice] | None = None
@@ -67,6 +88,7 @@ class Policy(NamedTuple):
     sizes: bool = False
     loss: bool = False
     every: int = 1
+    spec: str = ""
 
 
 PolicyModel = Callable[[Prior], Policy]

@@ -24,6 +24,7 @@ from fedjax_async.clock import (
     bind_policy,
     chance,
     check_schedule,
+    cut,
     fault_counts,
     plan,
 )
@@ -100,7 +101,8 @@ def test_a_policy_without_decisions_leaves_the_plan_as_it_is(timing, world):
     ("cohort:size=5,over_selection=2", "power_of_choice:d=9+event_triggered:norm=0.2+true_bytes"),
 ])  # fmt: skip
 def test_plans_of_policies_are_schedules_in_every_world(world, timing, spec):
-    decisions = Decisions(bind_policy(spec)(PRIOR), Stand())
+    policy = bind_policy(spec)(PRIOR)
+    decisions = Decisions(policy, Stand())
     schedule = check_schedule(planned(timing, decisions, **WORLDS[world]))
     counts = fault_counts(schedule)
     ways = ("applied", "lost", "dropped_late", "dropped_stale", "withheld", "called_off", "given_up", "under_way")
@@ -130,7 +132,18 @@ def test_what_joined_policies_decide_twice_is_refused():
     with pytest.raises(ValueError, match="policy = 'power_of_choice:d=3': must be left out: oort decides the same"):
         bind_policy("oort+power_of_choice:d=3")(PRIOR)
     together = bind_policy("oort:every=5+event_triggered:norm=1+true_bytes")(PRIOR)
-    assert together.loss and together.sizes and together.sends and together.choose and together.every == 1
+    assert together.loss and together.sizes and together.sends and together.choose
+
+
+def test_joined_policies_look_as_often_as_the_one_that_has_to():
+    for spec, every in [
+        ("oort:every=5+event_triggered:norm=1+true_bytes", 5), ("true_bytes+uniform:every=3", 3),
+        ("oort:every=5+adaptive_buffer", 1), ("event_triggered:norm=1+true_bytes", 1),
+    ]:  # fmt: skip
+        assert bind_policy(spec)(PRIOR).every == every, spec
+    decisions = Decisions(bind_policy("oort:every=10+true_bytes")(PRIOR), Stand())
+    planned("every:concurrency=5", decisions)
+    assert 5 <= decisions.looks <= 7
 
 
 def test_timings_refuse_what_they_cannot_ask():
@@ -166,6 +179,34 @@ def test_a_run_may_end_at_any_look():
              decisions=Decisions(Policy(), Stand()))  # fmt: skip
 
 
+@pytest.mark.parametrize(("delay", "conditions"), [("constant", {}), (DELAY, WORLDS["lossy"])])
+def test_a_buffer_is_asked_for_once_per_server_step(delay, conditions):
+    decisions = Decisions(Policy(buffer=lambda view: 3 - view.step % 2), Stand())
+    schedule = plan("buffer:size=2,concurrency=4", delay, num_clients=N, local_steps=5, until=Until(updates=36), seed=3,
+                    decisions=decisions, **conditions)  # fmt: skip
+    table, ends = decisions.tables["buffer"], np.flatnonzero(schedule.closes) + 1
+    begins = [0, *ends[ends < 36]]
+    np.testing.assert_array_equal(table["update"], begins)
+    np.testing.assert_array_equal(table["size"], 3 - np.arange(len(begins)) % 2)
+    np.testing.assert_array_equal(np.diff([0, *ends]), table["size"][: len(ends)])
+
+
+def test_a_plan_of_clients_that_withhold_is_cut_like_a_shorter_plan():
+    conditions = {"limits": Limits(timeout=0.8, max_staleness=2), "num_clients": N, "local_steps": 5, "seed": 3}
+
+    def until(time):
+        decisions = Decisions(bind_policy("event_triggered:norm=0.2")(PRIOR), Stand())
+        return plan("every:concurrency=5", DELAY, until=Until(time=time), decisions=decisions, **conditions)
+
+    whole = until(12.0)
+    withheld, late = whole.outcome == Outcome.WITHHELD, whole.freed_time < whole.upload_time
+    moments = [(whole.freed_time[job] + whole.upload_time[job]) / 2 for job in np.flatnonzero(withheld & late)[:5]]
+    assert len(moments) == 5
+    for moment in (*moments, 3.0, 7.0):
+        have = cut(whole, int(np.sum(whole.time <= moment)), moment)
+        np.testing.assert_array_equal(have.outcome, until(moment).outcome)
+
+
 # --- the papers' definitions --------------------------------------------------------------------------
 
 
@@ -181,7 +222,7 @@ def view(rows=(), losses=None, time=0.0, **more):
 def test_every_policy_is_tested_here():
     tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "event_triggered", "true_bytes"}
     assert set(POLICIES) == tested
-    assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3)
+    assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3, spec="uniform:every=3")
 
 
 def test_power_of_choice_takes_the_highest_losses_of_d_candidates_drawn_by_their_examples():
@@ -347,6 +388,8 @@ def test_the_event_trigger_is_the_norm():
     ("adaptive_buffer:size=3,most=2", "most = 2: must be at least 3"), ("adaptive_buffer:recent=0", "recent = 0"),
     ("event_triggered:norm=0", "norm = 0"), ("event_triggered", "needs the option norm"),
     ("uniform:every=0", "every = 0"),
+    ("power_of_choice+true_bytes:x=1", "no option 'x'"), ("oort+", r"policy = 'oort\+': must be names of policies"),
+    ("oort:every=2+power_of_choice:d=21", "^policy = 'power_of_choice:d=21': d = 21: must be at most 20"),
     ("ort", "did you mean 'oort'"), ("oort:speed=1", "no option 'speed'"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(spec, says):
@@ -367,3 +410,74 @@ def test_what_a_policy_returns_is_checked():
             planned("every:concurrency=5", Decisions(policy, Stand()))
     with pytest.raises(ValueError, match=r"policy.buffer\(view\) = 0"):
         planned("buffer:size=2,concurrency=5", Decisions(Policy(buffer=lambda view: 0), Stand()))
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_a_policy_that_lets_no_client_upload_is_given_up(timing):
+    says = r"policy = 'event_triggered:norm=1000': must let clients upload, .* the last {} jobs .* norm .* was 0.4 "
+    policy = bind_policy("event_triggered:norm=1000")(PRIOR)
+    for until, jobs in ((Until(updates=60), "1,000"), (Until(time=4.0), r"\d+")):
+        with pytest.raises(ValueError, match=says.format(jobs)):
+            plan(timing, DELAY, num_clients=N, local_steps=5, until=until, decisions=Decisions(policy, Stand()))
+
+
+def test_what_a_policy_is_given_cannot_be_changed():
+    given = []
+
+    def choose(view, idle, count):
+        given.extend([idle, *view.arrivals.values(), view.scores.get("per_client")])
+        return Choice(idle[:count], np.zeros(count))
+
+    stand, examples = Stand(), np.arange(1, N + 1)
+    kept = np.zeros(2)
+    stand.scores = lambda: {"per_client": kept}
+    prior = Prior(N, examples, np.ones(N), np.full(N, 5), seed=4)
+    planned("every:concurrency=5", Decisions(Policy(choose=choose, loss=True), stand))
+    for column in (*given, prior.examples, prior.seconds, prior.local_steps):
+        with pytest.raises(ValueError, match="read-only"):
+            column[:] = 0
+    examples[0] = kept[0] = 7
+    assert prior.examples[0] == 1 and given[-1][0] == 0
+
+
+def _of(policy):
+    return planned("buffer:size=2,concurrency=5", Decisions(policy, Stand()))
+
+
+@pytest.mark.parametrize(("policy", "says"), [
+    (Policy(choose=lambda view, idle, count: 1 / 0), r"choose\(view, idle, count\): .*ZeroDivisionError: division by"),
+    (Policy(choose=lambda view, idle: 0), r"choose\(view, idle, count\): .* returns a Choice.*it raised TypeError"),
+    (Policy(buffer=lambda view: view.arrivals["loss"]), r"buffer\(view\): .* a whole number >= 1; it raised KeyError"),
+    (Policy(buffer=lambda view: np.array([2])), r"buffer\(view\) = array\(\[2\]\): must be a whole number"),
+    (Policy(sends=lambda view, done: done.nothing), r"sends\(view, finished\): .*True or False; it raised Attribute"),
+    (Policy(sends=lambda view, done: "no"), r"sends\(view, finished\) = 'no': must be True or False"),
+    (Policy(sends=lambda view, done: np.array([True, False])), r"sends\(view, finished\) = array.*True or False"),
+])  # fmt: skip
+def test_functions_of_a_policy_that_raise_or_return_something_else_are_named_in_one_line(policy, says):
+    with pytest.raises(ValueError, match=f"^policy.{says}") as caught:
+        _of(policy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("clients", "scores", "says"), [
+    ([[1], [2, 3]], [0.0, 1.0], "of equal length"), ([0.5], [0.0], "integers"), ([True, False], [0.0, 0.0], "integers"),
+    (["a"], [0.0], "integers"), ([0], ["best"], "real numbers"), ([0], [None], "real numbers"),
+    ([0], [1j], "real numbers"), ([0], None, "of equal length"),
+])  # fmt: skip
+def test_a_choice_of_other_types_is_refused(clients, scores, says):
+    with pytest.raises(ValueError, match=rf"^policy.choose\(view, idle, count\) = Choice.* must be a Choice.*{says}"):
+        _of(Policy(choose=lambda view, idle, count: Choice(clients, scores)))
+
+
+def test_losses_are_those_of_clients():
+    for asked in ([99], np.array([-1]), np.arange(N) == 3, np.array([1.0]), 3, [[1, 2]], [[1], [2, 3]], None):
+        with pytest.raises(ValueError, match=r"it raised ValueError: view.losses\(clients\) = .* from 0 to 19$"):
+            _of(Policy(choose=lambda view, idle, count, asked=asked: Choice(idle[:1], view.losses(asked))))
+    found = []
+
+    def choose(view, idle, count):
+        found.append((view.losses([3, 1]).tolist(), len(view.losses([]))))
+        return Choice(idle[:count], np.zeros(count))
+
+    _of(Policy(choose=choose))
+    assert found[0] == ([1.0, 4.0], 0)
