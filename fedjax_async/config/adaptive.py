@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency, energy
+from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
+from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
@@ -26,15 +27,13 @@ from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import (
     Components,
     bound,
-    gradients_of,
     row_of,
     rule_of,
     shapes_of_server,
-    waits_for_close,
 )
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.outset import OBSERVED, Outset, Plan
-from fedjax_async.engine.record import EngineOutcome, make_run
+from fedjax_async.engine.record import EngineOutcome
 from fedjax_async.local import part_mean
 from fedjax_async.server import check_capacity, closed
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Model, Params, Probe, Request, Run, Schedule
@@ -164,12 +163,9 @@ class AdaptiveExperiment(NamedTuple):
 
     def recorded(self, outcome: EngineOutcome) -> Run:
         """The tables of the run from what the engine returned."""
-        e, schedule, plan = self.nominal, self.growing.schedule, self.growing.plan
-        options: dict[str, Any] = {"waits": waits_for_close(e.components)}
-        options["gradients"] = gradients_of(e.components, schedule)
-        if self.settings.energy is not None:
-            options["devices"] = energy.bind(self.settings.energy, schedule.num_clients, self.settings.seed)
-        return make_run(e.described, schedule, plan.points, outcome, e.traffic, **options)
+        schedule, points = self.growing.schedule, self.growing.plan.points
+        run = self.nominal._replace(schedule=schedule, points=points).recorded(outcome)
+        return run._replace(probes=_until_its_end(run))
 
 
 def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExperiment:
@@ -236,6 +232,17 @@ def policy_of(s: Settings) -> PolicyModel:
     """The policy model that the settings name, or their object."""
     given = own.thing_of("policy", s.policy)
     return bind(str(s.policy)) if given is None else given
+
+
+def _until_its_end(run: Run) -> dict[str, dict[str, np.ndarray]]:
+    """The tables of a run without what the policy decided after its end; a run that is stopped was planned further."""
+    rows, tables = {"chosen": len(run.schedule.client)}, dict(run.probes)
+    if "buffer" in tables:
+        table, end = tables["buffer"], run.evaluations["time"][-1] * SLACK
+        rows["buffer"] = int(np.sum((table["update"] <= len(run.schedule.job)) & (table["time"] <= end)))
+    for name in rows.keys() & tables.keys():
+        tables[name] = {column: values[: rows[name]] for column, values in tables[name].items()}
+    return tables
 
 
 def in_flight(schedule: Schedule) -> int:

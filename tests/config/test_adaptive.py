@@ -12,7 +12,10 @@ from fedjax_async import Settings, clock, data, resume, simulate
 from fedjax_async.clock import Choice, Policy
 from fedjax_async.config import AdaptiveExperiment, prepare
 from fedjax_async.config.sweeping import execute_group, plan_groups
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
+from fedjax_async.results.sweep_table import EXECUTION
+from fedjax_async.types import Stop
 from tests.engine.test_checkpoint import Killed, killer
 
 RNG = np.random.default_rng(5)
@@ -120,6 +123,62 @@ def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
         assert short.stopped.evaluation == first and len(short.evaluations["time"]) == first + 1
         np.testing.assert_array_equal(short.updates["client"], whole.updates["client"][: 4 * first])
         np.testing.assert_allclose(short.best.value, whole.evaluations["accuracy"][: first + 1].max(), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+def test_a_run_that_is_stopped_has_no_rows_after_its_end():
+    """A run whose uploads differ in size is trained on after the stop, to count their bytes."""
+    norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
+    stops = [lambda one: Stop("enough") if one.number == 3 else None]
+    common = {"probes": norms, "eval_updates": 3, "callbacks": stops}
+    for changes in ({"policy": "uniform"}, {"policy": "oort+adaptive_buffer:size=1,recent=4", "compress": "topk"}):
+        for engine in ("waves", "reference"):
+            found = run(**common, **changes, engine=engine)
+            assert len(found.probes["norms"]["bias"]) == len(found.updates["client"]) == 9
+        if "chosen" in found.probes:
+            np.testing.assert_array_equal(found.probes["chosen"]["client"], found.schedule.client)
+            assert found.probes["buffer"]["update"].max() <= 9 and len(found.probes["observed"]["loss"]) == 9
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+def test_a_run_that_is_killed_where_it_stops_looks_no_further(tmp_path, monkeypatch):
+    common = {"policy": "oort", "eval_updates": 3, "patience": 2, "lr": 0.3, "checkpoint": 1, "plots": False}
+    common |= {"dataset": "synthetic:clients=6", "clients": 6, "updates": 60}
+    common = {name: value for name, value in COMMON.items() if name != "data"} | common
+    save, places = Keeper.save, []
+
+    def counted_save(keeper, position, snapshot):
+        places.append(position)
+        save(keeper, position, snapshot)
+        if len(places) == 2 * last:
+            raise Killed
+
+    last = 100
+    monkeypatch.setattr(Keeper, "save", counted_save)
+    want = simulate(**common, out=tmp_path / "whole")
+    assert want.stopped is not None
+    last = len(places)
+    with pytest.raises(Killed):
+        simulate(**common, out=tmp_path / "killed")
+    have = resume(tmp_path / "killed", plots=False)
+    same((learned(want), want.probes), (learned(have), have.probes))
+    assert counted(want) == counted(have)
+
+
+def test_equal_runs_have_equal_files(tmp_path):
+    for name in ("one", "other"):
+        run(policy="oort", out=tmp_path / name, plots=False)
+    one, other = ((tmp_path / name / "manifest.json").read_bytes() for name in ("one", "other"))
+    assert one == other and "look_seconds" not in load(tmp_path / "one").counters
+    assert {"look_seconds", "waves"} <= EXECUTION
+
+
+def test_attackers_are_counted():
+    attacked = {"attack": "sign_flip:share=0.4"}
+    want, have = run(**attacked), run(**attacked, policy="uniform")
+    assert want.counters["malicious"] > 0
+    for name in ("attackers", "malicious"):
+        assert have.counters[name] == want.counters[name]
 
 
 def test_an_explained_run_is_trained_again_along_its_own_schedule():
