@@ -181,6 +181,43 @@ def test_attackers_are_counted():
         assert have.counters[name] == want.counters[name]
 
 
+FASTEST = {"policy": "linear:speed=3,temperature=0.01", "seed": 7, "updates": 12}
+WINDOW = "@window:length=0.2,concurrency=3"  # every arrival closes its step in the nominal plan, but not with FASTEST
+
+
+def test_a_step_of_several_arrivals_that_the_nominal_plan_does_not_have_is_aggregated():
+    changes = FASTEST | {"method": f"fedbuff{WINDOW}", "eval_updates": 1}
+    for engine in ("waves", "reference"):
+        short, longer = run(**changes, engine=engine), run(**changes | {"updates": 40}, engine=engine)
+        assert not short.updates["closes"].all()
+        np.testing.assert_array_equal(short.evaluations["loss"], longer.evaluations["loss"][:13])
+
+
+@pytest.mark.parametrize(("method", "policy", "closes"), [
+    (f"fedbuff{WINDOW}", "uniform", True), (f"fedbuff{WINDOW}", FASTEST["policy"], False),
+    ("fedasync@every:concurrency=3", "oort", True), ("fedavg@cohort:size=1", "oort", True),
+    ("fedbuff@buffer:size=1", "adaptive_buffer:size=1", False),
+])  # fmt: skip
+def test_every_arrival_closes_its_step_only_if_no_decision_can_change_that(method, policy, closes):
+    assert prepare_of(FASTEST | {"method": method, "policy": policy}).facts.every_closes == closes
+
+
+LATEST = {"policy": "linear:speed=-3,temperature=0.01", "eval_at": "9"}
+
+
+@pytest.mark.parametrize("changes", [
+    {"method": "krum@buffer:size=4", "policy": "adaptive_buffer:size=5,most=6"},
+    {"method": "fedmedian:size=3@buffer:size=4", "policy": "adaptive_buffer:size=2,most=3"},
+    {"method": "fedmedian:size=3@cohort:size=3,over_selection=2", "policy": "oort"},
+    {"method": "fedbuff@buffer:size=5", "updates": 4, "policy": "adaptive_buffer:size=2"},
+    {"method": "fedbuff@every:concurrency=3", "policy": "adaptive_buffer:size=5"},
+    {"method": "krum@window:length=0.5,concurrency=5", "policy": "oort"},
+    LATEST,
+])  # fmt: skip
+def test_what_only_the_nominal_plan_would_not_allow_is_not_refused(changes):
+    prepare_of(changes)
+
+
 def test_an_explained_run_is_trained_again_along_its_own_schedule():
     found = run(policy="power_of_choice:d=4")
     told = explain(found, say=lambda line: None, dataset=DATA)
@@ -216,6 +253,10 @@ def test_a_policy_of_your_own():
     ({"policy": "uniform", "method": "orthodyn:switch=share", "time": 9.0}, "method = .*need not know the updates"),
     ({"policy": "adaptive_buffer", "method": "fedmedian:size=2@buffer:size=2"}, "size of the rule's buffer"),
     ({"policy": "uniform", "timing": clock.TIMINGS["buffer"](size=2), "method": "fedbuff"}, "timing = .*no policy"),
+    (FASTEST | {"method": f"fedmedian:size=2{WINDOW}"}, "rule's buffer = 2: must be at least 3.*policy = 'linear"),
+    ({"policy": "adaptive_buffer:size=2,most=4", "method": "krum@buffer:size=5"}, "server step = 4.*policy = 'adapt"),
+    ({"policy": lambda prior: Policy(buffer=lambda view: 5), "method": "krum@buffer:size=5"}, "policy = .*not known"),
+    ({"policy": "adaptive_buffer:size=5", "method": "fedbuff@buffer:size=2", "updates": 4}, "= 4: .* at least 5"),
     ({"policy": 3}, "policy = 3"), ({"policy": "uniform", "topology": "ring"}, "topology"),
     ({"policy": "uniform", "method": "pushcen"}, "policy = 'uniform': must be left out"),
     ({"policy": "power_of_choice:d=7"}, "d = 7: must be at most 6"),
