@@ -125,7 +125,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         f"{counters['local_steps']} local steps, {100 * useful:.0f} % useful steps, "
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
-    if "looks" in counters:
+    if "look_seconds" in counters:  # not in a run that was read from its folder
         took = 1000 * counters["look_seconds"] / max(counters["looks"], 1)
         print(f"{counters['looks']} looks of the server, each {took:.1f} ms besides training")
     if run.stopped is not None:

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency, energy
+from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
+from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
+from fedjax_async.config.policy_steps import Steps
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.adaptive import WavesExecutor
@@ -26,17 +28,14 @@ from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import (
     Components,
     bound,
-    gradients_of,
     row_of,
     rule_of,
-    shapes_of_server,
-    waits_for_close,
 )
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.outset import OBSERVED, Outset, Plan
-from fedjax_async.engine.record import EngineOutcome, make_run
+from fedjax_async.engine.record import EngineOutcome
 from fedjax_async.local import part_mean
-from fedjax_async.server import check_capacity, closed
+from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Model, Params, Probe, Request, Run, Schedule
 
 if TYPE_CHECKING:
@@ -164,23 +163,24 @@ class AdaptiveExperiment(NamedTuple):
 
     def recorded(self, outcome: EngineOutcome) -> Run:
         """The tables of the run from what the engine returned."""
-        e, schedule, plan = self.nominal, self.growing.schedule, self.growing.plan
-        options: dict[str, Any] = {"waits": waits_for_close(e.components)}
-        options["gradients"] = gradients_of(e.components, schedule)
-        if self.settings.energy is not None:
-            options["devices"] = energy.bind(self.settings.energy, schedule.num_clients, self.settings.seed)
-        return make_run(e.described, schedule, plan.points, outcome, e.traffic, **options)
+        schedule, points = self.growing.schedule, self.growing.plan.points
+        run = self.nominal._replace(schedule=schedule, points=points).recorded(outcome)
+        return run._replace(probes=_until_its_end(run))
 
 
-def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExperiment:
-    """The adaptive run of a nominal experiment; ``ValueError`` for settings that cannot be adaptive.
+class Looking(NamedTuple):
+    """A policy before the run."""
 
-    ``replan(decisions)`` plans the run and asks ``decisions``.
-    """
-    s, components = run.settings, run.components
+    model: PolicyModel
+    prior: Prior
+    policy: Policy  # only for checks before the run, which has a policy of its own
+
+
+def looking_of(run: Resolved) -> Looking:
+    """The policy of a run; ``ValueError`` for settings that cannot be adaptive, and for a wrong policy."""
+    s, data = run.settings, run.components.data
     allowed = "a timing of the package: one of your own asks no policy"
     check.require(not contracts.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
-    data = components.data
     check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")
     model = policy_of(s)
     prior = Prior(
@@ -193,21 +193,26 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
     policy = checked_policy(model, prior)
     allowed = "left out, or given with compress: uploads that are not compressed all have the same size"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
-    if policy.buffer is not None:
-        longest = nominal.schedule._replace(step=np.zeros(in_flight(nominal.schedule), np.int64))
-        check_capacity(shapes_of_server(components, run.shapes, Facts(len(data.size)))[0], longest)
+    return Looking(model, prior, policy)
+
+
+def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: Steps, replan: Replan) -> AdaptiveExperiment:
+    """The adaptive run of a nominal experiment; ``ValueError`` for settings that cannot be adaptive.
+
+    ``replan(decisions)`` plans the run and asks ``decisions``.
+    """
+    s, components = run.settings, run.components
     for name in (OBSERVED, "chosen", "buffer"):
         check.require(name not in nominal.probes, "probe name", name, "another: a table of the policy has this one")
-    _try(replan, policy)
-    every = bool(np.all(nominal.schedule.closes)) and policy.buffer is None and s.faults is None
-    facts = Facts(len(data.size), every, s.updates or 0, s.server_steps or 0)
+    _try(replan, looking.policy)
+    facts = Facts(looking.prior.num_clients, steps.every_closes, s.updates or 0, s.server_steps or 0)
     only_updates = s.time is None and s.server_steps is None
     only_steps = s.time is None and s.updates is None
     used = _totals_used(components, run.shapes)
     for field, needed, known in zip(("updates", "server_steps"), used, (only_updates, only_steps)):
         allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
         check.require(not needed or known, "method", str(s.method), allowed)
-    return AdaptiveExperiment(s, nominal, model, prior, replan, facts, _GrowingPlan())
+    return AdaptiveExperiment(s, nominal, looking.model, looking.prior, replan, facts, _GrowingPlan())
 
 
 def checked_policy(model: Any, prior: Prior) -> Policy:
@@ -236,6 +241,17 @@ def policy_of(s: Settings) -> PolicyModel:
     """The policy model that the settings name, or their object."""
     given = own.thing_of("policy", s.policy)
     return bind(str(s.policy)) if given is None else given
+
+
+def _until_its_end(run: Run) -> dict[str, dict[str, np.ndarray]]:
+    """The tables of a run without what the policy decided after its end; a run that is stopped was planned further."""
+    rows, tables = {"chosen": len(run.schedule.client)}, dict(run.probes)
+    if "buffer" in tables:
+        table, end = tables["buffer"], run.evaluations["time"][-1] * SLACK
+        rows["buffer"] = int(np.sum((table["update"] <= len(run.schedule.job)) & (table["time"] <= end)))
+    for name in rows.keys() & tables.keys():
+        tables[name] = {column: values[: rows[name]] for column, values in tables[name].items()}
+    return tables
 
 
 def in_flight(schedule: Schedule) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +18,14 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS, Decisions, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
-from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive
+from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
 from fedjax_async.config.budget import plan_within, until_of
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
+from fedjax_async.config.policy_steps import Steps, decides, first_timing, naming, planned_steps, possible_steps
 from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
@@ -185,11 +187,22 @@ def prepare(
     if without_server(settings):
         return prepare_peers(settings, probes, planning)
     run = resolve(settings)
+    if run.settings.policy is not None:
+        return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)
-    experiment = built(run, schedule, points, probes)
-    if run.settings.policy is None:
-        return experiment
-    return adaptive(run, experiment, lambda decisions: _plan(run, until_of(run.settings), None, decisions))
+    return built(run, schedule, points, probes)
+
+
+def _prepare_adaptive(
+    run: Resolved, probes: Mapping[str, Any] | None, planning: Callable[[float], None] | None
+) -> AdaptiveExperiment:
+    looking = looking_of(run)
+    run = run._replace(timing=first_timing(run.settings, run.timing, looking.prior.num_clients))
+    schedule, points = planned(run, planning, certain=not decides(looking.policy))
+    steps = possible_steps(run.settings, looking.policy, schedule)
+    nominal = built(run, schedule, points, probes, steps)
+    replan = partial(_plan, run, until_of(run.settings), None)
+    return adaptive(run, looking, nominal, steps, replan)
 
 
 def resolve(settings: Settings) -> Resolved:
@@ -237,10 +250,13 @@ def timing_of(s: Settings) -> Timing:
     return timing
 
 
-def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
+def planned(
+    run: Resolved, planning: Callable[[float], None] | None = None, *, certain: bool = True
+) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`.
 
-    Raises ``ValueError`` for a budget without a server step, too many evaluations, and times outside the run.
+    ``certain``: whether the run will follow this plan, so that it ends when this plan does. Raises ``ValueError`` for a
+    budget without a server step, too many evaluations, and times outside the run.
     """
     s = run.settings
     every = every_of(s)
@@ -253,7 +269,7 @@ def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> t
     schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
-    within = every.at is None or min(every.at) <= end
+    within = every.at is None or not certain or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
@@ -283,19 +299,29 @@ def _plan(
     )
 
 
-def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
-    """Build what the engine executes: initial parameters, probes, start models in the precision ``slots``."""
+def built(
+    run: Resolved,
+    schedule: Schedule,
+    points: Points,
+    probes: Mapping[str, Any] | None = None,
+    steps: Steps | None = None,
+) -> Experiment:
+    """Build what the engine executes: initial parameters, probes, start models in the precision ``slots``.
+
+    ``steps``: by default those of the schedule. ``ValueError`` for a rule that refuses them, and for wrong probes.
+    """
+    steps = planned_steps(schedule) if steps is None else steps
     s, components = run.settings, run.components
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
     components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
     check_secure(s, components.server, components.hyper, schedule, probes)
-    longest = int(np.max(np.bincount(schedule.step), initial=0))
-    facts = facts_of(schedule)._replace(longest_step=longest)
-    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of too few uploads
+    facts = facts_of(schedule)._replace(every_closes=steps.every_closes)
+    state, _ = shapes_of_server(components, run.shapes, facts)
+    with naming(steps):
+        rule_of(components.server, components.hyper, facts._replace(longest_step=steps.reached))  # it may refuse this
+        check_capacity(state, schedule._replace(step=np.zeros(steps.longest, np.int64)))
     if s.per_client:
         owners(components.data)
-    state, _ = shapes_of_server(components, run.shapes, facts_of(schedule))
-    check_capacity(state, schedule)
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
     params, key = start_of(s, components.model, components.data)

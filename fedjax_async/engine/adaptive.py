@@ -89,6 +89,7 @@ class WavesExecutor:
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
             keeper.identify("probes", described(member.probes))
+            keeper.identify("content", sorted(self._told.content()))
             self._snapshot = keeper.restore()
 
     # --- what the planner calls -------------------------------------------------------------------
@@ -135,6 +136,7 @@ class WavesExecutor:
         self._extensions += 1
         due = plan.due(work.first)
         self._evaluated = due[-1] if due else self._evaluated
+        self._told.decided(record.client, plan.closes)
         probes = self._told.local_probes(work)
         if self._extensions == 1:
             device.begin(work, probes)
@@ -208,6 +210,9 @@ class WavesExecutor:
             time = float(own.time[work.at[-2]])
             self._progress(record.applied, total, time=time, staleness=staleness, accuracy=latest)
         self._watcher.hand_over(wait=True)
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
         if self._watcher.all_ended and not self._told.sizes_differ:  # else all train, to count their bytes
             raise Ended
 
@@ -239,6 +244,7 @@ class WavesExecutor:
         of_params = jax.tree.structure(self._o.params)
         models = {place: jax.tree.unflatten(of_params, found) for place, found in self._snapshot.models.items()}
         self._watcher.restore(self._scores, models)
+        self._end_if_stopped()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -271,7 +277,7 @@ class WavesExecutor:
                 "executed_steps": growing.executed_steps,
                 "programs": len(compiled.train) + OTHER_PROGRAMS + (compiled.measure is not None),
             },
-            probes=self._told.tables(schedule),
+            probes=self._told.tables(schedule, int(o.plan.points.position[rows - 1])),
             rows=rows,
             kept=self._watcher.kept.get(0),
         )

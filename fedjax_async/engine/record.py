@@ -19,6 +19,9 @@ from fedjax_async.types import Params, Run, Schedule
 # The counts of faults that every run reports.
 FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dropped_late", "dropped_stale")
 
+# Counters in real seconds. They differ between two equal runs, so no file has them.
+REAL_TIMES = frozenset(("look_seconds",))
+
 # Columns of the table of updates that rules and clients may not record.
 RESERVED = (
     "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "gradients", "closes",

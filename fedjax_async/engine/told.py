@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.clock.decisions import Table
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED
@@ -26,9 +27,15 @@ class Told:
         self._log, self._probed = Table(), {name: Table() for name in probes}
         self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
         self._rows, self._probed_rows = 0, 0  # how many the planner knows
+        self._clients: Sequence[int] = ()
+        self._closes, self._repeated = np.zeros(0, np.bool_), 0
         self._past: dict[str, Any] = {}
 
     # --- what is recorded -------------------------------------------------------------------------
+
+    def decided(self, clients: Sequence[int], closes: np.ndarray) -> None:
+        """Know the plan so far: the client of each job, and which arrivals close their server step."""
+        self._clients, self._closes = clients, closes
 
     def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
         """Keep the records of the received positions of an extension, and the columns of its probes."""
@@ -94,6 +101,8 @@ class Told:
             "probes": {name: table.columns() for name, table in self._probed.items()},
             "losses": np.concatenate([np.zeros(0), *self._losses]),
             "finished": np.array(self._finished, np.float64).reshape(-1, 2),
+            "clients": np.array(self._clients, np.int64),
+            "closes": self._closes,
         }
 
     def read(self, leaves: list[np.ndarray], records: Mapping[str, Any], probes: Mapping[str, Any]) -> None:
@@ -103,8 +112,21 @@ class Told:
         self._past = jax.tree.unflatten(jax.tree.structure(content), leaves)
 
     def repeat(self, work: ExtensionWork) -> None:
-        """As :meth:`note`, with the records of the checkpoint."""
+        """As :meth:`note`, with the records of the checkpoint.
+
+        ``ValueError`` if the plan is not that of the checkpoint: its records are those of other jobs.
+        """
         begin = len(self._log)
+        jobs, arrivals, first = len(self._clients), len(self._closes), self._repeated
+        pairs = (
+            (self._past["records"]["job"][begin : begin + work.received], work.jobs),
+            (self._past["clients"][first:jobs], self._clients[first:]),
+            (self._past["closes"][work.first : arrivals], self._closes[work.first :]),
+        )
+        self._repeated = jobs
+        alike = all(np.array_equal(before, now) for before, now in pairs)
+        allowed = "deterministic to be resumed, but it decides otherwise now (draw random numbers from prior.seed)"
+        check.require(alike, "policy", "the one of the checkpoint", allowed)
         self._log.append(
             {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
         )
@@ -134,11 +156,13 @@ class Told:
         of_arrivals = {name: column[applied] for name, column in columns.items()}
         return of_arrivals, log["job"][vain], {name: column[vain] for name, column in columns.items()}
 
-    def tables(self, schedule: Schedule) -> dict[str, dict[str, np.ndarray]]:
-        """The tables of the probes."""
+    def tables(self, schedule: Schedule, until: int) -> dict[str, dict[str, np.ndarray]]:
+        """The tables of the probes, for the first ``until`` arrivals."""
         found = {}
         for name, table in self._probed.items():
             columns = table.columns()
+            seen = columns["number"] < until
+            columns = {key: column[seen] for key, column in columns.items()}
             number = columns.pop("number")
             found[name] = probe_table(schedule, number, number, columns)
         return found

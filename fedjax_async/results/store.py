@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_async import check, disk
 from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
+from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files
 from fedjax_async.tree import Columns
 from fedjax_async.types import Best, Params, Run, Stopped
@@ -76,7 +77,7 @@ def _contents(run: Run) -> dict[str, bytes]:
     contents = (
         files.json_bytes(run.settings),
         files.json_bytes(files.versions()),
-        files.json_bytes(run.counters),
+        files.json_bytes({name: count for name, count in run.counters.items() if name not in REAL_TIMES}),
         files.csv_bytes(run.evaluations),
         files.csv_bytes(run.updates),
         disk.npz_bytes(run.per_client),

@@ -13,6 +13,7 @@ from fedjax_async import check
 from fedjax_async.config.grid import Point, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
+from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.notices import all_rejected
 from fedjax_async.results import comparisons, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
@@ -22,9 +23,9 @@ from fedjax_async.results.tables import NOTHING
 from fedjax_async.types import Run
 
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
-EXECUTION = frozenset(
-    ("waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs")
-)
+EXECUTION = REAL_TIMES | {
+    "waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs",
+}  # fmt: skip
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
 Columns = dict[str, Any]  # equally long lists or arrays

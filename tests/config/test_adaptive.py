@@ -12,7 +12,10 @@ from fedjax_async import Settings, clock, data, resume, simulate
 from fedjax_async.clock import Choice, Policy
 from fedjax_async.config import AdaptiveExperiment, prepare
 from fedjax_async.config.sweeping import execute_group, plan_groups
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
+from fedjax_async.results.sweep_table import EXECUTION
+from fedjax_async.types import Stop
 from tests.engine.test_checkpoint import Killed, killer
 
 RNG = np.random.default_rng(5)
@@ -122,6 +125,99 @@ def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
         np.testing.assert_allclose(short.best.value, whole.evaluations["accuracy"][: first + 1].max(), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+def test_a_run_that_is_stopped_has_no_rows_after_its_end():
+    """A run whose uploads differ in size is trained on after the stop, to count their bytes."""
+    norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
+    stops = [lambda one: Stop("enough") if one.number == 3 else None]
+    common = {"probes": norms, "eval_updates": 3, "callbacks": stops}
+    for changes in ({"policy": "uniform"}, {"policy": "oort+adaptive_buffer:size=1,recent=4", "compress": "topk"}):
+        for engine in ("waves", "reference"):
+            found = run(**common, **changes, engine=engine)
+            assert len(found.probes["norms"]["bias"]) == len(found.updates["client"]) == 9
+        if "chosen" in found.probes:
+            np.testing.assert_array_equal(found.probes["chosen"]["client"], found.schedule.client)
+            assert found.probes["buffer"]["update"].max() <= 9 and len(found.probes["observed"]["loss"]) == 9
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+def test_a_run_that_is_killed_where_it_stops_looks_no_further(tmp_path, monkeypatch):
+    common = {"policy": "oort", "eval_updates": 3, "patience": 2, "lr": 0.3, "checkpoint": 1, "plots": False}
+    common |= {"dataset": "synthetic:clients=6", "clients": 6, "updates": 60}
+    common = {name: value for name, value in COMMON.items() if name != "data"} | common
+    save, places = Keeper.save, []
+
+    def counted_save(keeper, position, snapshot):
+        places.append(position)
+        save(keeper, position, snapshot)
+        if len(places) == 2 * last:
+            raise Killed
+
+    last = 100
+    monkeypatch.setattr(Keeper, "save", counted_save)
+    want = simulate(**common, out=tmp_path / "whole")
+    assert want.stopped is not None
+    last = len(places)
+    with pytest.raises(Killed):
+        simulate(**common, out=tmp_path / "killed")
+    have = resume(tmp_path / "killed", plots=False)
+    same((learned(want), want.probes), (learned(have), have.probes))
+    assert counted(want) == counted(have)
+
+
+def test_equal_runs_have_equal_files(tmp_path):
+    for name in ("one", "other"):
+        run(policy="oort", out=tmp_path / name, plots=False)
+    one, other = ((tmp_path / name / "manifest.json").read_bytes() for name in ("one", "other"))
+    assert one == other and "look_seconds" not in load(tmp_path / "one").counters
+    assert {"look_seconds", "waves"} <= EXECUTION
+
+
+def test_attackers_are_counted():
+    attacked = {"attack": "sign_flip:share=0.4"}
+    want, have = run(**attacked), run(**attacked, policy="uniform")
+    assert want.counters["malicious"] > 0
+    for name in ("attackers", "malicious"):
+        assert have.counters[name] == want.counters[name]
+
+
+FASTEST = {"policy": "linear:speed=3,temperature=0.01", "seed": 7, "updates": 12}
+WINDOW = "@window:length=0.2,concurrency=3"  # every arrival closes its step in the nominal plan, but not with FASTEST
+
+
+def test_a_step_of_several_arrivals_that_the_nominal_plan_does_not_have_is_aggregated():
+    changes = FASTEST | {"method": f"fedbuff{WINDOW}", "eval_updates": 1}
+    for engine in ("waves", "reference"):
+        short, longer = run(**changes, engine=engine), run(**changes | {"updates": 40}, engine=engine)
+        assert not short.updates["closes"].all()
+        np.testing.assert_array_equal(short.evaluations["loss"], longer.evaluations["loss"][:13])
+
+
+@pytest.mark.parametrize(("method", "policy", "closes"), [
+    (f"fedbuff{WINDOW}", "uniform", True), (f"fedbuff{WINDOW}", FASTEST["policy"], False),
+    ("fedasync@every:concurrency=3", "oort", True), ("fedavg@cohort:size=1", "oort", True),
+    ("fedbuff@buffer:size=1", "adaptive_buffer:size=1", False),
+])  # fmt: skip
+def test_every_arrival_closes_its_step_only_if_no_decision_can_change_that(method, policy, closes):
+    assert prepare_of(FASTEST | {"method": method, "policy": policy}).facts.every_closes == closes
+
+
+LATEST = {"policy": "linear:speed=-3,temperature=0.01", "eval_at": "9"}
+
+
+@pytest.mark.parametrize("changes", [
+    {"method": "krum@buffer:size=4", "policy": "adaptive_buffer:size=5,most=6"},
+    {"method": "fedmedian:size=3@buffer:size=4", "policy": "adaptive_buffer:size=2,most=3"},
+    {"method": "fedmedian:size=3@cohort:size=3,over_selection=2", "policy": "oort"},
+    {"method": "fedbuff@buffer:size=5", "updates": 4, "policy": "adaptive_buffer:size=2"},
+    {"method": "fedbuff@every:concurrency=3", "policy": "adaptive_buffer:size=5"},
+    {"method": "krum@window:length=0.5,concurrency=5", "policy": "oort"},
+    LATEST,
+])  # fmt: skip
+def test_what_only_the_nominal_plan_would_not_allow_is_not_refused(changes):
+    prepare_of(changes)
+
+
 def test_an_explained_run_is_trained_again_along_its_own_schedule():
     found = run(policy="power_of_choice:d=4")
     told = explain(found, say=lambda line: None, dataset=DATA)
@@ -157,6 +253,10 @@ def test_a_policy_of_your_own():
     ({"policy": "uniform", "method": "orthodyn:switch=share", "time": 9.0}, "method = .*need not know the updates"),
     ({"policy": "adaptive_buffer", "method": "fedmedian:size=2@buffer:size=2"}, "size of the rule's buffer"),
     ({"policy": "uniform", "timing": clock.TIMINGS["buffer"](size=2), "method": "fedbuff"}, "timing = .*no policy"),
+    (FASTEST | {"method": f"fedmedian:size=2{WINDOW}"}, "rule's buffer = 2: must be at least 3.*policy = 'linear"),
+    ({"policy": "adaptive_buffer:size=2,most=4", "method": "krum@buffer:size=5"}, "server step = 4.*policy = 'adapt"),
+    ({"policy": lambda prior: Policy(buffer=lambda view: 5), "method": "krum@buffer:size=5"}, "policy = .*not known"),
+    ({"policy": "adaptive_buffer:size=5", "method": "fedbuff@buffer:size=2", "updates": 4}, "= 4: .* at least 5"),
     ({"policy": 3}, "policy = 3"), ({"policy": "uniform", "topology": "ring"}, "topology"),
     ({"policy": "uniform", "method": "pushcen"}, "policy = 'uniform': must be left out"),
     ({"policy": "power_of_choice:d=7"}, "d = 7: must be at most 6"),

@@ -193,6 +193,21 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path, policy, batching):
     same((learned(want[1]), want[1].probes, want[2].tables), (learned(have[1]), have[1].probes, have[2].tables))
 
 
+def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path):
+    timing = "buffer:size=2,concurrency=3"
+    given = personal(timing)
+    options = {"batching": "loop", "max_width": 2, "lanes": 1}
+    first = Policy(choose=lambda view, idle, count: Choice(idle[:count], np.zeros(count)))
+    last = Policy(choose=lambda view, idle, count: Choice(idle[-count:], np.zeros(count)))
+    with pytest.raises(Killed):
+        adaptive(WavesExecutor, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **options)
+    with pytest.raises(ValueError, match=r"policy = .*must be deterministic to be resumed"):
+        adaptive(WavesExecutor, given, timing, last, keeper=Keeper(tmp_path, 3, {}), **options)
+    sizes = Policy(choose=first.choose, buffer=lambda view: 1)
+    with pytest.raises(ValueError, match=r"policy = .*must be deterministic to be resumed"):
+        adaptive(WavesExecutor, given, timing, sizes, keeper=Keeper(tmp_path, 3, {}), **options)
+
+
 def test_a_choice_that_is_none_is_refused():
     given = case("fedasync", "every:concurrency=3", DELAY, every=EVERY)
     for clients, says in ([[0, 0], "different clients"], [[9], "different clients"], [[], "between 1 and 3"]):

@@ -1,0 +1,116 @@
+"""How many uploads a server step can have in a run with a policy. Rules must know it before the run.
+
+The nominal plan does not say it: with other clients, or another size of the buffer, steps have other lengths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import registry
+from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
+from fedjax_async.config import own
+from fedjax_async.config.methods import method_of
+from fedjax_async.config.settings import Settings
+from fedjax_async.types import Schedule
+
+
+class Steps(NamedTuple):
+    """What is known of the server steps of a run before it starts."""
+
+    longest: int  # the most uploads that a step can have; corrupt ones, which are always rejected, may come on top
+    reached: int  # as far as is known, some step can have so many
+    every_closes: bool  # whether every arrival completes its server step
+    source: str = ""  # for messages: who decides this
+
+
+class Sizes(NamedTuple):
+    """The sizes that a policy gives the buffer."""
+
+    first: int
+    most: int | None  # None: the number of clients in flight
+
+
+# Policies that decide the size of the buffer, and their sizes by their options.
+SIZES: dict[str, Callable[[Mapping[str, Any]], Sizes]] = {
+    "adaptive_buffer": lambda options: Sizes(options["size"], options["most"]),
+}
+
+# The most sound uploads of a server step by the options of its timing, N, and the jobs that may be in flight.
+LONGEST: dict[str, Callable[[Mapping[str, Any], int, int], int]] = {
+    "every": lambda options, clients, in_flight: 1,
+    "buffer": lambda options, clients, in_flight: options["size"],
+    "window": lambda options, clients, in_flight: in_flight,
+    "cohort": lambda options, clients, in_flight: options["size"] or min(10, clients - options["over_selection"]),
+}
+
+
+def decides(policy: Policy) -> bool:
+    """Whether the run may differ from the nominal plan."""
+    return policy.sizes or any(one is not None for one in (policy.choose, policy.buffer, policy.sends))
+
+
+def planned_steps(schedule: Schedule) -> Steps:
+    """The server steps of a run that follows ``schedule``."""
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
+    return Steps(longest, longest, bool(np.all(schedule.closes)))
+
+
+def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> Steps:
+    """The server steps of a run with a policy, for any decisions."""
+    if not decides(policy):
+        return planned_steps(nominal)
+    name, options = _timing(s)
+    clients, source = nominal.num_clients, f"policy = {str(s.policy)!r} decides it"
+    in_flight = options.get("concurrency") or clients
+    if policy.buffer is None:
+        # a late upload may come after the server has given its place to another client
+        longest = reached = LONGEST[name](options, clients, in_flight if s.timeout is None else clients)
+    elif (sizes := _sizes(s)) is not None:
+        longest = reached = min(sizes.most or in_flight, in_flight)
+    else:
+        longest, reached, source = in_flight, 1, f"{source}, and its sizes are not known before the run"
+    return Steps(int(longest), int(reached), longest == 1 and s.faults is None, source)
+
+
+def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
+    """The timing with the policy's first size of the buffer, for the nominal plan; unchanged if that is not known."""
+    name, options = _timing(s)
+    sizes = _sizes(s)
+    if sizes is None or name not in ("every", "buffer"):
+        return timing
+    size = min(sizes.first, options["concurrency"] or clients)
+    shared = {option: options[option] for option in ("concurrency", "sampling")}
+    return TIMINGS["buffer"](size=size, **shared)
+
+
+@contextlib.contextmanager
+def naming(steps: Steps) -> Iterator[None]:
+    """Add to an error of a rule who decides the lengths of the steps."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error} ({steps.source})" if steps.source else str(error)) from error
+
+
+def _timing(s: Settings) -> tuple[str, dict[str, Any]]:
+    """Name and options, also the defaults, of a timing of the package."""
+    return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
+
+
+def _sizes(s: Settings) -> Sizes | None:
+    """The sizes of the policy that decides the buffer; ``None`` if no policy of the package does."""
+    if own.thing_of("policy", s.policy) is not None:
+        return None
+    parts = [_read("policy", POLICIES, part) for part in registry.joined(str(s.policy))]
+    return next((SIZES[name](options) for name, options in parts if name in SIZES), None)
+
+
+def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:
+    name, given = registry.parse_spec(kind, spec)
+    options = registry.options_of(registry.find(kind, factories, name))
+    return name, {option: parameter.default for option, parameter in options.items()} | given
