@@ -221,9 +221,9 @@ def checked_policy(model: Any, prior: Prior) -> Policy:
     contracts.fits(callable(model), "policy", model, contract)
     try:
         found = model(prior)
-    except ValueError:
-        raise
     except Exception as error:
+        if isinstance(error, ValueError) and ": must be " in str(error):  # a check of the policy's own
+            raise
         line = " ".join(str(error).split())
         raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
     contracts.fits(isinstance(found, Policy), "policy", found, contract)
