@@ -49,7 +49,8 @@ def counted(found):
 
 @pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
 @pytest.mark.parametrize("changes", [
-    {"eval_updates": 3}, {"updates": None, "time": 12.0}, {"method": "fedavg@cohort:size=3", "eval_steps": 2},
+    pytest.param({"eval_updates": 3}, marks=pytest.mark.slow), {"updates": None, "time": 12.0},
+    pytest.param({"method": "fedavg@cohort:size=3", "eval_steps": 2}, marks=pytest.mark.slow),
     {"eval_time": 1.5, "compress": "topk:ratio=0.5", "faults": "drop:probability=0.3"},
 ])  # fmt: skip
 def test_uniform_is_the_planned_run(changes):
@@ -281,6 +282,7 @@ def prepare_of(changes):
     return prepare(Settings(**({**common, "dataset": DATA} | changes)))
 
 
+@pytest.mark.slow
 def test_rules_that_know_the_length_of_the_run_adapt_where_it_is_known():
     for changes in (
         {"method": "fedbuff+swa:start=0.5", "updates": None, "server_steps": 6},

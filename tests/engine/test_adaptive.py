@@ -76,8 +76,8 @@ def personal(timing, **conditions):
     [
         ("every", {}, 1),
         ("buffer:size=2,concurrency=3", {}, 4),
-        ("buffer:size=2", FAULTY, 1),
-        ("buffer:size=2,concurrency=4", LATE, 1),
+        pytest.param("buffer:size=2", FAULTY, 1, marks=pytest.mark.slow),
+        pytest.param("buffer:size=2,concurrency=4", LATE, 1, marks=pytest.mark.slow),
         pytest.param("buffer:size=2", STALE, 1, marks=pytest.mark.slow),
         ("window:length=0.7", FAULTY, 1),
         ("cohort:size=3,over_selection=1,deadline=2", FAULTY, 1),
@@ -97,6 +97,7 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
     assert decisions.looks >= 24 / (3 * every) and (conditions != FAULTY or len(have.in_vain) > 0)
 
 
+@pytest.mark.slow
 def test_vmapped_it_is_the_planned_run_to_rounding():
     with jax.enable_x64(True):
         given = personal("buffer:size=2,concurrency=4", **FAULTY)
@@ -141,7 +142,7 @@ def test_engine_equals_oracle_and_the_replayed_schedule(policy, timing, conditio
         close(replayed.params, have[1].params, 1e-12)
 
 
-@pytest.mark.parametrize("conditions", [{}, FAULTY])
+@pytest.mark.parametrize("conditions", [pytest.param({}, marks=pytest.mark.slow), FAULTY])
 def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
     timing, policy = "buffer:size=2,concurrency=4", "event_triggered:norm=0.3+true_bytes"
     conditions = conditions | {"network": "link:up=40,down=1e6"}
@@ -176,7 +177,11 @@ def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_ex
 
 
 @pytest.mark.parametrize(
-    ("policy", "batching"), [("oort", "loop"), ("power_of_choice:d=3+event_triggered:norm=0.05", "vmap")]
+    ("policy", "batching"),
+    [
+        pytest.param("oort", "loop", marks=pytest.mark.slow),
+        ("power_of_choice:d=3+event_triggered:norm=0.05", "vmap"),
+    ],
 )
 def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path, policy, batching):
     timing = "buffer:size=2,concurrency=3"

@@ -37,7 +37,7 @@ def function_of(case, **options):
 CASES = [
     ("fedasync", "mixing", "every"),
     ("fedbuff", "server_lr", "buffer:size=3"),
-    ("orthofl", "mixing", "every"),
+    pytest.param("orthofl", "mixing", "every", marks=pytest.mark.slow),
     pytest.param("fedavg", "server_lr", "cohort:size=3,over_selection=1", marks=pytest.mark.slow),
 ]
 IDS = ["fedasync", "fedbuff", "orthofl", "fedavg"]
