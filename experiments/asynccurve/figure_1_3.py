@@ -229,7 +229,7 @@ def loss_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
 def draw(relative: Mapping[str, np.ndarray], axes: Any, title: str) -> None:
     """Draw relative losses against server steps, one line per method."""
     for index, (name, values) in enumerate(relative.items()):
-        colour, dash = canvas.look(index)
+        colour, dash = canvas.line_style(index)
         axes.plot(EVERY * np.arange(len(values)), values, color=colour, linestyle=dash, linewidth=1.4, label=name)
     axes.set_ylim(-0.03, 1.03)
     axes.set_title(title, fontsize=10)

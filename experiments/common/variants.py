@@ -21,7 +21,7 @@ from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.figure import look, save_figure
+from fedjax_async.results.figure import line_style, save_figure
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
 
@@ -137,7 +137,7 @@ def draw(
 
 def line(axes: Any, index: int, at: Sequence[float], values: Sequence[tables.Spread], label: str) -> None:
     """Draw the ``index``-th line of a picture: means at ``at``, with error bars of one standard deviation."""
-    colour, dashes = look(index)
+    colour, dashes = line_style(index)
     marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.4, "capsize": 2, "elinewidth": 1}
     bars = [value.std for value in values]
     axes.errorbar(at, [value.mean for value in values], bars, color=colour, linestyle=dashes, label=label, **marks)

@@ -59,7 +59,7 @@ def late_curves(runs: Mapping[str, Sequence[Run]]) -> Figure:
     """
     figure, axes = canvas.new(6.2, 3.6)
     for index, (name, seeds) in enumerate(runs.items()):
-        colour, dash = canvas.look(index)
+        colour, dash = canvas.line_style(index)
         curves = [since_joining(run, int(node)) for run in seeds for node in late_nodes(run)]
         curves = [(time, accuracy) for time, accuracy in curves if len(time) > 1]
         for time, accuracy in curves:

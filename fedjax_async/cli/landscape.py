@@ -30,7 +30,7 @@ from fedjax_async.types import FederatedData, Model, Params, Run
 
 LETTERS = "ABC"
 TABLES = ("paths.csv", "barriers.csv", "plane.csv")
-PARTS = ("test", "train", "validation")
+DATA_PARTS = ("test", "train", "validation")
 LEARNED_FROM = 20_000  # most training examples for the curves
 MARGIN = 0.25  # around the models, as a share of the larger side of their box
 
@@ -96,7 +96,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     check.whole("examples", arguments.examples)
     check.whole("steps", arguments.steps, 0)
     check.real_positive("lr", arguments.lr)
-    check.one_of("part", arguments.part, PARTS)
+    check.one_of("part", arguments.part, DATA_PARTS)
     check.optional(check.whole, "client", arguments.client, low=0)
 
 

@@ -1,6 +1,6 @@
 """Availability: when clients are online. They join late, leave, or come and go.
 
-A model is ``model(num_clients, seed, part) -> Availability``. Its ``window(client, time)`` is the half-open
+A model is ``model(num_clients, seed, part) -> Availability``. Its ``interval(client, time)`` is the half-open
 interval ``[start, end)`` that contains ``time`` and in which the client is online. If the client is offline, it is the
 next such interval (``inf, inf`` if there is none). ``part`` numbers the models of one name in a spec, so that each has
 its own draws.
@@ -26,17 +26,17 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.chance import FAMILIES, Distribution
 
-Window = Callable[[int, float], tuple[float, float]]
+Interval = Callable[[int, float], tuple[float, float]]
 
 
 class Availability(NamedTuple):
     """One source of absences: when clients are online, and what happens to the job of a client that goes offline.
 
-    ``prepare(clients, time)`` announces that the windows of these clients will probably be needed soon: drawing
-    many at once is cheaper. It changes no window, and returns whether there was anything to draw.
+    ``prepare(clients, time)`` announces that the intervals of these clients will probably be needed soon: drawing
+    many at once is cheaper. It changes no interval, and returns whether there was anything to draw.
     """
 
-    window: Window
+    interval: Interval
     leaving: str = "finish"
     prepare: Callable[[Iterable[int], float], bool] | None = None
 
@@ -84,11 +84,11 @@ def joins(*, share: float = 0.1, by: float = 100.0, at: float | None = None) -> 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         moment = moments(seed, part)
 
-        def window(client: int, time: float) -> tuple[float, float]:
+        def interval(client: int, time: float) -> tuple[float, float]:
             joined = moment(client)
             return (0.0 if math.isinf(joined) else joined), math.inf
 
-        return Availability(window)
+        return Availability(interval)
 
     return model
 
@@ -103,11 +103,11 @@ def leaves(
     def model(num_clients: int, seed: int, part: int) -> Availability:
         moment = moments(seed, part)
 
-        def window(client: int, time: float) -> tuple[float, float]:
+        def interval(client: int, time: float) -> tuple[float, float]:
             left = moment(client)
             return (0.0, left) if time < left else NEVER
 
-        return Availability(window, leaving)
+        return Availability(interval, leaving)
 
     return model
 
@@ -129,7 +129,7 @@ def periodic(
     def model(num_clients: int, seed: int, part: int) -> Availability:
         shift = chance.once_a_client(lambda clients: chance.Draws(seed, "periodic", part, clients).random() * period)
 
-        def window(client: int, time: float) -> tuple[float, float]:
+        def interval(client: int, time: float) -> tuple[float, float]:
             passed = shift(client) if phase is None else phase
             cycle = math.floor((time + passed) / period)
             start = cycle * period - passed
@@ -137,7 +137,7 @@ def periodic(
                 start = (cycle + 1) * period - passed
             return start, start + on
 
-        return Availability((lambda client, time: (0.0, math.inf)) if off == 0 else window, leaving)
+        return Availability((lambda client, time: (0.0, math.inf)) if off == 0 else interval, leaving)
 
     return model
 
@@ -207,17 +207,17 @@ def alternation(
             missing = [client for client in missing if changes[client][-2] <= time]
         return bool(lacking)
 
-    def window(client: int, time: float) -> tuple[float, float]:
+    def interval(client: int, time: float) -> tuple[float, float]:
         known = changes.get(client)
         if known is None or known[-2] <= time:
             prepare((client,), time)
             known = changes[client]
-        return stretch_at(known, time)
+        return interval_at(known, time)
 
-    return Availability(window, prepare=prepare)
+    return Availability(interval, prepare=prepare)
 
 
-def stretch_at(changes: Sequence[float], time: float) -> tuple[float, float]:
+def interval_at(changes: Sequence[float], time: float) -> tuple[float, float]:
     """The online interval that contains ``time``, or the next one.
 
     ``changes``: ascending times at which it comes online (even positions) and goes offline (odd ones).
@@ -238,7 +238,7 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
     """
     check.one_of("leaving", leaving, LEAVING)
     check.optional(check.real_positive, "repeat", repeat)
-    recorded, owners = read_stretches(str(path), repeat)
+    recorded, owners = read_intervals(str(path), repeat)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         if owners is None:
@@ -246,25 +246,25 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
         else:
             rows = csv_tables.rows_of(owners, num_clients, path).tolist()
 
-        def window(client: int, time: float) -> tuple[float, float]:
+        def interval(client: int, time: float) -> tuple[float, float]:
             changes = recorded[rows[client]]
             if repeat is None:
-                return stretch_at(changes, time)
+                return interval_at(changes, time)
             cycle = math.floor(time / repeat)
             for k in (cycle - 1, cycle, cycle + 1):  # division rounds, so the time may lie in a neighbouring cycle
-                start, end = stretch_at(changes, time - k * repeat)
+                start, end = interval_at(changes, time - k * repeat)
                 if end == repeat and changes[0] == 0:  # continues in the next cycle
                     end += changes[1] if len(changes) > 2 else math.inf
                 if start < math.inf and end + k * repeat > time:
                     return start + k * repeat, end + k * repeat
             return NEVER
 
-        return Availability(window, leaving)
+        return Availability(interval, leaving)
 
     return model
 
 
-def read_stretches(path: str | Path, repeat: float | None = None) -> tuple[list[list[float]], np.ndarray | None]:
+def read_intervals(path: str | Path, repeat: float | None = None) -> tuple[list[list[float]], np.ndarray | None]:
     """Read recorded intervals: for each client or device, the times at which it comes online and goes offline, in turn.
 
     Returns these rows and the client of each row, int64[rows], or ``None`` if clients draw devices. Raises
@@ -272,26 +272,26 @@ def read_stretches(path: str | Path, repeat: float | None = None) -> tuple[list[
     """
     rows = csv_tables.read(path, ("client", "device", "start", "end"), required=("start", "end"))
     by_client = "client" in rows[0][1]
-    stretches: dict[int | str, list[tuple[float, float, str]]] = {}
+    intervals: dict[int | str, list[tuple[float, float, str]]] = {}
     for row in rows:
-        place, cells = row
+        line, cells = row
         start, end = csv_tables.number(row, "start"), csv_tables.number(row, "end")
         if not start < end:
-            raise ValueError(f"{place}, column 'end': {cells['end']} must be after the start, {cells['start']}")
+            raise ValueError(f"{line}, column 'end': {cells['end']} must be after the start, {cells['start']}")
         if repeat is not None and end > repeat:
-            raise ValueError(f"{place}, column 'end': {cells['end']} must be at most repeat = {repeat}")
+            raise ValueError(f"{line}, column 'end': {cells['end']} must be at most repeat = {repeat}")
         owner = csv_tables.client(row) if by_client else csv_tables.label(row, "device")
-        stretches.setdefault(owner, []).append((start, end, place))
-    changes = [_merge_touching(recorded) for recorded in stretches.values()]
-    return changes, np.array(list(stretches), np.int64) if by_client else None
+        intervals.setdefault(owner, []).append((start, end, line))
+    changes = [_merge_touching(recorded) for recorded in intervals.values()]
+    return changes, np.array(list(intervals), np.int64) if by_client else None
 
 
-def _merge_touching(stretches: list[tuple[float, float, str]]) -> list[float]:
+def _merge_touching(intervals: list[tuple[float, float, str]]) -> list[float]:
     """The times of changes in order; intervals that touch become one."""
     changes: list[float] = []
-    for start, end, place in sorted(stretches, key=lambda stretch: stretch[:2]):
+    for start, end, line in sorted(intervals, key=lambda interval: interval[:2]):
         if changes and start < changes[-1]:
-            raise ValueError(f"{place}, column 'start': {start} overlaps an interval until {changes[-1]}")
+            raise ValueError(f"{line}, column 'start': {start} overlaps an interval until {changes[-1]}")
         if changes and start == changes[-1]:
             changes[-1] = end
         else:
@@ -309,15 +309,15 @@ AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
 }
 
 
-def together(windows: Sequence[Window]) -> Window | None:
-    """The window in which a client is online by all ``windows``; ``None`` if there are no windows."""
-    if len(windows) < 2:
-        return windows[0] if windows else None
+def together(intervals: Sequence[Interval]) -> Interval | None:
+    """The interval in which a client is online by all ``intervals``; ``None`` if there are no intervals."""
+    if len(intervals) < 2:
+        return intervals[0] if intervals else None
 
-    def window(client: int, time: float) -> tuple[float, float]:
+    def interval(client: int, time: float) -> tuple[float, float]:
         for _ in range(_MOST_CHANGES):
             start, end = -math.inf, math.inf
-            for source in windows:
+            for source in intervals:
                 begins, ends = source(client, time)
                 start, end = max(start, begins), min(end, ends)
             if start <= time or start < end or math.isinf(start):
@@ -325,4 +325,4 @@ def together(windows: Sequence[Window]) -> Window | None:
             time = start
         return NEVER
 
-    return window
+    return interval

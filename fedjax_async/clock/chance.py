@@ -1,8 +1,9 @@
-"""Random draws of the clock: each is a function of the seed, a named stream and a place, never of the order of draws.
+"""Random draws of the clock: each is a function of the seed, a named stream and a counter, never of the order of draws.
 
-A *place* is one or more integers, such as client and job. Draws of a client or a job are *hashed*: the number is a hash
-of (seed, stream, client, job). Any batch of them costs a few array operations and no memory. NumPy's generators make
-what is one sequence for the whole schedule: permutations, cohorts, draws without replacement.
+A *counter* is one or more integers, such as client and job, as in counter-based generators. Draws of a client or a
+job are *hashed*: the number is a hash of (seed, stream, client, job). Any batch of them costs a few array operations
+and no memory. NumPy's generators make what is one sequence for the whole schedule: permutations, cohorts, draws
+without replacement.
 
 Draws are exact on one machine: the same NumPy version on the same kind of processor gives the same bits,
 whatever the size of a batch. On another machine they may differ in the last bit, because NumPy's logarithms and
@@ -10,7 +11,7 @@ cosines of arrays depend on the instructions of the processor. Uniform draws are
 ``save_schedule`` carries a schedule from one machine to another exactly.
 
 The second half of the file holds the *families* of positive random durations, registry ``FAMILIES``. A family is
-``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
+``sample(draws, mean, std) -> float64``: one number for each counter of ``draws``. Means (positive) and standard
 deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
 Every family keeps the mean, except ``normal`` and ``normal_or_mean``: what they do with draws <= 0 raises it. The
 docstring of a family says what it does with ``std``.
@@ -34,16 +35,16 @@ _CLOCK = 0xC10C
 _STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3, "energy": 13, "policy": 20}
 
 _WORD = (1 << 64) - 1
-_PLACE, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd multipliers of places and of calls
+_ODD, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd multipliers of counters and of calls
 
 _BLOCK = 1024  # clients drawn at once by ``once_a_client``
 
 Where = np.ndarray | EllipsisType
 
 
-def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
-    """NumPy's generator of one stream of the clock at one place."""
-    return np.random.default_rng([seed, _CLOCK, _STREAMS[stream], *place])
+def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
+    """NumPy's generator of one stream of the clock at one counter."""
+    return np.random.default_rng([seed, _CLOCK, _STREAMS[stream], *counter])
 
 
 def _scramble(words: np.ndarray) -> np.ndarray:
@@ -57,19 +58,19 @@ def _scramble(words: np.ndarray) -> np.ndarray:
 
 
 class Draws:
-    """Random numbers at many places, with the methods of a NumPy generator.
+    """Random numbers at many counters, with the methods of a NumPy generator.
 
-    ``place`` are integers >= 0 or arrays of them that broadcast. Every call gives one number for each place:
+    ``counter`` are integers >= 0 or arrays of them that broadcast. Every call gives one number for each counter:
     float64 of the common ``shape`` (at least 1-d), statistically independent of earlier calls. With ``where``, a mask
-    of that shape, a call gives only the numbers of the marked places. A number depends only on the seed, the stream,
-    its place and how many calls came before.
+    of that shape, a call gives only the numbers of the marked counters. A number depends only on the seed, the stream,
+    its counter and how many calls came before.
     """
 
-    def __init__(self, seed: int, stream: str, *place: np.ndarray | int):
+    def __init__(self, seed: int, stream: str, *counter: np.ndarray | int):
         root = hashlib.blake2b(f"{stream} {seed}".encode(), digest_size=8).digest()
         keys = np.array([int.from_bytes(root, "little")], np.uint64)
-        for word in place:
-            keys = _scramble(keys + np.atleast_1d(word).astype(np.uint64) * _PLACE)
+        for word in counter:
+            keys = _scramble(keys + np.atleast_1d(word).astype(np.uint64) * _ODD)
         self._keys, self._turn = keys, 0
 
     @property
@@ -82,7 +83,7 @@ class Draws:
         return _scramble(self._keys[where] + np.uint64(self._turn * _TURN & _WORD))
 
     def apart(self) -> Draws:
-        """New draws at the same places, for a caller that needs more numbers at some places than at others.
+        """New draws at the same counters, for a caller that needs more numbers at some counters than at others.
 
         They count as one call of these draws, however many calls they get.
         """
@@ -141,13 +142,13 @@ def dice(seed: int, stream: str, sides: int, count: int) -> np.ndarray:
     return generator(seed, stream).integers(sides, size=count)
 
 
-def deck(seed: int, stream: str, cards: int, count: int, *place: int) -> np.ndarray:
+def deck(seed: int, stream: str, cards: int, count: int, *counter: int) -> np.ndarray:
     """``count`` numbers below ``cards``, without replacement, from all again when none is left; int64[count].
 
     The first draws are the same whatever ``count``, so adding clients changes nothing for the others.
     """
     shuffles = -(-count // cards)
-    return np.argsort(generator(seed, stream, *place).random((shuffles, cards)), axis=1).reshape(-1)[:count]
+    return np.argsort(generator(seed, stream, *counter).random((shuffles, cards)), axis=1).reshape(-1)[:count]
 
 
 # --- families of durations ----------------------------------------------------------------------

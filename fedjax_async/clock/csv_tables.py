@@ -39,31 +39,31 @@ def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> lis
     _check_header(f"{path}, line 1", header, known, required)
     rows = []
     for number, cells in lines[1:]:
-        place = f"{path}, line {number}"
+        line = f"{path}, line {number}"
         if len(cells) != len(header):
-            raise ValueError(f"{place}: {len(cells)} cells for {len(header)} columns")
-        rows.append((place, dict(zip(header, map(str.strip, cells)))))
+            raise ValueError(f"{line}: {len(cells)} cells for {len(header)} columns")
+        rows.append((line, dict(zip(header, map(str.strip, cells)))))
     return rows
 
 
-def _check_header(place: str, header: list[str], known: Sequence[str], required: Sequence[str]) -> None:
+def _check_header(line: str, header: list[str], known: Sequence[str], required: Sequence[str]) -> None:
     for name in header:
         if name not in known:
-            raise ValueError(f"{place}, column {name!r}: unknown (known: {', '.join(known)})")
+            raise ValueError(f"{line}, column {name!r}: unknown (known: {', '.join(known)})")
         if header.count(name) > 1:
-            raise ValueError(f"{place}, column {name!r}: occurs twice")
+            raise ValueError(f"{line}, column {name!r}: occurs twice")
     missing = [name for name in required if name not in header]
     if missing:
-        raise ValueError(f"{place}, column {missing[0]!r}: missing")
+        raise ValueError(f"{line}, column {missing[0]!r}: missing")
     if "device" in known and ("client" in header) == ("device" in header):
-        raise ValueError(f"{place}: must have one of the columns 'client' and 'device'")
+        raise ValueError(f"{line}: must have one of the columns 'client' and 'device'")
 
 
 def label(row: Row, column: str) -> str:
     """The text of a cell; ``ValueError`` if it is empty."""
-    place, cells = row
+    line, cells = row
     if not cells[column]:
-        raise ValueError(f"{place}, column {column!r}: empty")
+        raise ValueError(f"{line}, column {column!r}: empty")
     return cells[column]
 
 

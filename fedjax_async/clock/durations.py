@@ -191,7 +191,7 @@ def _scale(
 _ITEMS, _DEEPEST = 1 << 16, 64  # the most that is drawn at once, in all and for one client
 _DEEP = 4  # with at least so many jobs per client, every refill is for all clients
 
-AHEAD = 1024  # clients predicted at once
+PREDICTED = 1024  # clients predicted at once
 
 Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Predict = Callable[[int], Iterable[int]]

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.availability import Window, together
-from fedjax_async.clock.durations import AHEAD, DurationCache, Predict
+from fedjax_async.clock.availability import Interval, together
+from fedjax_async.clock.durations import PREDICTED, DurationCache, Predict
 from fedjax_async.clock.faults import job_faults
 from fedjax_async.clock.record import APPLIED, Outcome, Record
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
@@ -89,8 +89,8 @@ def draw_jobs(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> n
 
 def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobOutcome]:
     """``job_outcome(client, time, drawn)`` of a job that is sent at ``time`` to a client that is online."""
-    pausing = together([source.window for source in conditions.availability if source.leaving == "pause"])
-    losing = together([source.window for source in conditions.availability if source.leaving == "lose"])
+    pausing = together([source.interval for source in conditions.availability if source.leaving == "pause"])
+    losing = together([source.interval for source in conditions.availability if source.leaving == "lose"])
 
     def job_outcome(client: int, time: float, drawn: JobDraw) -> JobOutcome:
         seconds, until_crash, restart, lost = drawn[:4] if isinstance(drawn, tuple) else (drawn, math.inf, 0.0, False)
@@ -111,15 +111,15 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
     return job_outcome
 
 
-def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
+def _end_with_pauses(interval: Interval, client: int, time: float, seconds: float) -> float:
     """When ``seconds`` of work that begins at ``time`` are done, if it pauses while the client is offline."""
     for _ in range(_MOST_PAUSES):
-        start, end = window(client, time)
+        start, end = interval(client, time)
         time = max(time, start)
         if time + seconds <= end or time == math.inf:
             return time + seconds
         seconds -= end - time
-        # Rounding (``scenario.in_units``) may put the end of a window at ``time`` itself: then step beyond it.
+        # Rounding (``scenario.in_units``) may put the end of an interval at ``time`` itself: then step beyond it.
         time = end if end > time else math.nextafter(time, math.inf)
     raise ValueError(
         f"availability: times online must be longer, or jobs shorter: a job of client {client} pauses more than "
@@ -138,9 +138,9 @@ class EventQueue:
         self.record = Record(scenario)
         self.horizon = self.record.horizon
         self._preparing = [source.prepare for source in conditions.availability if source.prepare is not None]
-        window = together([source.window for source in conditions.availability])
-        self.always_online = window is None
-        self.window: Window = window or _always
+        interval = together([source.interval for source in conditions.availability])
+        self.always_online = interval is None
+        self.interval: Interval = interval or _always
         self._predict, self._announced = predict, set[int]()
         self._limits = conditions.limits
         # True if the server applies every upload that comes, and never times out.
@@ -170,21 +170,21 @@ class EventQueue:
         self._fruitless = self._sound = self._corrupt = 0
 
     def announce(self, clients: Collection[int], time: float) -> None:
-        """Prepare the windows of clients that will probably be needed next."""
+        """Prepare the intervals of clients that will probably be needed next."""
         self._announced = set(clients)
         for prepare in self._preparing:
             prepare(clients, time)
 
-    def window_now(self, client: int, time: float) -> tuple[float, float]:
-        """The window of a client that may get a job now; prepares those of clients predicted to be next."""
+    def interval_now(self, client: int, time: float) -> tuple[float, float]:
+        """The interval of a client that may get a job now; prepares those of clients predicted to be next."""
         if self._preparing and client not in self._announced:
             self._announced.add(client)
             if any(prepare((client,), time) for prepare in self._preparing):
                 self.announce({client, *self._predict(client)}, time)
-        return self.window(client, time)
+        return self.interval(client, time)
 
     def _next_returning(self, client: int) -> list[int]:
-        return [event[2] for event in self.events[:AHEAD]]
+        return [event[2] for event in self.events[:PREDICTED]]
 
     def dispatch(self, client: int, time: float) -> int:
         """Send the current model to ``client``, which must be online and without a job; returns the job."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.forecast import host_memory
-from fedjax_async.clock.inboxes import POLICIES, Inboxes, fill_inboxes
+from fedjax_async.clock.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
 from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, presence
@@ -35,7 +35,7 @@ def check_buffer(capacity: int | None, newest: bool, policy: str, aggregate_at: 
     """Raise ``ValueError`` for invalid options of a buffer."""
     check.optional(check.whole, "capacity", capacity)
     check.kind("newest", newest, bool, "true or false")
-    check.one_of("policy", policy, POLICIES)
+    check.one_of("policy", policy, BUFFER_POLICIES)
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
 
 
@@ -47,18 +47,18 @@ def in_order(computes: Computes, aggregate_at: str) -> Events:
 
 
 def events_and_pushes(
-    world: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False
+    setup: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False
 ) -> tuple[Events, Presence, Pushes, float]:
     """Events, presence and pushes of nodes that train whenever they are online; and the moment when the run ends."""
-    events = in_order(compute_events(world.scenario), aggregate_at)
-    _check_fits(world, events, fragments)
-    end = end_of_run(world.scenario, events.end)
-    present = presence(world.scenario, end)
-    return events, present, make_pushes(world, events, present.online, end, fragments, drop_unsent), end
+    events = in_order(compute_events(setup.scenario), aggregate_at)
+    _check_fits(setup, events, fragments)
+    end = end_of_run(setup.scenario, events.end)
+    present = presence(setup.scenario, end)
+    return events, present, make_pushes(setup, events, present.online, end, fragments, drop_unsent), end
 
 
 def exchange(
-    world: PeerScenario,
+    setup: PeerScenario,
     aggregate_at: str,
     *,
     capacity: int | None = None,
@@ -68,9 +68,9 @@ def exchange(
     drop_unsent: bool = False,
 ) -> Exchanged:
     """As ``events_and_pushes``, with the inboxes of nodes that empty their buffers whenever they mix."""
-    events, present, pushes, end = events_and_pushes(world, aggregate_at, fragments, drop_unsent)
+    events, present, pushes, end = events_and_pushes(setup, aggregate_at, fragments, drop_unsent)
     fill = partial(fill_inboxes, capacity=capacity, newest=newest, policy=policy, fragments=fragments)
-    boxes = fill(world.scenario.num_clients, events, pushes, end)
+    boxes = fill(setup.scenario.num_clients, events, pushes, end)
     return Exchanged(events, present, pushes, boxes, fragments)
 
 
@@ -82,13 +82,13 @@ def wanted(topology: Topology, events: Events) -> np.ndarray:
     return degrees[events.turn % len(degrees), events.client]
 
 
-def _check_fits(world: PeerScenario, events: Events, fragments: int) -> None:
+def _check_fits(setup: PeerScenario, events: Events, fragments: int) -> None:
     """Raise ``ValueError`` if the pushes of these events do not fit the machine's memory."""
-    pushes = float(wanted(world.topology, events).sum()) * fragments
+    pushes = float(wanted(setup.topology, events).sum()) * fragments
     most = host_memory() // _BYTES_PER_PUSH
     if pushes > most:
         raise ValueError(
-            f"until = {world.scenario.until}: must end within {most:.2g} messages, which fill this machine's memory, "
+            f"until = {setup.scenario.until}: must end within {most:.2g} messages, which fill this machine's memory, "
             f"and not {pushes:.2g}; shorten the budget, or choose a topology with fewer receivers"
         )
 
@@ -131,7 +131,7 @@ def push_sum_masses(
 
 
 def with_masses(
-    world: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
+    setup: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
 ) -> PeerSchedule:
     """The schedule with push-sum masses.
 
@@ -141,27 +141,27 @@ def with_masses(
     events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
     parts = pushes.degree + 1 if parts is None else parts
     source = pushes.event[boxes.contribution]
-    total, share = push_sum_masses(world.scenario.num_clients, events.client, parts, boxes.contributed, source)
+    total, share = push_sum_masses(setup.scenario.num_clients, events.client, parts, boxes.contributed, source)
     weight = np.bincount(boxes.entry, share[source], len(boxes.push)) / total[rows_of(boxes.bounds)]
-    return schedule_of(world, exchanged, weight, share, share[pushes.event])._replace(carries=carries)
+    return schedule_of(setup, exchanged, weight, share, share[pushes.event])._replace(carries=carries)
 
 
-def without_masses(world: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:
+def without_masses(setup: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:
     """The schedule with these coefficients, float64[D]."""
     events, pushes = exchanged.events, exchanged.pushes
-    return schedule_of(world, exchanged, weight, np.ones(len(events.client)), np.zeros(len(pushes.event)))
+    return schedule_of(setup, exchanged, weight, np.ones(len(events.client)), np.zeros(len(pushes.event)))
 
 
 def schedule_of(
-    world: PeerScenario, exchanged: Exchanged, weight: np.ndarray, mass: np.ndarray, sent_mass: np.ndarray
+    setup: PeerScenario, exchanged: Exchanged, weight: np.ndarray, mass: np.ndarray, sent_mass: np.ndarray
 ) -> PeerSchedule:
     """The schedule with these coefficients and masses."""
     events, present, pushes, boxes, fragments = exchanged
     return PeerSchedule(
-        num_clients=world.scenario.num_clients,
+        num_clients=setup.scenario.num_clients,
         client=events.client.astype(np.int32),
         number=events.number.astype(np.int32),
-        local_steps=world.scenario.local_steps[events.client].astype(np.int32),
+        local_steps=setup.scenario.local_steps[events.client].astype(np.int32),
         start=events.start,
         end=events.end,
         mixed_at=events.mixed_at,
@@ -181,5 +181,5 @@ def schedule_of(
         joined=present.joined,
         left=present.left,
         fragments=fragments,
-        message_bytes=world.message_bytes,
+        message_bytes=setup.message_bytes,
     )

@@ -1,6 +1,6 @@
 """Exchanges: which messages nodes push, which they mix, and with which coefficients. Registry ``EXCHANGES``.
 
-An exchange is ``exchange(world) -> PeerSchedule``, ``world`` a ``PeerScenario``. ``aggregate_at`` says when an event
+An exchange is ``exchange(setup) -> PeerSchedule``, ``setup`` a ``PeerScenario``. ``aggregate_at`` says when an event
 mixes its inbox: at its ``start``, before it trains; or at its ``end``, where all of its training then happens too.
 """
 
@@ -52,12 +52,12 @@ def push_sum(
     check_buffer(capacity, newest, policy, aggregate_at)
     check.one_of("reference", reference, ("paper", "released"))
 
-    def plan(world: PeerScenario) -> PeerSchedule:
-        exchanged = exchange(world, aggregate_at, capacity=capacity, newest=newest, policy=policy)
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy)
         if reference == "paper":
-            return with_masses(world, exchanged, carries=policy == "carry")
-        parts = wanted(world.topology, exchanged.events) + 1
-        schedule = with_masses(world, exchanged, parts, carries=policy == "carry")
+            return with_masses(setup, exchanged, carries=policy == "carry")
+        parts = wanted(setup.topology, exchanged.events) + 1
+        schedule = with_masses(setup, exchanged, parts, carries=policy == "carry")
         row = rows_of(schedule.inbox_bounds)
         plain = 1 / np.maximum(1, np.diff(schedule.inbox_bounds))
         return schedule._replace(weight=np.where(schedule.number[row] == 0, plain[row], schedule.weight))
@@ -75,10 +75,10 @@ def mean(
     check_buffer(capacity, newest, policy, aggregate_at)
     check.one_of("policy", policy, ("discard", "merge"))
 
-    def plan(world: PeerScenario) -> PeerSchedule:
-        exchanged = exchange(world, aggregate_at, capacity=capacity, newest=newest, policy=policy)
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy)
         weight = (1 / (1 + np.diff(exchanged.boxes.bounds)))[rows_of(exchanged.boxes.bounds)]
-        return without_masses(world, exchanged, weight)
+        return without_masses(setup, exchanged, weight)
 
     return plan
 
@@ -96,12 +96,12 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
     fragments = int(1 / omega + 1e-9)  # as ``fragments_of`` of the method
 
-    def plan(world: PeerScenario) -> PeerSchedule:
-        exchanged = exchange(world, aggregate_at, fragments=fragments, drop_unsent=True)
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        exchanged = exchange(setup, aggregate_at, fragments=fragments, drop_unsent=True)
         boxes = exchanged.boxes
         cell = rows_of(boxes.bounds) * fragments + exchanged.pushes.fragment[boxes.push]
         copies = np.bincount(cell, minlength=1)
-        return without_masses(world, exchanged, 1 / (1 + copies[cell]))
+        return without_masses(setup, exchanged, 1 / (1 + copies[cell]))
 
     return plan
 
@@ -112,9 +112,9 @@ class Alone:
 
     aggregate_at: str
 
-    def __call__(self, world: PeerScenario) -> PeerSchedule:
-        nobody = world._replace(topology=Topology(world.scenario.num_clients))
-        return without_masses(world, exchange(nobody, self.aggregate_at), np.zeros(0))
+    def __call__(self, setup: PeerScenario) -> PeerSchedule:
+        nobody = setup._replace(topology=Topology(setup.scenario.num_clients))
+        return without_masses(setup, exchange(nobody, self.aggregate_at), np.zeros(0))
 
 
 def alone(*, aggregate_at: str = "start") -> Exchange:

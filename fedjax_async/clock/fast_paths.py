@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
+from fedjax_async.clock.durations import PREDICTED, Draw, DurationCache, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, fruitless
 from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
@@ -180,7 +180,7 @@ def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arri
 
     def predict(client: int) -> Iterable[int]:
         # Where many are idle, almost all clients that leave are known in advance anyway.
-        return (event[1] for event in heap[:AHEAD]) if count < AHEAD else ()
+        return (event[1] for event in heap[:PREDICTED]) if count < PREDICTED else ()
 
     cache = make_cache(partial(checked_durations, scenario), scenario.num_clients, concurrency + most, predict)
     uploads = array("d", cache.pop_each(np.array(first)).tobytes())
@@ -227,7 +227,7 @@ def _known_draws(
     first = np.empty(count + 1, np.int32)
 
     def known(drawn: np.ndarray) -> Iterable[tuple[int, int, float]]:
-        if count < AHEAD:  # most positions would be drawn again soon
+        if count < PREDICTED:  # most positions would be drawn again soon
             return zip(drawn.tolist(), repeat(0), repeat(0.0))
         order, clients, seconds = np.arange(len(drawn)), idle[drawn], np.zeros(len(drawn))
         first[drawn[::-1]] = order[::-1]
@@ -236,7 +236,7 @@ def _known_draws(
         return zip(drawn.tolist(), clients.tolist(), seconds.tolist())
 
     return chain.from_iterable(
-        known(block[begin : begin + AHEAD]) for block in positions for begin in range(0, len(block), AHEAD)
+        known(block[begin : begin + PREDICTED]) for block in positions for begin in range(0, len(block), PREDICTED)
     )
 
 

@@ -188,10 +188,10 @@ def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultM
         group = chance.once_a_client(lambda clients: chance.Draws(seed, "groups", part, clients).random() * count)
         outages = alternation("outages", up, down, exponential, 1.0, seed, part)
 
-        def window(client: int, time: float) -> tuple[float, float]:
-            return outages.window(int(group(client)), time)
+        def interval(client: int, time: float) -> tuple[float, float]:
+            return outages.interval(int(group(client)), time)
 
-        return Faults(absence=Availability(window, "lose"))
+        return Faults(absence=Availability(interval, "lose"))
 
     return model
 

@@ -62,9 +62,9 @@ def write_tables(
         flags += [f"--delay csv:path={where / 'delay.csv'},reference_steps=1"]
         flags += [f"--network csv:path={where / 'network.csv'}"]
     if behaviour is not None:
-        recorded = stretches(behaviour, clients)
+        recorded = online_intervals(behaviour, clients)
         ends = {end for _, end in recorded}
-        rows = [(i, *stretch) for i, (own, _) in enumerate(recorded) for stretch in own]
+        rows = [(i, *interval) for i, (own, _) in enumerate(recorded) for interval in own]
         tables["availability.csv"] = (("client", "start", "end"), rows)
         repeat = f",repeat={ends.pop():.15g}" if len(ends) == 1 else ""
         flags += [f"--availability csv:path={where / 'availability.csv'}{repeat}"]
@@ -84,7 +84,7 @@ def capacities(file: str | Path, clients: int | None = None) -> list[tuple[float
     return found
 
 
-def stretches(file: str | Path, clients: int | None = None) -> list[tuple[list[tuple[float, float]], float]]:
+def online_intervals(file: str | Path, clients: int | None = None) -> list[tuple[list[tuple[float, float]], float]]:
     """(online intervals, length of the recording) of each device in a JSON file, seconds.
 
     Intervals after the end of the recording are left out; one that crosses the end is cut. If recordings differ in

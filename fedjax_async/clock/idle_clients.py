@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance
-from fedjax_async.clock.durations import AHEAD, Predict
+from fedjax_async.clock.durations import PREDICTED, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, READY, EventQueue, Release
 from fedjax_async.clock.scenario import Scenario
 
@@ -67,7 +67,7 @@ def same(num_clients: int, concurrency: int, seed: int) -> IdlePool:
         heapq.heappush(idle, client)
 
     def positions(count: int) -> Iterator[np.ndarray]:
-        return repeat(np.full(AHEAD, count))
+        return repeat(np.full(PREDICTED, count))
 
     exchange = partial(heapq.heappushpop, idle)
     return IdlePool(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, exchange, positions)
@@ -97,11 +97,11 @@ def round_robin(num_clients: int, concurrency: int, seed: int) -> IdlePool:
         heapq.heappush(passed_over, (turn[client], client))
 
     def positions(count: int) -> Iterator[np.ndarray]:
-        return (np.arange(begin, begin + AHEAD) % count for begin in counting(0, AHEAD))
+        return (np.arange(begin, begin + PREDICTED) % count for begin in counting(0, PREDICTED))
 
     candidates = array("i", np.arange(num_clients, dtype=np.int32).tobytes())
     return IdlePool(
-        candidates, idle.extend, add, draw, restore, exchange, positions, lambda client: islice(idle, AHEAD)
+        candidates, idle.extend, add, draw, restore, exchange, positions, lambda client: islice(idle, PREDICTED)
     )
 
 
@@ -153,9 +153,9 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> IdlePool:
 
     def predict(client: int) -> Iterable[int]:
         recount()  # when the next is drawn, one more client has returned
-        if len(picks) < AHEAD:
+        if len(picks) < PREDICTED:
             draw_more()
-        soon = np.array(picks[-AHEAD:])
+        soon = np.array(picks[-PREDICTED:])
         return np.frombuffer(idle, np.int32)[soon[soon < count]].tolist() if count else ()
 
     def draw() -> int:
@@ -204,7 +204,7 @@ class IdleClients:
         """Whether an idle client can get a job now; if not, it is noted when it can."""
         if self.queue.always_online:
             return True
-        start, _ = self.queue.window_now(client, time)
+        start, _ = self.queue.interval_now(client, time)
         if start <= time:
             self._missed = 0
             return True
@@ -270,7 +270,7 @@ class IdleClients:
         if ready <= time:
             self._pool.add(client)
             self._pooled += 1
-        elif ready < math.inf and (start := max(ready, self.queue.window(client, ready)[0])) < math.inf:
+        elif ready < math.inf and (start := max(ready, self.queue.interval(client, ready)[0])) < math.inf:
             heapq.heappush(self._absent, (start, client, True))
 
     def fill(self, time: float) -> None:

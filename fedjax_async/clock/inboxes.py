@@ -26,7 +26,7 @@ from fedjax_async.clock.peer_schedule import Delivery
 from fedjax_async.clock.record import order_by_client
 from fedjax_async.clock.segments import bounds_of, search
 
-POLICIES = ("discard", "carry", "merge")
+BUFFER_POLICIES = ("discard", "carry", "merge")
 
 
 class Inboxes(NamedTuple):

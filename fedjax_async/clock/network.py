@@ -163,9 +163,9 @@ def edges(*, path: str, directed: bool = False, shared: bool = False) -> Network
     rate, latency = (
         np.array([csv_tables.number(row, name, above_zero=name == "rate") for row in rows]) for name in columns[2:]
     )
-    place = np.arange(len(rows))
+    index = np.arange(len(rows))
     if not directed:
-        ends, place = np.concatenate([ends, ends[:, ::-1]]), np.concatenate([place, place])
+        ends, index = np.concatenate([ends, ends[:, ::-1]]), np.concatenate([index, index])
 
     def model(num_clients: int, seed: int) -> Network:
         nodes = max(num_clients, int(ends.max()) + 1)
@@ -184,7 +184,7 @@ def edges(*, path: str, directed: bool = False, shared: bool = False) -> Network
             if len(missing):
                 source, target = divmod(int(missing[0]), nodes)
                 raise ValueError(f"{path}: no line for messages from node {source} to node {target}")
-            line = place[first][found]
+            line = index[first][found]
             return size / rate[line], latency[line]
 
         def seconds(*jobs: object) -> np.ndarray:

@@ -86,7 +86,7 @@ def plan_peers(
     bound = None if network is None else networks.bind(network, num_clients, seed)
     if bound is not None and bound.between is None:
         raise ValueError("network: must give the time of messages between nodes, see clock.Network")
-    world = PeerScenario(
+    setup = PeerScenario(
         scenario,
         topologies.bind(topology, num_clients, seed),
         int(message_bytes),
@@ -94,7 +94,7 @@ def plan_peers(
         _message_faults(faults, scenario),
     )
     policy = registry.bind("exchange", EXCHANGES, exchange)() if isinstance(exchange, str) else exchange
-    schedule = policy(world)
+    schedule = policy(setup)
     if not len(schedule.client):
         raise NothingArrives(f"until = {until}: no compute event ends in time")
     return schedule

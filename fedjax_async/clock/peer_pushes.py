@@ -43,7 +43,7 @@ class Pushes(NamedTuple):
 
 
 def make_pushes(
-    world: PeerScenario, events: Events, online: Online, end: float, fragments: int = 1, drop_unsent: bool = False
+    setup: PeerScenario, events: Events, online: Online, end: float, fragments: int = 1, drop_unsent: bool = False
 ) -> Pushes:
     """What each event pushes: every fragment to receivers of its own. The run ends at ``end``.
 
@@ -53,7 +53,7 @@ def make_pushes(
     order = np.argsort(events.end, kind="stable")
     sender, turn, sent = events.client[order], events.turn[order], events.end[order]
     chosen = [
-        choose_receivers(world.topology, world.scenario.seed, sender, turn, sent, online, fragment)
+        choose_receivers(setup.topology, setup.scenario.seed, sender, turn, sent, online, fragment)
         for fragment in range(fragments)
     ]
     degree = np.stack([one for one, _ in chosen], axis=1).sum(axis=1)
@@ -61,14 +61,14 @@ def make_pushes(
     fragment = np.zeros(len(event), np.int32)
     if fragments > 1:
         receiver, fragment = _together(chosen)
-        if world.network is not None and world.network.shared:
-            place = (events.client[event], turn.repeat(degree), fragment, receiver)
-            keys = chance.Draws(world.scenario.seed, "pairs", *place).random()
+        if setup.network is not None and setup.network.shared:
+            counter = (events.client[event], turn.repeat(degree), fragment, receiver)
+            keys = chance.Draws(setup.scenario.seed, "pairs", *counter).random()
             shuffled = np.lexsort((keys, np.repeat(np.arange(len(order)), degree)))
             receiver, fragment = receiver[shuffled], fragment[shuffled]
     deadline = _next_ends(events) if drop_unsent else np.full(len(order), math.inf)
-    arrival = _arrivals(world, events, (event, fragment, receiver), fragments, deadline)
-    lost, corrupt = _faults(world, events, order, degree)
+    arrival = _arrivals(setup, events, (event, fragment, receiver), fragments, deadline)
+    lost, corrupt = _faults(setup, events, order, degree)
     begun = np.isfinite(arrival)
     if online is not None:
         lost |= ~online(receiver, arrival) & (arrival <= end)
@@ -99,7 +99,7 @@ def _next_ends(events: Events) -> np.ndarray:
 
 
 def _arrivals(
-    world: PeerScenario,
+    setup: PeerScenario,
     events: Events,
     messages: tuple[np.ndarray, np.ndarray, np.ndarray],
     fragments: int,
@@ -107,21 +107,21 @@ def _arrivals(
 ) -> np.ndarray:
     """When messages (event, fragment, receiver) arrive, if nothing happens to them on the way."""
     event, fragment, receiver = messages
-    sent, network = events.end[event], world.network
+    sent, network = events.end[event], setup.network
     if network is None or network.between is None:
         return sent
     sender = events.client[event]
     numbers = events.number[event] * fragments + fragment
-    occupied, travelling = network.between(sender, receiver, numbers, world.message_bytes)
+    occupied, travelling = network.between(sender, receiver, numbers, setup.message_bytes)
     for seconds in (occupied, travelling):
         if not (np.shape(seconds) == sent.shape and np.isfinite(seconds).all() and (np.asarray(seconds) >= 0).all()):
             raise ValueError("network: the times of every message must be finite numbers >= 0, one per message")
     if network.shared:
-        sent = _one_after_another(world.scenario.num_clients, sender, sent, occupied, deadline[event])
+        sent = _one_after_another(setup.scenario.num_clients, sender, sent, occupied, deadline[event])
         arrival = sent + travelling
     else:
         arrival = sent + occupied + travelling
-    link = sender * world.scenario.num_clients + receiver
+    link = sender * setup.scenario.num_clients + receiver
     order = np.argsort(link, kind="stable")
     order = order[np.isfinite(arrival[order])]
     same, times = link[order[1:]] == link[order[:-1]], arrival[order]
@@ -148,18 +148,18 @@ def _one_after_another(
 
 
 def _faults(
-    world: PeerScenario, events: Events, order: np.ndarray, degree: np.ndarray
+    setup: PeerScenario, events: Events, order: np.ndarray, degree: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which pushes are lost and which corrupt; ``degree`` int64[E] in the ``order`` of sending."""
     count = int(degree.sum())
     lost, corrupt = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-    if world.message_faults is None:
+    if setup.message_faults is None:
         return lost, corrupt
     bounds = bounds_of(degree)
     for position in range(int(degree.max(initial=0))):
         rows = np.flatnonzero(degree > position)
         hit = order[rows]
-        faults = world.message_faults(position, events.client[hit], events.number[hit])
+        faults = setup.message_faults(position, events.client[hit], events.number[hit])
         lost[bounds[rows] + position] = faults.lost
         corrupt[bounds[rows] + position] = faults.corrupt
     return lost, corrupt

@@ -158,8 +158,8 @@ def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.n
     out = np.bincount(schedule.push_event, minlength=len(schedule.client))
     means = []
     for moments, counts in ((schedule.mixed_at, np.diff(schedule.inbox_bounds)), (schedule.end, out)):
-        stretch = np.searchsorted(times * SLACK, moments, side="left")
-        totals, number = (np.bincount(stretch, w, len(times) + 1)[: len(times)] for w in (counts, np.ones(len(counts))))
+        which = np.searchsorted(times * SLACK, moments, side="left")
+        totals, number = (np.bincount(which, w, len(times) + 1)[: len(times)] for w in (counts, np.ones(len(counts))))
         with np.errstate(invalid="ignore"):
             means.append(totals / number)
     return means[0], means[1]

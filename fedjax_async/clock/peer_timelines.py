@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.availability import together
-from fedjax_async.clock.durations import AHEAD, DurationCache
+from fedjax_async.clock.durations import PREDICTED, DurationCache
 from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, draw_jobs, job_outcomes
 from fedjax_async.clock.fast_paths import timelines
 from fedjax_async.clock.forecast import Forecast
@@ -120,8 +120,8 @@ def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[n
         seconds = scenario.delays.durations(np.arange(min(scenario.num_clients, 64)), 0, scenario.local_steps.max())
         reach = min(horizon, 1.1 * float(seconds.mean()) * max(1.0, most / scenario.num_clients))
     while True:
-        for begin in range(0, scenario.num_clients, AHEAD):
-            block = range(begin, min(begin + AHEAD, scenario.num_clients))
+        for begin in range(0, scenario.num_clients, PREDICTED):
+            block = range(begin, min(begin + PREDICTED, scenario.num_clients))
             for source in scenario.conditions.availability:
                 if source.prepare is not None:
                     source.prepare([client for client in block if time[client] < math.inf], float(time[begin]))
@@ -143,12 +143,12 @@ def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[
 
     Infinity if the node is never online again.
     """
-    window = together([source.window for source in scenario.conditions.availability])
+    interval = together([source.interval for source in scenario.conditions.availability])
     job_outcome = job_outcomes(scenario.conditions)
     num_clients = scenario.num_clients
 
     def next_ones(client: int) -> range:
-        return range(client, min(client + AHEAD, num_clients))
+        return range(client, min(client + PREDICTED, num_clients))
 
     cache = DurationCache(partial(draw_jobs, scenario), num_clients, next_ones)
     clients, starts, ends = columns
@@ -156,8 +156,8 @@ def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[
     def advance(client: int, time: float, reach: float) -> float:
         fruitless = 0
         while time <= reach:
-            if window is not None:
-                begins, _ = window(client, time)
+            if interval is not None:
+                begins, _ = interval(client, time)
                 if begins > time:
                     time = begins
                     continue
@@ -187,17 +187,17 @@ def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[
 def presence(scenario: Scenario, until: float) -> Presence:
     """When each node is online, up to the moment ``until``."""
     num_clients, sources = scenario.num_clients, scenario.conditions.availability
-    window = together([source.window for source in sources])
-    if window is None:
+    interval = together([source.interval for source in sources])
+    if interval is None:
         return always_present(num_clients)
     joined, left = np.full(num_clients, math.inf), np.full(num_clients, math.inf)
     counts, starts, ends = np.zeros(num_clients, np.int64), array("d"), array("d")
     for client in range(num_clients):
-        if client % AHEAD == 0:
+        if client % PREDICTED == 0:
             for source in sources:
                 if source.prepare is not None:
-                    source.prepare(range(client, min(client + AHEAD, num_clients)), 0.0)
-        begins, stops = window(client, 0.0)
+                    source.prepare(range(client, min(client + PREDICTED, num_clients)), 0.0)
+        begins, stops = interval(client, 0.0)
         joined[client] = max(0.0, begins)
         while begins <= until:
             starts.append(begins)
@@ -206,7 +206,7 @@ def presence(scenario: Scenario, until: float) -> Presence:
             if stops > until:
                 break
             last = stops
-            begins, stops = window(client, max(stops, math.nextafter(begins, math.inf)))
+            begins, stops = interval(client, max(stops, math.nextafter(begins, math.inf)))
             if math.isinf(begins):
                 left[client] = last
     return Presence(joined, left, bounds_of(counts), np.array(starts), np.array(ends))

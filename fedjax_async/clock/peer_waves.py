@@ -43,16 +43,16 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     Events of one wave need nothing from each other. Between two evaluations there are as few waves as events in the
     longest chain in which each event needs the one before.
     """
-    stretch, needs = stretches(schedule, cuts), _Needs(schedule)
-    reached = stretch.tolist()
+    cut, needs = first_cuts(schedule, cuts), _Needs(schedule)
+    reached = cut.tolist()
     level = array("q")  # counted from the beginning of the event's stretch
     for event, needed in enumerate(needs):
         here = reached[event]
         level.append(1 + max((level[source] for source in needed if reached[source] == here), default=-1))
     levels = np.array(level, np.int64)
-    depth = np.zeros(int(stretch.max(initial=0)) + 1, np.int64)
-    np.maximum.at(depth, stretch, levels + 1)
-    return levels + (np.cumsum(depth) - depth)[stretch]
+    depth = np.zeros(int(cut.max(initial=0)) + 1, np.int64)
+    np.maximum.at(depth, cut, levels + 1)
+    return levels + (np.cumsum(depth) - depth)[cut]
 
 
 def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width: int | None = None) -> np.ndarray:
@@ -61,16 +61,16 @@ def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width:
     There are more of them than levels, and fewer messages are alive at a time. ``max_width``: the most events of a run.
     """
     check.optional(check.whole, "max_width", max_width)
-    stretch, needs = stretches(schedule, cuts), _Needs(schedule)
-    order = np.lexsort((np.arange(len(stretch)), stretch))
+    cut, needs = first_cuts(schedule, cuts), _Needs(schedule)
+    order = np.lexsort((np.arange(len(cut)), cut))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    place = rank.tolist()
-    deepest = np.array([max((place[source] for source in needed), default=-1) for needed in needs], np.int64)
-    begins_stretch = np.diff(stretch[order], prepend=-1) != 0
+    ranks = rank.tolist()
+    deepest = np.array([max((ranks[source] for source in needed), default=-1) for needed in needs], np.int64)
+    begins = np.diff(cut[order], prepend=-1) != 0
     widest = len(order) + 1 if max_width is None else int(max_width)
     run, begin, wave = array("q"), 0, -1
-    for position, (needed, is_first) in enumerate(zip(deepest[order].tolist(), begins_stretch.tolist())):
+    for position, (needed, is_first) in enumerate(zip(deepest[order].tolist(), begins.tolist())):
         if is_first or needed >= begin or position == begin + widest:
             begin, wave = position, wave + 1
         run.append(wave)
@@ -98,7 +98,7 @@ class _Needs:
                 low = high
 
 
-def stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
+def first_cuts(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
     """The index of the first of the V ``cuts`` at or after the end of each event; V if none is; int64[E]."""
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
     moments = np.zeros(0) if cuts is None else np.asarray(cuts, np.float64)

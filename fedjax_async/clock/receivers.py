@@ -47,8 +47,8 @@ def choose_receivers(
     for begin in range(0, len(sender), rows):
         block = slice(begin, begin + rows)
         draw = _smallest_keys if by_keys else _first_different
-        place = (seed, fragment, sender[block], turn[block], time[block])
-        counts[block], drawn = draw(topology.num_clients, wanted, place, online)
+        counter = (seed, fragment, sender[block], turn[block], time[block])
+        counts[block], drawn = draw(topology.num_clients, wanted, counter, online)
         blocks.append(drawn)
     return counts, np.concatenate(blocks) if blocks else np.zeros(0, np.int32)
 
@@ -72,12 +72,12 @@ def _neighbours(
     return np.bincount(push[reached], minlength=len(rows)), receivers[reached]
 
 
-Place = tuple[int, int, np.ndarray, np.ndarray, np.ndarray]  # seed, fragment, sender, turn, time
+Counter = tuple[int, int, np.ndarray, np.ndarray, np.ndarray]  # seed, fragment, sender, turn, time
 
 
-def _first_different(num_clients: int, wanted: int, place: Place, online: Online) -> tuple[np.ndarray, np.ndarray]:
+def _first_different(num_clients: int, wanted: int, counter: Counter, online: Online) -> tuple[np.ndarray, np.ndarray]:
     """The first ``wanted`` different nodes online of each push's sequence of random nodes."""
-    seed, fragment, sender, turn, time = place
+    seed, fragment, sender, turn, time = counter
     chosen, lacking, depth = np.empty((len(sender), wanted), np.int32), np.arange(len(sender)), wanted
     while len(lacking) and depth <= max(num_clients // 4, wanted):
         draws = chance.Draws(seed, "gossip", fragment, sender[lacking, None], turn[lacking, None], np.arange(depth))
@@ -117,9 +117,9 @@ def _is_first(nodes: np.ndarray) -> np.ndarray:
     return first
 
 
-def _smallest_keys(num_clients: int, wanted: int, place: Place, online: Online) -> tuple[np.ndarray, np.ndarray]:
+def _smallest_keys(num_clients: int, wanted: int, counter: Counter, online: Online) -> tuple[np.ndarray, np.ndarray]:
     """The ``wanted`` nodes online with the smallest random keys, or all that are online, in order of the keys."""
-    seed, fragment, sender, turn, time = place
+    seed, fragment, sender, turn, time = counter
     everyone, counts, blocks = np.arange(num_clients), np.empty(len(sender), np.int64), []
     rows = max(1, _CELLS // num_clients)
     for begin in range(0, len(sender), rows):

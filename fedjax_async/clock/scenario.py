@@ -153,13 +153,13 @@ def in_units(conditions: Conditions, unit: float) -> Conditions:
         return conditions
 
     def rescaled(source: Availability) -> Availability:
-        def window(client: int, time: float) -> tuple[float, float]:
-            start, end = source.window(client, time * unit)
+        def interval(client: int, time: float) -> tuple[float, float]:
+            start, end = source.interval(client, time * unit)
             return start / unit, end / unit
 
         ready = source.prepare
         prepare = None if ready is None else lambda clients, time: ready(clients, time * unit)
-        return source._replace(window=window, prepare=prepare)
+        return source._replace(interval=interval, prepare=prepare)
 
     def slower(draw: Draw | None) -> Draw | None:
         return None if draw is None else lambda clients, numbers: fault_models.in_units(draw(clients, numbers), unit)

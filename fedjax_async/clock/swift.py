@@ -30,12 +30,12 @@ def swift(*, every: int = 1, aggregate_at: str = "start") -> Callable[[PeerScena
     check.whole("every", every)
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
 
-    def plan(world: PeerScenario) -> PeerSchedule:
-        graph = undirected(world.topology, "swift")
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        graph = undirected(setup.topology, "swift")
         coefficients = communication_coefficients(graph)
-        events, present, pushes, end = events_and_pushes(world, aggregate_at)
+        events, present, pushes, end = events_and_pushes(setup, aggregate_at)
         boxes, edge = _last_messages(graph, events, pushes, end, every)
-        return without_masses(world, Exchanged(events, present, pushes, boxes), coefficients[edge])
+        return without_masses(setup, Exchanged(events, present, pushes, boxes), coefficients[edge])
 
     return plan
 

@@ -35,18 +35,18 @@ def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
     Source: D-PSGD, Lian et al. (2017); the weights: Xiao and Boyd (2004).
     """
 
-    def plan(world: PeerScenario) -> PeerSchedule:
-        graphs = world.topology.graphs
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        graphs = setup.topology.graphs
         if not graphs or any(not _is_symmetric(graph.senders, graph.receivers) for graph in graphs):
             raise ValueError("topology: must be undirected graphs for the exchange dpsgd")
-        exchanged = _rounds(world, "discard")
+        exchanged = _rounds(setup, "discard")
         events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
         degrees = np.stack([graph.degrees for graph in graphs])
         source, row = pushes.event[boxes.push], rows_of(boxes.bounds)
         graph = events.turn[source] % len(graphs)
         larger = np.maximum(degrees[graph, events.client[source]], degrees[graph, events.client[row]])
         in_time = events.turn[row] == events.turn[source] + 1
-        return without_masses(world, exchanged, in_time / (1.0 + larger))
+        return without_masses(setup, exchanged, in_time / (1.0 + larger))
 
     return plan
 
@@ -58,7 +58,7 @@ def sgp() -> Callable[[PeerScenario], PeerSchedule]:
 
     Source: stochastic gradient push, Assran et al. (2019).
     """
-    return lambda world: with_masses(world, _rounds(world, "carry"), carries=True)
+    return lambda setup: with_masses(setup, _rounds(setup, "carry"), carries=True)
 
 
 def _is_symmetric(senders: np.ndarray, receivers: np.ndarray) -> bool:
@@ -71,9 +71,9 @@ class _Round(NamedTuple):
     end: np.ndarray
 
 
-def _rounds(world: PeerScenario, policy: str) -> Exchanged:
+def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
     """Events, pushes and inboxes of a synchronous run."""
-    scenario = world.scenario
+    scenario = setup.scenario
     most, horizon = budget(scenario)
     numbers, planned = np.zeros(scenario.num_clients, np.int64), 0
     train = _trainer(scenario)
@@ -89,7 +89,7 @@ def _rounds(world: PeerScenario, policy: str) -> Exchanged:
         client, end = done.client[kept], done.end[kept]
         start = np.full(len(client), time)
         one = Events(client, numbers[client], np.full(len(client), turn), start, end, start)
-        sent = make_pushes(world, one, _among(done.client, scenario.num_clients), math.inf)
+        sent = make_pushes(setup, one, _among(done.client, scenario.num_clients), math.inf)
         events.append(one)
         pushes.append(sent._replace(event=sent.event + planned))
         arrived = sent.arrival[np.isfinite(sent.arrival)]
@@ -113,7 +113,7 @@ def _among(clients: np.ndarray, num_clients: int) -> Online:
 
 def _trainer(scenario: Scenario) -> Callable[[float], tuple[_Round, float]]:
     """``train(time)``: the events of a round that begins then, and when the next one can begin at the earliest."""
-    window = together([source.window for source in scenario.conditions.availability])
+    interval = together([source.interval for source in scenario.conditions.availability])
     job_outcome = job_outcomes(scenario.conditions)
     attempts = np.zeros(scenario.num_clients, np.int64)
     free = np.zeros(scenario.num_clients)  # after a crash
@@ -123,8 +123,8 @@ def _trainer(scenario: Scenario) -> Callable[[float], tuple[_Round, float]]:
     def train(time: float) -> tuple[_Round, float]:
         nonlocal fruitless
         client, soonest = everyone[free <= time], float(free[free > time].min(initial=math.inf))
-        if window is not None:
-            begins = np.array([window(node, time)[0] for node in client.tolist()])
+        if interval is not None:
+            begins = np.array([interval(node, time)[0] for node in client.tolist()])
             soonest = min(soonest, float(begins[begins > time].min(initial=math.inf)))
             client = client[begins <= time]
         if not len(client):

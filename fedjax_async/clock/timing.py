@@ -278,7 +278,7 @@ def _counts(queue: EventQueue, job: int, outcome: Outcome) -> bool:
 def _ready_time(queue: EventQueue, down: dict[int, float], client: int, time: float) -> float:
     """When a client is online and up: now, or as soon as it is."""
     up = max(time, down.get(client, time))
-    return max(up, queue.window_now(client, up)[0])
+    return max(up, queue.interval_now(client, up)[0])
 
 
 def _choose_cohort(

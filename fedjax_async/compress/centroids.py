@@ -156,8 +156,8 @@ def payloads(clustered: Clustered) -> tuple[Payload, ...]:
 
     def weights(table: Array, index: Array) -> Centroids:
         zero = jnp.argmax(table == 0).astype(jnp.int32)
-        place = index.reshape(-1).astype(jnp.int32)
-        slot = jnp.where(place == zero, 0, place + jnp.less(place, zero).astype(jnp.int32))
+        old = index.reshape(-1).astype(jnp.int32)
+        slot = jnp.where(old == zero, 0, old + jnp.less(old, zero).astype(jnp.int32))
         return Centroids(clustering.without(table, zero), slot.astype(jnp.uint8))
 
     dense = jax.tree.map(lambda leaf: Dense(jnp.reshape(leaf, -1)), clustered.rest)

@@ -128,9 +128,9 @@ def with_zero(others: Array) -> tuple[Array, Array]:
     return jnp.sort(jnp.append(others, 0)), jnp.sum(others < 0, dtype=jnp.int32)
 
 
-def without(table: Array, place: Array) -> Array:
-    """``table`` [K] without its entry at position ``place``."""
-    return jnp.where(jnp.arange(table.shape[0] - 1, dtype=jnp.int32) < place, table[:-1], table[1:])
+def without(table: Array, index: Array) -> Array:
+    """``table`` [K] without its entry at position ``index``."""
+    return jnp.where(jnp.arange(table.shape[0] - 1, dtype=jnp.int32) < index, table[:-1], table[1:])
 
 
 def nearest(x: Array, table: Array) -> tuple[Array, Array]:
@@ -145,13 +145,13 @@ def nearest(x: Array, table: Array) -> tuple[Array, Array]:
     for level in range(levels):
         stride = 2 ** (levels - level)
         above.append(x > _select(above, middle[stride // 2 - 1 :: stride]))
-    place = jnp.zeros(x.shape, jnp.int32)
+    index = jnp.zeros(x.shape, jnp.int32)
     for level, digit in enumerate(above):
-        place = place + (digit.astype(jnp.int32) << (levels - 1 - level))
+        index = index + (digit.astype(jnp.int32) << (levels - 1 - level))
     if count > MOST_SELECTED:
-        return place, table.at[place].get(mode="promise_in_bounds")
+        return index, table.at[index].get(mode="promise_in_bounds")
     values = list(table) + [table[-1]] * (2**levels - count)
-    return place, jnp.broadcast_to(_select(above, values), x.shape)
+    return index, jnp.broadcast_to(_select(above, values), x.shape)
 
 
 def _select(digits: list[Array], values: list[Array]) -> Array:

@@ -332,10 +332,12 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
     if is_own(s, "faults"):
         made("faults", Faults, num_clients, s.seed, 0)
     if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
-        contract = "(start, end) of a window in virtual seconds, start < end or both infinite"
-        window = returned("availability's window", f"window(client, time) -> {contract}", there.window, 0, 0.0)
-        good = isinstance(window, tuple) and len(window) == 2 and all(isinstance(t, (int, float)) for t in window)
-        fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
+        contract = "(start, end) of an interval in virtual seconds, start < end or both infinite"
+        interval = returned("availability's interval", f"interval(client, time) -> {contract}", there.interval, 0, 0.0)
+        good = isinstance(interval, tuple) and len(interval) == 2 and all(isinstance(t, (int, float)) for t in interval)
+        fits(
+            good and (interval[0] < interval[1] or interval[0] == np.inf), "availability's interval", interval, contract
+        )
 
 
 def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:

@@ -22,7 +22,7 @@ KINDS = {
     "timing": "a timing policy, timing(scenario) -> Schedule",
     "policy": "a policy model, model(prior) -> clock.Policy",
     "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
-    "exchange": "an exchange, exchange(world) -> clock.PeerSchedule",
+    "exchange": "an exchange, exchange(setup) -> clock.PeerSchedule",
     "delay": "a delay model, model(num_clients, seed) -> clock.Delays",
     "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
     "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",

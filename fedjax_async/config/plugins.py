@@ -33,7 +33,7 @@ from fedjax_async.types import ServerAlgorithm
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
-GROUP = "fedjax_async.plugins"  # of entry points in installed packages
+ENTRY_POINTS = "fedjax_async.plugins"  # of entry points in installed packages
 LOADED: list[str] = []  # files and modules that were loaded, for processes that continue a run or a sweep
 _calls: list[tuple[str, str]] = []  # every call of register, also repeated ones
 _without_parts: set[str] = set()  # files and modules that were imported and registered nothing
@@ -206,13 +206,13 @@ def load_plugin(source: str) -> None:
         ) from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
-    place = _full(path) if path.suffix == ".py" else source
+    plugin = _full(path) if path.suffix == ".py" else source
     if set(sys.modules) - loaded:  # it was imported now
-        (_without_parts.discard if len(_calls) > registered else _without_parts.add)(place)
+        (_without_parts.discard if len(_calls) > registered else _without_parts.add)(plugin)
     allowed = "a Python file or module that registers parts (fedjax_async.register), but it registers nothing"
-    check.require(place not in _without_parts, "plugin", source, allowed)
-    if place not in LOADED:
-        LOADED.append(place)
+    check.require(plugin not in _without_parts, "plugin", source, allowed)
+    if plugin not in LOADED:
+        LOADED.append(plugin)
 
 
 def _run_file(path: Path) -> None:
@@ -245,7 +245,7 @@ def load_installed() -> None:
 
     An entry point is a module, or a function that is called; ``ValueError`` naming the one that fails.
     """
-    for point in metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = point.load()
             if inspect.isfunction(loaded):

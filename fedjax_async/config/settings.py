@@ -67,17 +67,17 @@ class Settings:
     )
     delay: str = _field("rpi", "how long the jobs of clients take, e.g. lognormal:sigma=0.5", "method")
 
-    availability: str | None = _field(None, "when clients are online, e.g. sessions:on=600,off=300", "world")
+    availability: str | None = _field(None, "when clients are online, e.g. sessions:on=600,off=300", "conditions")
     faults: str | None = _field(
-        None, "faults to simulate, e.g. drop:probability=0.1+duplicate:probability=0.05", "world"
+        None, "faults to simulate, e.g. drop:probability=0.1+duplicate:probability=0.05", "conditions"
     )
     network: str | None = _field(
-        None, "transfer times, added to the delays, e.g. link:down=1e6,up=2e5 (bytes per second)", "world"
+        None, "transfer times, added to the delays, e.g. link:down=1e6,up=2e5 (bytes per second)", "conditions"
     )
-    timeout: float | None = _field(None, "the server gives up a job after X virtual seconds", "world")
-    late: str = _field("apply", "what happens to an upload that arrives after the timeout: apply or drop", "world")
-    max_staleness: int | None = _field(None, "the server drops uploads with a staleness above N server steps", "world")
-    norm_limit: float | None = _field(None, "uploads of a larger Euclidean norm are rejected", "world")
+    timeout: float | None = _field(None, "the server gives up a job after X virtual seconds", "conditions")
+    late: str = _field("apply", "what happens to an upload that arrives after the timeout: apply or drop", "conditions")
+    max_staleness: int | None = _field(None, "the server drops uploads staler than N server steps", "conditions")
+    norm_limit: float | None = _field(None, "uploads of a larger Euclidean norm are rejected", "conditions")
 
     dataset: str = _field("fashion_mnist_6k", "data set (`list datasets` shows all)", "data")
     partition: str | None = _field(

@@ -35,7 +35,7 @@ CPU_STACK = 8
 # Jobs per batch of a stack on a CPU: runs side by side fill larger batches than one run does.
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
-SHARE = 0.5
+MEMORY_SHARE = 0.5
 # Updates between checkpoints, if a folder for them is given: of a stack, and of a run that is trained alone.
 CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
 CHECKPOINT_SECONDS = 300.0  # also between checkpoints of a stack: 2,000 updates of long jobs may take hours
@@ -145,7 +145,7 @@ def _bytes_of_nodes(e: PeerExperiment) -> int:
 
 def default_limit() -> int:
     """Bytes a group may use: half of the device's memory."""
-    return int(SHARE * device_memory())
+    return int(MEMORY_SHARE * device_memory())
 
 
 def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], limit: int, lanes: int | None) -> Group:
@@ -165,8 +165,8 @@ def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], li
     if jax.default_backend() == "cpu":
         most = min(most, CPU_STACK)
     # as many stacks as lanes or a multiple of it, all of nearly the same length
-    rounds = -(-len(members) // (most * lanes))
-    count = min(len(members), rounds * lanes)
+    turns = -(-len(members) // (most * lanes))
+    count = min(len(members), turns * lanes)
     length = -(-len(members) // count)
     longest_first = sorted(members, key=lambda i: -len(experiments[i].schedule.job))
     stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))

@@ -35,7 +35,7 @@ from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Schedule
 
-AHEAD = 3  # full waves of trained uploads that may wait in the stores until they arrive
+WAVES_AHEAD = 3  # full waves of trained uploads that may wait in the stores until they arrive
 
 
 class WavesExecutor:
@@ -66,7 +66,7 @@ class WavesExecutor:
         _, memory = shapes_of_server(components, params, outset.facts)
         kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
         stateful = bool(jax.tree.leaves(kept))
-        ahead = outset.in_flight if outset.asks else min(outset.in_flight, AHEAD * width * lanes)
+        ahead = outset.in_flight if outset.asks else min(outset.in_flight, WAVES_AHEAD * width * lanes)
         self._growing = Growing(
             outset.local_steps,
             personal=bool(jax.tree.leaves(memory)),
@@ -147,7 +147,7 @@ class WavesExecutor:
         device.fit(work, probes)
         begin = clock_time.perf_counter()
         if self._extensions > 1:
-            device.place(work, probes)
+            device.put(work, probes)
         self.seconds += clock_time.perf_counter() - begin
         self._execute(work, due)
         begin = clock_time.perf_counter()
@@ -220,7 +220,7 @@ class WavesExecutor:
 
     def _taken(self) -> Snapshot:
         self._watcher.hand_over(wait=True)
-        models = {place: jax.tree.leaves(model) for place, model in self._watcher.models.items()}
+        models = {moment: jax.tree.leaves(model) for moment, model in self._watcher.models.items()}
         kept = jax.tree.leaves(self._device.held) + jax.tree.leaves(self._told.content())
         leaves, scores = jax.device_get((kept, self._scores))
         return Snapshot(self._extensions, leaves, scores, models)
@@ -242,7 +242,7 @@ class WavesExecutor:
         held = jax.tree.unflatten(structure, self._snapshot.leaves[: structure.num_leaves])
         self._device.take_over(held, work, probes)
         of_params = jax.tree.structure(self._o.params)
-        models = {place: jax.tree.unflatten(of_params, found) for place, found in self._snapshot.models.items()}
+        models = {moment: jax.tree.unflatten(of_params, found) for moment, found in self._snapshot.models.items()}
         self._watcher.restore(self._scores, models)
         self._end_if_stopped()
 

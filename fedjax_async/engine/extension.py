@@ -317,7 +317,7 @@ class _Dealt:
         self.groups: list[list[Batch]] = []
         self.order: list[int] = []
         self.ahead: list[OpenJob] = []
-        bounds, low, places = [0], 0, list[tuple[int, int]]()
+        bounds, low, addresses = [0], 0, list[tuple[int, int]]()
         later = growing.under_way(record) if wanted is not None or any(one.row < 0 for one in seen) else []
         asked = [one for one in later if one.job == wanted]
 
@@ -341,7 +341,7 @@ class _Dealt:
             high = low
             while high < len(seen) and seen[high].row >= 0:
                 high += 1
-            places += [(one.lane, one.row) for one in seen[low:high]]
+            addresses += [(one.lane, one.row) for one in seen[low:high]]
             for one in seen[low:high]:
                 growing.release(one)
             bounds.append(high)
@@ -352,7 +352,7 @@ class _Dealt:
             self.ahead += asked
             self.groups.append(train(asked, [position]))
             bounds.append(low)
-        places += [(one.lane, one.row) for one in self.ahead]
+        addresses += [(one.lane, one.row) for one in self.ahead]
         self.bounds = np.array(bounds, np.int64)
-        self.lane = np.array([lane for lane, _ in places], np.int32)
-        self.row = np.array([row for _, row in places], np.int32)
+        self.lane = np.array([lane for lane, _ in addresses], np.int32)
+        self.row = np.array([row for _, row in addresses], np.int32)

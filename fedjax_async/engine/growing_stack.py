@@ -132,7 +132,7 @@ class GrowingStack:
     def take_over(self, held: Any, work: ExtensionWork, probes: Probes) -> None:
         """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
         self.held = to_devices(held, None)
-        self.place(work, probes)
+        self.put(work, probes)
         self._compile(work)
 
     def fit(self, work: ExtensionWork, probes: Probes) -> None:
@@ -144,10 +144,10 @@ class GrowingStack:
         longer = {"slots": needed.slots, "records": needed.positions, "probes": needed.positions}
         carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
         self.held = Held(carry, stores)
-        self.place(work, probes)
+        self.put(work, probes)
         self._compile(work)
 
-    def place(self, work: ExtensionWork, probes: Probes) -> None:
+    def put(self, work: ExtensionWork, probes: Probes) -> None:
         """Move the tables of an extension to the device; ``probes``: their arrivals numbered within the extension."""
         columns = event_columns(
             work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]

@@ -21,8 +21,8 @@ from fedjax_async.engine.watching import Watcher
 
 # How many groups of batches the host may be ahead of the device. The limit bounds memory, and without it the progress
 # bar would run ahead of the training.
-AHEAD = 8
-LOOK = 4  # groups between two checks of how far the device is; each check costs a transfer
+GROUPS_AHEAD = 8
+CHECK_EVERY = 4  # groups between two checks of how far the device is; each check costs a transfer
 
 
 class Calls(NamedTuple):
@@ -55,8 +55,8 @@ def advance(
 ) -> Any:
     """Train all groups but the first ``groups``, which are done; returns the last carry.
 
-    The host waits for the device only to stay at most ``AHEAD`` groups of batches and a few observed evaluations ahead
-    of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
+    The host waits for the device only to stay at most ``GROUPS_AHEAD`` groups of batches and a few observed evaluations
+    ahead of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
     high, tokens, total, turn = 0, deque[Any](), len(dealt.train_order), groups
     waiting: list[Piece] = []  # pieces for the next call
@@ -80,11 +80,11 @@ def advance(
                 scores.evaluate(high, partial(calls.evaluate, carry))
         if waiting:
             continue
-        if turn % LOOK == 0:
+        if turn % CHECK_EVERY == 0:
             tokens.append(rejected)
         turn += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
-        if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
+        if len(tokens) > GROUPS_AHEAD // CHECK_EVERY and int(tokens.popleft()) and on_bad == "raise":
             refuse(calls.rejected(carry, high), on_bad)
         if keeper is not None and keeper.due(high) and high < total:
             keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
@@ -110,13 +110,13 @@ def restored(
         return carry, 0
     carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), sharding)
     scores.at = dict(snapshot.scores)
-    models = {place: jax.tree.unflatten(jax.tree.structure(model), found) for place, found in snapshot.models.items()}
+    models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}
     watcher.restore(scores.at, models)
     return carry, snapshot.groups
 
 
 def _snapshot(groups: int, carry: Any, scores: Scores, watcher: Watcher) -> Snapshot:
     watcher.hand_over(wait=True)
-    models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
+    models = {moment: jax.tree.leaves(model) for moment, model in watcher.models.items()}
     leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
     return Snapshot(groups, leaves, seen, models)

@@ -72,15 +72,15 @@ def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
         whole = total <= LARGEST_POOL and not data.streamed
         allowed = f"a number of examples: {data.name} has {total}, too many for every evaluation"
         check.require(whole, "train_examples", None, allowed)
-        place = spans(data.offset, data.size)
+        position = spans(data.offset, data.size)
     else:
         check.whole("train_examples", sample.examples, high=total)
         rng = np.random.default_rng([sample.seed, FINE_TUNING])  # a stream of its own, not that of the partition
         chosen = np.sort(rng.choice(total, sample.examples, replace=False, shuffle=False))
         ends = np.cumsum(data.size, dtype=np.int64)
         client = np.searchsorted(ends, chosen, side="right")
-        place = data.offset[client].astype(np.int64) + chosen - (ends - data.size)[client]
-    return np.asarray(data.order[place], np.int64)
+        position = data.offset[client].astype(np.int64) + chosen - (ends - data.size)[client]
+    return np.asarray(data.order[position], np.int64)
 
 
 def require_measurable(data: FederatedData, measures: Measures) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.peer_schedule import PeerSchedule
-from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events, stretches
+from fedjax_async.clock.peer_waves import first_cuts, peer_slots, peer_waves, previous_events
 from fedjax_async.engine.batches import BATCHINGS, Lanes, deal
 from fedjax_async.engine.layout import digest_of
 
@@ -67,10 +67,10 @@ def make_peer_layout(
     """
     check.one_of("batching", batching, BATCHINGS)
     check.one_of("order", order, ORDERS)
-    stretch = stretches(schedule, times)
-    waves = peer_waves(schedule, times) if order == "waves" else stretch
+    cut = first_cuts(schedule, times)
+    waves = peer_waves(schedule, times) if order == "waves" else cut
     chosen = np.lexsort((np.arange(len(waves)), waves))
-    chosen = chosen[: np.count_nonzero(stretch < len(times))]
+    chosen = chosen[: np.count_nonzero(cut < len(times))]
     ready = ready_at(schedule, chosen)
     steps = schedule.local_steps[chosen].astype(np.int64)
     runs = contiguous_runs(ready)
@@ -83,7 +83,7 @@ def make_peer_layout(
     return PeerLayout(
         schedule=schedule,
         order=chosen,
-        stops=np.searchsorted(np.sort(stretch[chosen]), np.arange(len(times)), side="right"),
+        stops=np.searchsorted(np.sort(cut[chosen]), np.arange(len(times)), side="right"),
         waves=len(runs) - 1,
         dealt=dealt,
         inbox_bounds=bounds,

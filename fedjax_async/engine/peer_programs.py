@@ -152,22 +152,22 @@ def compile_peer_programs(
     shapes: PeerShapes,
     *,
     scoring: PeerScoring,
-    stretches: Sequence[np.ndarray],
+    node_blocks: Sequence[np.ndarray],
     probes: tuple[tuple[str, NodesProbe], ...],
     mesh: Mesh | None = None,
 ) -> PeerPrograms:
     """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads.
 
-    ``stretches``: the numbers of the nodes that each call of an evaluation scores.
+    ``node_blocks``: the numbers of the nodes that each call of an evaluation scores.
     """
     shed()
     span = np.zeros(4, np.int32)
     carry, empty = shapes
-    rows, nodes = carry.nodes.row, stretches[0]
+    rows, nodes = carry.nodes.row, node_blocks[0]
     own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
     part = jax.eval_shape(own, tables, rows, nodes)
     part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
-    parts = [part if mesh is None else placed(part, spread(mesh)) for _ in stretches]
+    parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]
     online = np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
         start=start(what, shape.nodes, shape.slots, mesh).lower(tables, params).compile(),

@@ -232,11 +232,11 @@ def run_peer_reference(
             now = {"time": float(schedule.end[e]), "accuracy": _mean_of(scores[-1]["accuracy"])}
             progress(done, len(events), staleness=float("nan"), **now)
     executed = np.sort(by_end[: visible[row - 1]])
-    place = {e: i for i, e in enumerate(events.tolist())}
+    position = {e: i for i, e in enumerate(events.tolist())}
     return PeerOutcome(
         params=_stacked(shown),
         scores=_table(scores),
-        records=_table([jax.device_get(records[place[e]]) for e in executed.tolist()]),
+        records=_table([jax.device_get(records[position[e]]) for e in executed.tolist()]),
         counters={"waves": len(executed), "mean_width": 1.0},
         events=executed,
         rows=row,

@@ -60,7 +60,7 @@ class PeerRun(NamedTuple):
     layout: PeerLayout
     tables: PeerTables
     params: Params
-    stretches: list[np.ndarray]  # the numbers of the nodes that each call of an evaluation scores
+    node_blocks: list[np.ndarray]  # the numbers of the nodes that each call of an evaluation scores
     programs: PeerPrograms
     num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None
@@ -72,22 +72,22 @@ def make_peer_run(
 ) -> PeerRun:
     """Move a run to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit`` bytes."""
     components, schedule = member.components, member.schedule
-    data, shape, place = components.data, peer_shape(layout), everywhere(mesh)
+    data, shape, sharding = components.data, peer_shape(layout), everywhere(mesh)
     client = schedule.client[layout.order]
-    feed = feed_of(client, layout.dealt, data, place) if data.streamed else None
+    feed = feed_of(client, layout.dealt, data, sharding) if data.streamed else None
     given = (member.key, components.hyper, member.norm_limit, member.probes)
-    tables = make_peer_tables(layout, shape, data, *given, feed=feed, sharding=place)
+    tables = make_peer_tables(layout, shape, data, *given, feed=feed, sharding=sharding)
     longest = int(np.diff(layout.inbox_bounds).max(initial=1))
     functions = tuple((name, probe.function) for name, probe in member.probes.items())
     what = Algorithms(components.peer, components.client, functions, longest if functions else 1)
-    params = to_devices(member.params, place)
+    params = to_devices(member.params, sharding)
     shapes = peer_shapes(what, shape, layout.batching, tables, params, mesh)
     fixed = bytes_of(tables._replace(key=())) + bytes_of(shapes.carry)
     needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
     vmapped = layout.batching == "vmap"
-    stretches = _stretches(shape.nodes, layout.dealt.lanes, 1 if mesh is None else mesh.size)
+    node_blocks = _node_blocks(shape.nodes, layout.dealt.lanes, 1 if mesh is None else mesh.size)
     programs = compile_peer_programs(
         what,
         components.model,
@@ -98,17 +98,17 @@ def make_peer_run(
         params,
         shapes,
         scoring=scoring_of(data, layout.capacity if vmapped else 1, member.global_tests != "never"),
-        stretches=stretches,
+        node_blocks=node_blocks,
         probes=tuple(member.nodes_probes.items()),
         mesh=mesh,
     )
     needed += layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
-    return PeerRun(member, layout, tables, params, stretches, programs, needed, feed, mesh)
+    return PeerRun(member, layout, tables, params, node_blocks, programs, needed, feed, mesh)
 
 
-def _stretches(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
+def _node_blocks(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
     """The numbers of all nodes in equal parts, one per lane; the last node is repeated to fill the last parts."""
     lanes = min(lanes, nodes)
     size = devices * -(-nodes // (lanes * devices))
@@ -272,14 +272,14 @@ def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> li
         found: dict[str, Any] = program(run.tables, carry.nodes.row, nodes)
         return found
 
-    parts = trainers.each([partial(one, run.programs.own, nodes) for nodes in run.stretches])
+    parts = trainers.each([partial(one, run.programs.own, nodes) for nodes in run.node_blocks])
     if run.programs.whole is None:
         return parts
     if whole is not None:
-        more = trainers.each([partial(one, whole, nodes) for nodes in run.stretches])
+        more = trainers.each([partial(one, whole, nodes) for nodes in run.node_blocks])
     else:
-        nothing = np.full(len(run.stretches[0]), np.nan, run.tables.norm_limit.dtype)
-        more = [{"global_loss": nothing, "global_accuracy": nothing} for _ in run.stretches]
+        nothing = np.full(len(run.node_blocks[0]), np.nan, run.tables.norm_limit.dtype)
+        more = [{"global_loss": nothing, "global_accuracy": nothing} for _ in run.node_blocks]
     return [part | one for part, one in zip(parts, more)]
 
 

@@ -296,7 +296,7 @@ class Walk:
         run = self.run
         upload, message, norm, accepted, noted = run.train(int(run.schedule.job[e]))
         arrival = run.arrival(e, upload, message, accepted)
-        self.probing.look(run, e, arrival)
+        self.probing.probe(run, e, arrival)
         info = run.receive(arrival)
         self.records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}

@@ -101,7 +101,7 @@ class Probing:
             run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
         )
 
-    def look(self, run: Any, position: int, arrival: Arrival) -> None:
+    def probe(self, run: Any, position: int, arrival: Arrival) -> None:
         """Call the probes that are due, before the server receives the arrival."""
         who = int(arrival.client)
         for name, probe in self.probes.items():

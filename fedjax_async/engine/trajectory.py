@@ -142,7 +142,7 @@ def make_trajectory(
         needed = count * kept_bytes(components, params, facts_of(schedule))
         segment = max(count, 1) if needed <= MOST_KEPT else math.ceil(math.sqrt(count))
     check.whole("segment", segment)
-    stretches, first = run.steps(position, segment)
+    blocks, first = run.steps(position, segment)
     once = segment >= count
     score = make_score(components)
     scored = where_evaluated(score)
@@ -158,7 +158,7 @@ def make_trajectory(
         carried = run.begin(hyper, params, first)
         before = score(run.rule(hyper, 0).params(carried.server))
         rows = {name: [value[None]] for name, value in before.items()}
-        for some in stretches:
+        for some in blocks:
             carried, found = jax.lax.scan(
                 through if once else jax.checkpoint(through, prevent_cse=False), carried, some
             )
@@ -318,12 +318,12 @@ class _Run:
         first = jax.tree.map(lambda column: column[0], self._sent(0, 1, at_start, real))
         whole = Steps(**columns, sent=self._sent(1, count + 1, self.most_sent, real))
         whole_segments = count // segment * segment
-        stretches = [(0, whole_segments, segment), (whole_segments, count, count - whole_segments)]
+        blocks = [(0, whole_segments, segment), (whole_segments, count, count - whole_segments)]
 
         def cut(low: int, high: int, length: int) -> Steps:
             return jax.tree.map(lambda column: column[low:high].reshape(-1, length, *column.shape[1:]), whole)
 
-        return [cut(*stretch) for stretch in stretches if stretch[1] > stretch[0]], first
+        return [cut(*block) for block in blocks if block[1] > block[0]], first
 
     def _sent(self, low: int, high: int, most: int, real: np.dtype[Any]) -> Sent:
         """The messages due after ``low .. high-1`` arrivals, padded to ``most`` each."""

@@ -1,6 +1,6 @@
 """Observers of evaluations: the engine hands evaluations over while it runs, and keeps the models that they ask for.
 
-An evaluation is handed over once it is computed. The host waits for one only where more than ``AHEAD`` are under way.
+An evaluation is handed over once it is computed. The host waits for one only where more than ``UNDER_WAY`` are.
 An observer sees each run's evaluations in order, so its decisions do not depend on timing. A run that is stopped may
 have been trained further by then, but its results end at the evaluation that stopped it.
 """
@@ -17,10 +17,10 @@ import numpy as np
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params
 
-AHEAD = 4  # evaluations, each with its model, that may be under way on the device
+UNDER_WAY = 4  # evaluations, each with its model, that may be under way on the device
 
 Scored = Mapping[str, Any]  # an evaluation: its scores by name
-Place = tuple[int, int]  # a run of the stack, and how many of its arrivals came before
+Moment = tuple[int, int]  # a run of the stack, and how many of its arrivals came before
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ class Watcher:
 
     def __init__(self, points: Sequence[Points], observers: Sequence[Observer | None]) -> None:
         self._points, self._observers = points, observers
-        self._waiting: deque[tuple[Place, Scored, Params | None]] = deque()
+        self._waiting: deque[tuple[Moment, Scored, Params | None]] = deque()
         self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
         self.ends: dict[int, tuple[int, Params]] = {}  # run -> row and model of the evaluation that stopped it
 
@@ -58,29 +58,29 @@ class Watcher:
         observer = self._observers[run]
         return observer is not None and observer.models and run not in self.ends
 
-    def add(self, place: Place, scores: Scored, model: Params | None) -> None:
+    def add(self, moment: Moment, scores: Scored, model: Params | None) -> None:
         """Add an evaluation that the device has begun, and hand over those that are computed."""
-        if self._observers[place[0]] is not None:
-            self._waiting.append((place, scores, model))
+        if self._observers[moment[0]] is not None:
+            self._waiting.append((moment, scores, model))
             self.hand_over()
 
     def hand_over(self, wait: bool = False) -> None:
         """Hand over what is computed, the oldest first; with ``wait`` all of it."""
         while self._waiting:
-            place, scores, model = self._waiting[0]
-            if not (wait or len(self._waiting) > AHEAD or all(map(_is_ready, scores.values()))):
+            moment, scores, model = self._waiting[0]
+            if not (wait or len(self._waiting) > UNDER_WAY or all(map(_is_ready, scores.values()))):
                 return
             self._waiting.popleft()
-            self._observe(place, scores, model, False)
+            self._observe(moment, scores, model, False)
 
-    def restore(self, scores: Mapping[Place, Scored], models: Mapping[Place, Params]) -> None:
+    def restore(self, scores: Mapping[Moment, Scored], models: Mapping[Moment, Params]) -> None:
         """Hand over the evaluations of a checkpoint again; ``models``: those that it holds.
 
         ``ValueError`` if an observer wants a model that the checkpoint does not hold.
         """
-        for place in sorted(scores):
-            if self._observers[place[0]] is not None:
-                self._observe(place, scores[place], models.get(place), True)
+        for moment in sorted(scores):
+            if self._observers[moment[0]] is not None:
+                self._observe(moment, scores[moment], models.get(moment), True)
         for row, model in (*self.kept.values(), *self.ends.values()):
             if model is None:
                 raise ValueError(
@@ -89,7 +89,7 @@ class Watcher:
                 )
 
     @property
-    def models(self) -> dict[Place, Params]:
+    def models(self) -> dict[Moment, Params]:
         """The models that a checkpoint must hold."""
         found = [*self.kept.items(), *self.ends.items()]
         return {(run, int(self._points[run].position[row])): model for run, (row, model) in found}
@@ -99,8 +99,8 @@ class Watcher:
         """Whether every run was stopped."""
         return len(self.ends) == len(self._points)
 
-    def _observe(self, place: Place, scores: Scored, model: Params | None, again: bool) -> None:
-        (run, arrivals), observer = place, self._observers[place[0]]
+    def _observe(self, moment: Moment, scores: Scored, model: Params | None, again: bool) -> None:
+        (run, arrivals), observer = moment, self._observers[moment[0]]
         if run in self.ends or observer is None:
             return
         position = self._points[run].position

@@ -107,8 +107,8 @@ def bezier_length(points: Sequence[Params], *, nodes: int = 32) -> Array:
     inverse, _ = measure([leaf for side in sides for leaf in side])
     sides = [[leaf * inverse for leaf in side] for side in sides]
     products = jnp.stack([jnp.stack([inner(a, b) for b in sides]) for a in sides])
-    place, weight = np.polynomial.legendre.leggauss(nodes)
-    s = (place + 1.0) / 2.0
+    node, weight = np.polynomial.legendre.leggauss(nodes)
+    s = (node + 1.0) / 2.0
     bernstein = [math.comb(degree - 1, j) * s**j * (1.0 - s) ** (degree - 1 - j) for j in range(degree)]
     basis = jnp.asarray(np.stack(bernstein), real)  # [n, nodes]
     speed = degree * root(jnp.sum(basis * (products @ basis), axis=0))

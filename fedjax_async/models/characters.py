@@ -33,9 +33,9 @@ class Embedding(nn.Module):
 
 def at_the_end(hidden: Array, codes: Array) -> Array:
     """The vectors at the last character of each text: [B, L, features], [B, L] -> [B, features]."""
-    places = jnp.arange(codes.shape[1], dtype=jnp.int32).reshape(1, -1)
-    end = jnp.max(jnp.where(codes != PADDING, places, 0), axis=1, keepdims=True)
-    chosen = (places == end).astype(hidden.dtype)  # a mask, not an index: its gradient needs no scatter
+    positions = jnp.arange(codes.shape[1], dtype=jnp.int32).reshape(1, -1)
+    end = jnp.max(jnp.where(codes != PADDING, positions, 0), axis=1, keepdims=True)
+    chosen = (positions == end).astype(hidden.dtype)  # a mask, not an index: its gradient needs no scatter
     return (hidden * chosen[:, :, None]).sum(axis=1)
 
 

@@ -171,8 +171,8 @@ def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(run(jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(following)))
 
 
-def measured(shape: ConvShape, rounds: int = 3) -> dict[str, float]:
-    """Milliseconds of one step, forward and backward, of each candidate: the least of interleaved rounds.
+def measured(shape: ConvShape, repeats: int = 3) -> dict[str, float]:
+    """Milliseconds of one step, forward and backward, of each candidate: the least of `repeats` interleaved ones.
 
     On a CPU this is processor time, since each core trains other clients.
     """
@@ -180,7 +180,7 @@ def measured(shape: ConvShape, rounds: int = 3) -> dict[str, float]:
     clock = time.process_time if backend == "cpu" else time.perf_counter
     calls = {name: _call(name, shape, backend) for name in candidates(shape, backend)}
     best = dict.fromkeys(calls, math.inf)
-    for turn in range(rounds + 1):
+    for turn in range(repeats + 1):
         for name, call in calls.items():
             began = clock()
             call()

@@ -117,7 +117,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
         alike = all(len(one) == len(each[0]) for one in each)
         mean, _ = metrics.mean_and_std(np.stack(each if alike else each[:1], axis=-1))
         edges = np.linspace(0, 100, len(mean) + 1)
-        colour, dash = canvas.look(len(names))
+        colour, dash = canvas.line_style(len(names))
         axes.stairs(mean, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
         model = of_model(score)[0]
         names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")

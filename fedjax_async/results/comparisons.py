@@ -57,7 +57,7 @@ def stopped_early(runs: Sequence[Run]) -> str:
 def comparison(
     runs: Mapping[str, Sequence[Run]],
     baseline: str | None = None,
-    target: str | float = metrics.SHARE,
+    target: str | float = metrics.TARGET,
     final: str = FINAL,
     interval: str = "t",
     *,

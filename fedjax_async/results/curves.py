@@ -108,16 +108,16 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)
     lowest, highest = metrics.limits(column)
     for index, (curve, _, _) in enumerate(drawn.values()):
-        at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.look(index)[0]
+        at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.line_style(index)[0]
         marks: dict[str, Any] = {"markevery": (0.02 * (index % 5), 0.1), "linewidth": 1.6 if few else 1.3}
-        axes.plot(at, curve.mean, drawstyle=style, **_look(index), **marks)
+        axes.plot(at, curve.mean, drawstyle=style, **_line_style(index), **marks)
         if few:
             low, high = np.clip([curve.mean - curve.std, curve.mean + curve.std], lowest, highest)
             shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
             axes.fill_between(at, low, high, color=colour, **shade)
     for index, (_, raw, _) in enumerate(drawn.values()):
         if raw is not None and few:
-            colour, style = canvas.look(index)[0], "steps-post" if raw.steps else "default"
+            colour, style = canvas.line_style(index)[0], "steps-post" if raw.steps else "default"
             axes.plot(raw.at / size, raw.mean, color=colour, linewidth=0.7, alpha=0.35, drawstyle=style, zorder=1.5)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
@@ -131,9 +131,9 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
     return canvas.finish(figure, drawing)
 
 
-def _look(index: int) -> dict[str, Any]:
+def _line_style(index: int) -> dict[str, Any]:
     """Colour, dash and marker of the ``index``-th line."""
-    colour, dash = canvas.look(index)
+    colour, dash = canvas.line_style(index)
     return {"color": colour, "linestyle": dash, "marker": canvas.marker(index), "markersize": 4}
 
 
@@ -175,11 +175,11 @@ def _names(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], bars_at: np.n
     start = max(edge, float(bars_at.max())) + 0.03 * edge
     piece = 0.07 * edge if len(drawn) > len(canvas.PALETTE) else 0.0
     for index, (name, at, value, height) in enumerate(zip(drawn, np.maximum(bars_at, edge), y, heights, strict=True)):
-        look = _look(index)
-        axes.plot([at, start], [value, height], color=look["color"], linewidth=0.6, clip_on=False)
+        line_style = _line_style(index)
+        axes.plot([at, start], [value, height], color=line_style["color"], linewidth=0.6, clip_on=False)
         if piece:
             middle: dict[str, Any] = {"markevery": [1], "clip_on": False, "linewidth": 1.6}
-            axes.plot(start + piece * np.array([0.0, 0.5, 1.0]), np.full(3, height), **look, **middle)
-        place: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
-        place |= {"annotation_clip": False, "fontsize": points}
-        axes.annotate(name, (start + piece, height), color=look["color"], **place)
+            axes.plot(start + piece * np.array([0.0, 0.5, 1.0]), np.full(3, height), **line_style, **middle)
+        style: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
+        style |= {"annotation_clip": False, "fontsize": points}
+        axes.annotate(name, (start + piece, height), color=line_style["color"], **style)

@@ -37,7 +37,7 @@ from fedjax_async.types import FederatedData, Run, Schedule
 
 PROBE = "explain"
 ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
-PARTS = ("validation", "test")
+DATA_PARTS = ("validation", "test")
 NO_VALIDATION = "'test', or left out: the run holds no validation examples out (validation_fraction)"
 MOST_CLASSES = 100  # with more, the classes have no columns of their own
 
@@ -102,7 +102,7 @@ def explain(
     True
     """
     check.whole("examples", examples)
-    check.optional(check.one_of, "part", part, allowed=PARTS)
+    check.optional(check.one_of, "part", part, allowed=DATA_PARTS)
     folder = None
     if not isinstance(run, Run):
         check.path("run", run)

@@ -123,7 +123,7 @@ def finish(figure: Figure, drawing: Drawing) -> Figure:
     return figure
 
 
-def look(index: int) -> tuple[str, Any]:
+def line_style(index: int) -> tuple[str, Any]:
     """Colour and dash pattern of the ``index``-th line; the first 28 are different."""
     return PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
 

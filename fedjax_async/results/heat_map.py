@@ -134,10 +134,10 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
         above = index + across < len(maps) and maps[index + across].columns == each.columns
         _name_edges(axes, each, rows=not beside, columns=not above)
     every = [axes for axes in grid.ravel() if axes.figure is not None]
-    place: dict[str, Any] = {"aspect": sizes.height / 0.15}
+    style: dict[str, Any] = {"aspect": sizes.height / 0.15}
     if sizes.below:  # 0.1 inches high, 0.1 below the maps
-        place = {"location": "bottom", "fraction": 0.1 / sizes.height, "pad": 0.1 / sizes.height, "aspect": 30}
-    bar = figure.colorbar(image, ax=every, **place)
+        style = {"location": "bottom", "fraction": 0.1 / sizes.height, "pad": 0.1 / sizes.height, "aspect": 30}
+    bar = figure.colorbar(image, ax=every, **style)
     bar.outline.set_visible(False)  # type: ignore[operator]
     title = f"test {metrics.final_title(metric, final)}"
     bar.set_label(title if sizes.below else title.replace(", ", ",\n"), fontsize=10, color=canvas.INK)

@@ -195,10 +195,10 @@ def _spread_note(run: Run, score: str) -> str:
         for ending in ("", "_std", "_worst")
     )
     model, kind = of_model(score)
-    places, unit = (2, " %") if metrics.percent(score) > 1 else (4, "")
+    decimals, unit = (2, " %") if metrics.percent(score) > 1 else (4, "")
     return (
-        f"{model[0].upper()}{model[1:]}: mean {kind} {mean:.{places}f}{unit}, deviation between clients "
-        f"{std:.{places}f}, worst tenth {worst:.{places}f}."
+        f"{model[0].upper()}{model[1:]}: mean {kind} {mean:.{decimals}f}{unit}, deviation between clients "
+        f"{std:.{decimals}f}, worst tenth {worst:.{decimals}f}."
     )
 
 

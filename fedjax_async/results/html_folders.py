@@ -18,7 +18,7 @@ from fedjax_async import check
 from fedjax_async.config.grid import Point
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
-from fedjax_async.results.metrics import FINAL, SHARE
+from fedjax_async.results.metrics import FINAL, TARGET
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import Record
 from fedjax_async.results.sweeps import collect
@@ -30,7 +30,7 @@ Content = dict[str, Any]  # JSON
 Row = Mapping[str, Any]
 
 
-class Group(NamedTuple):
+class Seeds(NamedTuple):
     """Runs that differ only in their seed."""
 
     name: str
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     path: Path
     kind: str  # "run", "comparison" or "sweep"
-    groups: list[Group]  # in the order of drawing
+    groups: list[Seeds]  # in the order of drawing
     folders: dict[str, Path]  # name of a record -> folder of its run
     rows: dict[str, Row]  # name of a record -> its row in the table of runs
     tables: list[Content]
@@ -99,7 +99,7 @@ def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
         return _sweep(path, options)
     if (path / store.MANIFEST).is_file():
         record = _record(path, "run")
-        group = Group(str(record.run.settings.get("method", "run")), [record])
+        group = Seeds(str(record.run.settings.get("method", "run")), [record])
         return Source(path, "run", [group], {"run": path}, {"run": _row(record, options)}, [], [])
     found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
     if not found:
@@ -133,7 +133,7 @@ def _sweep(path: Path, options: Options) -> Source:
     with tempfile.TemporaryDirectory() as scratch:
         sweep_files.write_tables(found, Path(scratch), target, roles=sweep.roles, **options.of_tables)
         names = ("runs.csv", "settings.csv", "best.csv", "best.md")
-        fresh, saved = ([_text(Path(place) / name) for name in names] for place in (scratch, path))
+        fresh, saved = ([_text(Path(folder) / name) for name in names] for folder in (scratch, path))
         new_pairs = _pairs(Path(scratch))
     same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
     if not same and not options.given:
@@ -142,7 +142,7 @@ def _sweep(path: Path, options: Options) -> Source:
     (runs, settings, best, how), pairs = (saved, _pairs(path)) if kept else (fresh, new_pairs)
     notes += how.partition("\n\n")[0].splitlines()
     rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
-    groups = [Group(*grouped[index]) for index in ranked.order]
+    groups = [Seeds(*grouped[index]) for index in ranked.order]
     folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
     shown = [table("Best settings", best), table("Settings", settings), *pairs]
     return Source(path, "sweep", groups, folders, rows, shown, notes)
@@ -170,7 +170,7 @@ def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source
     shown, notes = _methods(path, saved, runs, options)
     if listed and len(listed) < len(order):
         notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
-    groups = [Group(name, grouped[name]) for name in order]
+    groups = [Seeds(name, grouped[name]) for name in order]
     rows = {member.point.name: _row(member, options) for group in groups for member in group.members}
     return Source(path, "comparison", groups, by_name, rows, shown, notes)
 
@@ -183,7 +183,7 @@ def _methods(
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
-        target = SHARE if options.target is None else options.target
+        target = TARGET if options.target is None else options.target
         write_comparison(runs, scratch, plots=False, target=target, **options.of_tables)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
     if options.given:
@@ -217,7 +217,7 @@ def _agree(saved: str, fresh: str, names: Sequence[str]) -> bool:
     return bool(saved) and spreads[0] == spreads[1] and columns[0] == columns[1]
 
 
-PARTS = (" std", " reached", " low", " high")  # endings of CSV columns that belong to one column of the page
+ENDINGS = (" std", " reached", " low", " high")  # endings of CSV columns that belong to one column of the page
 
 
 def _number(text: str) -> int | float | None:
@@ -249,18 +249,18 @@ def table(title: str, text: str) -> Content:
     rows, header = list(csv.reader(io.StringIO(text)))[1:], _header(text)
     joined: dict[str, list[int]] = {}
     for index, name in enumerate(header):
-        base = next((name.removesuffix(part) for part in PARTS if name.endswith(part)), name)
+        base = next((name.removesuffix(part) for part in ENDINGS if name.endswith(part)), name)
         whole = base in header or {f"{base} low", f"{base} high"} <= set(header)
         joined.setdefault(base if whole else name, []).append(index)
-    numeric = {name: all(_numeric([row[at] for row in rows]) for at in places) for name, places in joined.items()}
+    numeric = {name: all(_numeric([row[at] for row in rows]) for at in indices) for name, indices in joined.items()}
     cells = [
         [
-            _cell([row[at] for at in places], [header[at] for at in places], numeric[name])
-            for name, places in joined.items()
+            _cell([row[at] for at in indices], [header[at] for at in indices], numeric[name])
+            for name, indices in joined.items()
         ]
         for row in rows[:MOST_ROWS]
     ]
-    columns = [{"name": name, "of": [header[at] for at in places]} for name, places in joined.items()]
+    columns = [{"name": name, "of": [header[at] for at in indices]} for name, indices in joined.items()]
     note = f"The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""
     return {"title": title, "columns": columns, "rows": cells, "note": note}
 
@@ -270,8 +270,8 @@ def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any
     if not numeric:
         return [texts[0]]
     numbers = [_number(text) for text in texts]
-    places = 4 if "loss" in names[0] else 2
-    fixed = [tables.NOTHING if number is None else f"{number:.{places}f}" for number in numbers]
+    decimals = 4 if "loss" in names[0] else 2
+    fixed = [tables.NOTHING if number is None else f"{number:.{decimals}f}" for number in numbers]
     if len(names) == 1:
         first = numbers[0]
         shown = tables.NOTHING if first is None else f"{first:.6g}" if isinstance(first, float) else texts[0]

@@ -10,7 +10,7 @@ from fedjax_async.clock import Outcome, PeerSchedule, with_derived_columns
 from fedjax_async.engine.peer_outcome import executed
 from fedjax_async.results.figure import INK, PALETTE
 from fedjax_async.results.html_figures import Figure, Shown, axis, plot
-from fedjax_async.results.peer_gantt import LOOKS
+from fedjax_async.results.peer_gantt import MESSAGE_STYLES
 from fedjax_async.types import Run, Schedule
 
 MOST_ROWS = 40  # clients of a chart
@@ -65,8 +65,8 @@ def _part(
 
 def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **more: Any) -> dict[str, Any]:
     """Horizontal bars from ``begin`` to ``end``."""
-    place = {"base": begin, "x": np.maximum(end - begin, 0.0), "y": rows, "width": 0.7}
-    return {"type": "bar", "orientation": "h", "name": name, "textposition": "none", **place, **more}
+    bars = {"base": begin, "x": np.maximum(end - begin, 0.0), "y": rows, "width": 0.7}
+    return {"type": "bar", "orientation": "h", "name": name, "textposition": "none", **bars, **more}
 
 
 def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Figure:
@@ -168,9 +168,9 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
     for name, mine in (("trained", accepted), (REJECTED, ~accepted)):
         if mine.any():
             colour = {"color": staleness[mine].tolist(), "coloraxis": "coloraxis"} if name != REJECTED else {}
-            place = (plan.start[events[mine]], plan.end[events[mine]], rows[mine])
+            coordinates = (plan.start[events[mine]], plan.end[events[mine]], rows[mine])
             more = {"marker": colour or {"color": STATE_COLOURS[REJECTED]}, "customdata": about[mine]}
-            data.append(_bars(name, *place, **more, hovertemplate=text))
+            data.append(_bars(name, *coordinates, **more, hovertemplate=text))
     mixes = mixed > 0
     data.append(TICKS | {"name": "inbox mixed", "x": plan.mixed_at[events][mixes], "y": rows[mixes]})
     top = float(staleness.max(initial=0.0))
@@ -182,7 +182,7 @@ def _messages(plan: PeerSchedule, nodes: np.ndarray, events: np.ndarray) -> list
     pushes = np.flatnonzero(np.isin(plan.push_event, events) & np.isin(plan.receiver, nodes))
     sent = plan.end[plan.push_event]
     data: list[dict[str, Any]] = []
-    for name, (outcomes, colour, dash) in LOOKS.items():
+    for name, (outcomes, colour, dash) in MESSAGE_STYLES.items():
         mine = pushes[np.isin(plan.outcome[pushes], outcomes)]
         if not mine.size:
             continue

@@ -19,7 +19,7 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
-from fedjax_async.results.html_folders import AS_SAVED, Content, Group, Options, Source, read, table_of
+from fedjax_async.results.html_folders import AS_SAVED, Content, Options, Seeds, Source, read, table_of
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
 from fedjax_async.results.significance import INTERVALS
@@ -77,10 +77,10 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 def _chosen(
     sources: Sequence[Source], labels: Sequence[str]
-) -> tuple[dict[str, Group], list[tuple[str, Path]], list[str]]:
+) -> tuple[dict[str, Seeds], list[tuple[str, Path]], list[str]]:
     """Name -> group with curves; name and folder of each run with details; notes on what the curves leave out."""
     share = max(1, MOST_LINES // len(sources))
-    drawn: dict[str, Group] = {}
+    drawn: dict[str, Seeds] = {}
     members: list[tuple[int, str, Path]] = []
     notes = []
     for label, source in zip(labels, sources, strict=True):

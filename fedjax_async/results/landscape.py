@@ -71,13 +71,13 @@ def plane_picture(
     filled = axes.contourf(x, y, shown, **colours)
     axes.contour(x, y, shown, levels=levels, colors="white", linewidths=0.3, alpha=0.6)
     for index, (name, (xs, ys)) in enumerate(paths.items()):
-        _, dash = canvas.look(len(canvas.PALETTE) * (index % len(canvas.DASHES)))
+        _, dash = canvas.line_style(len(canvas.PALETTE) * (index % len(canvas.DASHES)))
         axes.plot(xs, ys, color="white", linestyle=dash, linewidth=1.8, label=name)
     for name, (right, up, _) in models.items():
         axes.plot([right], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
-        place: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
-        place["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # readable on yellow too
-        axes.annotate(name, (right, up), color="white", fontsize=10, **place)
+        style: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
+        style["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # readable on yellow too
+        axes.annotate(name, (right, up), color="white", fontsize=10, **style)
     canvas.label(axes, "distance in the plane", "distance in the plane")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
     bar.outline.set_visible(False)  # type: ignore[operator]
@@ -108,7 +108,7 @@ def path_picture(
     """
     figure, axes = canvas.new(5.2, 3.6, drawing)
     for index, (name, (s, loss)) in enumerate(paths.items()):
-        colour, dash = canvas.look(index)
+        colour, dash = canvas.line_style(index)
         axes.plot(s, loss, color=colour, linestyle=dash, linewidth=1.6, label=name, marker=canvas.marker(index))
     every = np.concatenate([loss for _, loss in paths.values()])
     finite = every[np.isfinite(every)]

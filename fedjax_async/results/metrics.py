@@ -186,10 +186,10 @@ class Relative(NamedTuple):
     ratio: dict[str, np.ndarray]  # method -> float64[seeds], time divided by the baseline's
 
 
-SHARE = "95%"  # the default target: this share of the lowest final accuracy
+TARGET = "95%"  # the default target: this share of the lowest final accuracy
 
 
-def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = SHARE) -> np.ndarray:
+def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGET) -> np.ndarray:
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
     ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name, for its
@@ -217,7 +217,7 @@ def relative_time(
     runs: Mapping[str, Sequence[Run]],
     baseline: str,
     *,
-    target: str | float = SHARE,
+    target: str | float = TARGET,
     unit: str = "time",
     final: str = FINAL,
 ) -> Relative:

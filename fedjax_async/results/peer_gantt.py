@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Name in the legend -> the outcomes of messages with this name, colour and dashes of their lines.
-LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
+MESSAGE_STYLES: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
     "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
     "superseded by a newer one": ((Delivery.SUPERSEDED,), canvas.PALETTE[4], "-"),
     "dropped from a full buffer": ((Delivery.OVERFLOWED,), canvas.PALETTE[3], "-"),
@@ -40,10 +40,10 @@ def peer_gantt(
     """A Gantt chart: a row per node, a bar per compute event, a line per message from its sender to its receiver.
 
     A line begins where its sender has trained and ends where the message arrives; its colour is the message's outcome
-    (``LOOKS``). A tick marks the time at which an event mixes its inbox. Where a node has not joined yet, or has left,
-    its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many nodes are
-    shown. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for
-    about five events per node).
+    (``MESSAGE_STYLES``). A tick marks the time at which an event mixes its inbox. Where a node has not joined yet, or
+    has left, its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many
+    nodes are shown. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough
+    for about five events per node).
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
@@ -105,7 +105,7 @@ def _draw_messages(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until
     receiver, there = row_of[schedule.receiver], (sent <= until)
     there &= (sender >= 0) & (receiver >= 0)
     kinds: dict[str, Any] = {}
-    for name, (outcomes, colour, dash) in LOOKS.items():
+    for name, (outcomes, colour, dash) in MESSAGE_STYLES.items():
         chosen = np.flatnonzero(there & np.isin(schedule.outcome, outcomes))
         if not len(chosen):
             continue

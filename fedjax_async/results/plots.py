@@ -188,10 +188,10 @@ def _write_scores(axes: Axes, schedule: Schedule, rows: list[int], until: float,
     from matplotlib import patheffects  # noqa: PLC0415 (an extra)
 
     outline = [patheffects.withStroke(linewidth=1.5, foreground="white")]  # readable on dark bars too
-    place = {client: row for row, client in enumerate(rows)}
+    height = {client: row for row, client in enumerate(rows)}
     for job in _window(schedule, rows, until):
         if np.isfinite(scores[job]):
-            where = schedule.dispatch_time[job], place[int(schedule.client[job])]
+            where = schedule.dispatch_time[job], height[int(schedule.client[job])]
             text = f" {scores[job]:.3g}"
             axes.text(*where, text, fontsize=6, va="center", clip_on=True, path_effects=outline)
 

@@ -95,7 +95,7 @@ def write_comparison(
     plots: bool = True,
     *,
     baseline: str | None = None,
-    target: str | float = metrics.SHARE,
+    target: str | float = metrics.TARGET,
     final: str = FINAL,
     interval: str = "t",
     drawing: Drawing = SCREEN,
@@ -356,13 +356,13 @@ def compare(
     for method in names:
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
 
-    def place(method: str, seed: int) -> Path | None:
+    def folder_of(method: str, seed: int) -> Path | None:
         named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")
         return None if out is None else Path(out) / named
 
     def train(method: str, seed: int) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}
-        return _train_one(given, name, place(method, seed), looking_on, progress, again=again, **options)
+        return _train_one(given, name, folder_of(method, seed), looking_on, progress, again=again, **options)
 
     all_seeds = range(common.seed, common.seed + seeds)
     with claimed(out):
@@ -370,7 +370,7 @@ def compare(
             require_comparison(out, overwrite=overwrite)
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
-                _check_one(settings_of(method, seed), place(method, seed), part(index), overwrite=overwrite)
+                _check_one(settings_of(method, seed), folder_of(method, seed), part(index), overwrite=overwrite)
         runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
             for method in names:

@@ -160,8 +160,8 @@ class WandbStream:
             return
         if self._run is None:
             self._run = self._begun(dict(evaluation.settings))
-        places = {"time": evaluation.time, "update": evaluation.update, "server_step": evaluation.step}
-        self._run.log(places | {n: float(v) for n, v in scalars(evaluation).items()}, step=evaluation.number)
+        position = {"time": evaluation.time, "update": evaluation.update, "server_step": evaluation.step}
+        self._run.log(position | {n: float(v) for n, v in scalars(evaluation).items()}, step=evaluation.number)
         self._ledger["evaluations"] = evaluation.number + 1
         if self._folder is not None:
             disk.write(self._folder / LEDGER, files.json_bytes(self._ledger))

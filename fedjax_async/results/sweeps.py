@@ -130,10 +130,10 @@ def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None
     """The indices of the points with a finished run in ``folder`` that ``callbacks``, if given, would not change."""
 
     def whole(point: Point) -> bool:
-        place = sweep_folder.run_folder(folder, point)
-        if not is_finished(place, as_dict(point.settings)):
+        run_folder = sweep_folder.run_folder(folder, point)
+        if not is_finished(run_folder, as_dict(point.settings)):
             return False
-        return callbacks is None or looking.is_covered_in(place, callbacks, point.name)
+        return callbacks is None or looking.is_covered_in(run_folder, callbacks, point.name)
 
     return frozenset(index for index, point in enumerate(points) if whole(point))
 
@@ -173,9 +173,9 @@ def train(
 
     def watch(member: int, experiment: Prepared) -> Watch:
         point = work.points[member]
-        place = None if folder is None else sweep_folder.run_folder(folder, point)
+        run_folder = None if folder is None else sweep_folder.run_folder(folder, point)
         callbacks = NO_CALLBACKS if member in work.finished else work.callbacks
-        watches.append(looking.watch_of(callbacks, experiment, place, point.name))
+        watches.append(looking.watch_of(callbacks, experiment, run_folder, point.name))
         return watches[-1]
 
     options: dict[str, Any] = {"progress": report, "folder": checkpoints, "probes": work.probes}
@@ -217,12 +217,12 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
     """
     known = sweep_folder.is_defined(folder, work.points, work.probes)
     for index, point in enumerate(work.points):
-        place = sweep_folder.run_folder(folder, point)
+        run_folder = sweep_folder.run_folder(folder, point)
         if index in work.finished:
             if work.callbacks.streams:
-                looking.stream_again(store.load(place), work.callbacks, place, point.name)
-        elif not known or (place / store.MANIFEST).is_file():  # of other settings, or with other callbacks
-            streams.clear(place)
+                looking.stream_again(store.load(run_folder), work.callbacks, run_folder, point.name)
+        elif not known or (run_folder / store.MANIFEST).is_file():  # of other settings, or with other callbacks
+            streams.clear(run_folder)
 
 
 def train_into(folder: Path, work: SweepWork, *, progress: bool | None = None) -> None:

@@ -146,8 +146,8 @@ def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, in
     check.one_of("style", style, STYLES)
     listed = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Mapping) for row in rows)
     check.require(listed, "rows", rows, "a list of at least one row, a dict, column -> value")
-    places = decimals is None or isinstance(decimals, Mapping)
-    check.require(places, "decimals", decimals, "a dict, column -> decimal places, such as {'loss': 4}")
+    per_column = decimals is None or isinstance(decimals, Mapping)
+    check.require(per_column, "decimals", decimals, "a dict, column -> decimal places, such as {'loss': 4}")
     return STYLES[style](rows, decimals or {})
 
 
@@ -172,5 +172,5 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
         final = any(f", {way}" in name for way in ("mean of last ", "last", "best"))
         return (final and not name.endswith("(%)")) or (loss and name.startswith("95% "))
 
-    places = {name: 0 if name.startswith(whole) else 4 if precise(name) else 2 for name in columns}
-    return places | {"sent (MB)": 1}
+    decimals = {name: 0 if name.startswith(whole) else 4 if precise(name) else 2 for name in columns}
+    return decimals | {"sent (MB)": 1}

@@ -200,15 +200,15 @@ def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
     for tuning in made:
         where, method = (setting_title(values, columns) for values in (tuning.world, tuning.compared))
         worlds.setdefault(where, {})[method] = tuning.trials
-    places: dict[str, list[str]] = {}  # the worlds that have the same counts
+    by_counts: dict[str, list[str]] = {}  # the worlds that have the same counts
     for where, trials in worlds.items():
         if len(set(trials.values())) > 1:
             counts = ", ".join(f"{count} for {method}" for method, count in trials.items())
-            places.setdefault(counts, []).append(where)
+            by_counts.setdefault(counts, []).append(where)
     return [
         f"WARNING: unequal effort{'' if len(where) == len(worlds) else ' in ' + ' and '.join(where)}, "
         f"which favours methods with more trials: {counts}."
-        for counts, where in places.items()
+        for counts, where in by_counts.items()
     ]
 
 

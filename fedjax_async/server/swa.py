@@ -106,8 +106,8 @@ def with_params(rule: ServerAlgorithm, state: State, params: Params) -> State:
     except TypeError:
         found = [None]
     check.require(all(isinstance(leaf, _Leaf) for leaf in found), "rule", "one that computes its params", _PART)
-    for place, leaf in zip(found, jax.tree.leaves(params), strict=True):
-        leaves[place.number] = leaf
+    for description, leaf in zip(found, jax.tree.leaves(params), strict=True):
+        leaves[description.number] = leaf
     return jax.tree.unflatten(structure, leaves)
 
 

@@ -79,9 +79,9 @@ POSITIVE = ("server_steps", "local_steps", "lr", "server_lr", "smoothness", "qua
 def _checked(c: ManifoldConstants) -> ManifoldConstants:
     for name, value in c._asdict().items():
         range_of = "" if name in LOSSES else " > 0" if name in POSITIVE else " >= 0"
-        for place, number in _numbers(value):
+        for index, number in _numbers(value):
             fits = check.is_real(number) and (name in LOSSES or number > 0 or (number == 0 and name not in POSITIVE))
-            check.require(fits, name + place, number, f"a finite number{range_of}")
+            check.require(fits, name + index, number, f"a finite number{range_of}")
     shapes = {name: np.shape(value) for name, value in c._asdict().items() if np.shape(value) != ()}
     try:
         np.broadcast_shapes(*shapes.values())
@@ -101,7 +101,7 @@ def _numbers(value: Any) -> list[tuple[str, Any]]:
         return []
     if not isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return [("", value)]
-    return [(str(list(place)) if place else "", number.item()) for place, number in np.ndenumerate(np.asarray(value))]
+    return [(str(list(index)) if index else "", number.item()) for index, number in np.ndenumerate(np.asarray(value))]
 
 
 def quality_term(c: ManifoldConstants) -> Any:

@@ -14,7 +14,7 @@ from fedjax_async import check
 class Setting(NamedTuple):
     """The arguments of the rates: numbers, or arrays that broadcast."""
 
-    rounds: Any  # T, server steps
+    server_steps: Any  # T, server steps
     local_steps: Any  # K
     clients: Any  # n
     participants: Any  # m <= n, of one server step
@@ -41,43 +41,43 @@ class Row(NamedTuple):
 
 
 def _fedbuff(s: Setting) -> Any:
-    late = s.tau_max**2 * (s.variance + s.heterogeneity + s.squared_gradient) / s.rounds
-    return s.variance / (s.rounds * s.local_steps) ** 0.5 + late
+    late = s.tau_max**2 * (s.variance + s.heterogeneity + s.squared_gradient) / s.server_steps
+    return s.variance / (s.server_steps * s.local_steps) ** 0.5 + late
 
 
 def _unbounded(s: Setting) -> Any:
     both = s.variance + s.heterogeneity
-    return both / s.rounds**0.5 + s.tau_max**2 * both / s.rounds
+    return both / s.server_steps**0.5 + s.tau_max**2 * both / s.server_steps
 
 
 def _private(s: Setting) -> Any:
-    late = s.tau_c**2 * (s.variance + s.squared_gradient) / s.rounds
-    return (s.variance + s.heterogeneity) / s.rounds**0.5 + late
+    late = s.tau_c**2 * (s.variance + s.squared_gradient) / s.server_steps
+    return (s.variance + s.heterogeneity) / s.server_steps**0.5 + late
 
 
 def _relaying(s: Setting) -> Any:
-    return s.variance / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 * s.squared_gradient / s.rounds
+    return s.variance / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 * s.squared_gradient / s.server_steps
 
 
 def _cached(s: Setting) -> Any:
     spread = s.variance + s.local_steps**0.5 * s.heterogeneity
-    return spread / (s.rounds * s.local_steps * s.participants) ** 0.5 + s.tau_max * s.tau_avgm / s.rounds
+    return spread / (s.server_steps * s.local_steps * s.participants) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
 def _speedup(s: Setting) -> Any:
-    return (s.variance + s.squared_gradient) / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
+    return (s.variance + s.squared_gradient) / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
 def _asynfl(s: Setting) -> Any:
-    return s.variance / (s.rounds * s.local_steps * s.clients) ** 0.5 + s.tau_max * s.tau_avgm / s.rounds
+    return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
 def _asynflc(s: Setting) -> Any:
-    return s.tau_max * s.variance / (s.local_steps * s.rounds ** (2 / 3))
+    return s.tau_max * s.variance / (s.local_steps * s.server_steps ** (2 / 3))
 
 
 def _asynflc_ef(s: Setting) -> Any:
-    return s.variance / (s.rounds * s.local_steps * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
+    return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
 _CACHED = "(s2 + sqrt(K) sg2)/sqrt(TKm) + tau_max tau_avgm/T"
@@ -121,7 +121,7 @@ def compare(setting: Setting) -> dict[str, Any]:
     >>> rates["asynfl"] < rates["ca2fl"] < rates["fedbuff_unbounded"]
     True
     """
-    for field in ("rounds", "local_steps", "clients", "participants"):
+    for field in ("server_steps", "local_steps", "clients", "participants"):
         check.positive(field, getattr(setting, field))
     for field in ("variance", "heterogeneity", "squared_gradient", "tau_max", "tau_avgm", "tau_c"):
         check.non_negative(field, getattr(setting, field))

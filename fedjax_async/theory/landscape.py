@@ -95,10 +95,13 @@ def barrier(s: Any, loss: Any) -> float:
 
     Source: Entezari et al. (2022), definition 3.1.
     """
-    place, height = np.asarray(s, np.float64), np.asarray(loss, np.float64)
+    position, height = np.asarray(s, np.float64), np.asarray(loss, np.float64)
     check.require(
-        place.ndim == 1 and place.shape == height.shape, "loss.shape", height.shape, f"that of s, {place.shape}"
+        position.ndim == 1 and position.shape == height.shape,
+        "loss.shape",
+        height.shape,
+        f"that of s, {position.shape}",
     )
-    ends = place.size > 1 and place[0] == 0 and place[-1] == 1
-    check.require(bool(ends), "s", f"{place.size} positions", "positions from 0 to 1")
-    return float(np.max(height - ((1.0 - place) * height[0] + place * height[-1])))
+    ends = position.size > 1 and position[0] == 0 and position[-1] == 1
+    check.require(bool(ends), "s", f"{position.size} positions", "positions from 0 to 1")
+    return float(np.max(height - ((1.0 - position) * height[0] + position * height[-1])))

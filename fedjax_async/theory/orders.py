@@ -41,11 +41,11 @@ def corollary_1(constants: Constants) -> Bound:
     tau_avg and tau_avgm are the larger of their two kinds.
     """
     c = checked(constants)
-    d, rounds, steps = c.delays, c.delays.server_steps, c.local_steps
-    leading = 1 / (rounds * steps * c.clients) ** 0.5
+    d, total, steps = c.delays, c.delays.server_steps, c.local_steps
+    leading = 1 / (total * steps * c.clients) ** 0.5
     mean, highest = larger(d.tau_avg0, d.tau_avg1), larger(d.tau_avgm0, d.tau_avgm1)
-    variance = leading + 1 / (rounds * steps) + mean / rounds
-    spread = (1 + steps * c.clients * d.tau_max * highest) / rounds
+    variance = leading + 1 / (total * steps) + mean / total
+    spread = (1 + steps * c.clients * d.tau_max * highest) / total
     return Bound(leading * c.gap, variance * c.variance, spread * c.heterogeneity)
 
 
@@ -74,16 +74,16 @@ def corollary_4(constants: Constants) -> Bound:
     As printed: without compression it has no term with delays, although eq. 17 keeps those of Corollary 1.
     """
     c = checked(constants)
-    rounds, steps, n, top = c.delays.server_steps, c.local_steps, c.clients, c.delays.tau_max
-    leading, lost = 1 / (rounds * steps * n) ** 0.5, compression_factor(c.gamma)
-    variance = leading + 1 / (rounds * steps) + lost * n * top / rounds
-    spread = (1 + lost * steps * n * top**2) / rounds
+    total, steps, n, top = c.delays.server_steps, c.local_steps, c.clients, c.delays.tau_max
+    leading, lost = 1 / (total * steps * n) ** 0.5, compression_factor(c.gamma)
+    variance = leading + 1 / (total * steps) + lost * n * top / total
+    spread = (1 + lost * steps * n * top**2) / total
     return Bound(leading * c.gap, variance * c.variance, spread * c.heterogeneity)
 
 
 def residual_order(constants: Constants) -> Bound:
     """Lemma 1, eq. 16: squared residual of error feedback, mean over clients and steps [w^2]; 0 at gamma = 1."""
     c = checked(constants)
-    lost, rounds, top = compression_factor(c.gamma), c.delays.server_steps, c.delays.tau_max
-    variance = lost * top / (c.local_steps * rounds)
-    return Bound(0.0 * c.gap, variance * c.variance, lost * top**2 / rounds * c.heterogeneity)
+    lost, total, top = compression_factor(c.gamma), c.delays.server_steps, c.delays.tau_max
+    variance = lost * top / (c.local_steps * total)
+    return Bound(0.0 * c.gap, variance * c.variance, lost * top**2 / total * c.heterogeneity)

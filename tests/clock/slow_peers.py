@@ -24,7 +24,7 @@ PUSH, ARRIVE, MIX = 0, 1, 2
 
 def events_of(scenario, enough=400):
     """Lists of (client, number, start, end) of the events within the budget; each node by itself."""
-    window = together([source.window for source in scenario.conditions.availability])
+    window = together([source.interval for source in scenario.conditions.availability])
     outcome_of = job_outcomes(scenario.conditions)
     horizon = math.inf if scenario.until.time is None else scenario.until.time * SLACK
     most = math.inf if scenario.until.updates is None else scenario.until.updates
@@ -51,7 +51,7 @@ def events_of(scenario, enough=400):
 
 
 def is_online(scenario):
-    window = together([source.window for source in scenario.conditions.availability])
+    window = together([source.interval for source in scenario.conditions.availability])
     if window is None:
         return None
     there = np.vectorize(lambda node, time: time < math.inf and window(int(node), float(time))[0] <= time)

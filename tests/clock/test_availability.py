@@ -27,7 +27,7 @@ MODELS = [
 
 def window_of(spec, num_clients=1000, seed=0):
     models = models_of("availability", AVAILABILITY, spec)
-    return together([model(num_clients, seed, part).window for model, part in models])
+    return together([model(num_clients, seed, part).interval for model, part in models])
 
 
 def stretches(window, client, end=100.0):
@@ -68,7 +68,7 @@ def test_the_draws_of_a_client_are_its_own(spec):
     other = window_of(spec, seed=1)
     assert [many(i, 20.0) for i in range(100)] != [other(i, 20.0) for i in range(100)]
     twice = [model(100, 0, part) for model, part in models_of("availability", AVAILABILITY, f"{spec}+{spec}")]
-    assert [twice[0].window(i, 20.0) for i in range(100)] != [twice[1].window(i, 20.0) for i in range(100)]
+    assert [twice[0].interval(i, 20.0) for i in range(100)] != [twice[1].interval(i, 20.0) for i in range(100)]
 
 
 def test_a_share_of_the_clients_joins_late_and_another_leaves():

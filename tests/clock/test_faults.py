@@ -127,7 +127,7 @@ def test_groups_fail_together():
     faults = groups("groups:count=4,up=50,down=10", 2000)
     assert faults.draw is faults.draw_copies is None
     assert faults.absence.leaving == "lose"
-    first = [faults.absence.window(i, 100.0) for i in range(2000)]
+    first = [faults.absence.interval(i, 100.0) for i in range(2000)]
     kinds = sorted(set(first))
     assert len(kinds) == 4
     sizes = np.array([first.count(kind) for kind in kinds])
@@ -135,5 +135,5 @@ def test_groups_fail_together():
     up = []
     for seed in range(400):
         faults = groups("groups:count=1,up=50,down=10", 1, seed)
-        up.append(faults.absence.window(0, 77.0)[0] <= 77)
+        up.append(faults.absence.interval(0, 77.0)[0] <= 77)
     assert abs(np.mean(up) - 5 / 6) < 4 * math.sqrt(5 / 36 / 400)

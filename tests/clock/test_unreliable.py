@@ -74,7 +74,7 @@ def make(timing, delays="lognormal", updates=60, **options):
 
 def windows(availability, faults, seed):
     bound = bind_conditions(availability, faults, Limits(), N, seed)
-    return together([one.window for one in bound.availability]) or (lambda client, time: (0, math.inf))
+    return together([one.interval for one in bound.availability]) or (lambda client, time: (0, math.inf))
 
 
 def test_the_specs_cover_the_registries():

@@ -134,7 +134,7 @@ BROKEN = {
     "faults of nothing": ({"faults": lambda n, seed, part: None}, r"faults returned None: must return a fault model"),
     "a window without an end": (
         {"availability": lambda n, seed, part: Availability(lambda client, time: 0.0)},
-        r"availability's window returned 0.0: must return \(start, end\)",
+        r"availability's interval returned 0.0: must return \(start, end\)",
     ),
     "no schedule": ({"timing": lambda scenario: None}, r"timing returned None: must return a Schedule"),
     "a client with two jobs at once": ({"timing": scheduled}, r"schedule"),

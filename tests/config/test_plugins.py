@@ -277,7 +277,9 @@ def test_modules_and_entry_points_are_plugins_too(tmp_path, monkeypatch):
         def load(self):
             return a_function_that_registers
 
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [Point()] if group == plugins.GROUP else [])
+    monkeypatch.setattr(
+        plugins.metadata, "entry_points", lambda group: [Point()] if group == plugins.ENTRY_POINTS else []
+    )
     plugins.load_installed()
     assert "installed" in registry.ADDED["method"]
 

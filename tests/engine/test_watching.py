@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.engine.evaluation import Points
-from fedjax_async.engine.watching import AHEAD, Observer, Verdict, Watcher
+from fedjax_async.engine.watching import UNDER_WAY, Observer, Verdict, Watcher
 
 
 class Lazy:
@@ -35,15 +35,15 @@ def test_the_host_waits_only_where_too_many_are_under_way():
     observer = Observer(lambda row, scores, again: seen.append((row, float(scores["loss"]))) or Verdict(), False)
     watcher = Watcher([points(*range(10))], [observer])
     lazy = [Lazy(float(i), waits) for i in range(10)]
-    for i, value in enumerate(lazy[:AHEAD]):
+    for i, value in enumerate(lazy[:UNDER_WAY]):
         watcher.add((0, i), {"loss": value}, None)
     assert seen == [] and waits == []
     lazy[0].ready = lazy[1].ready = True
     watcher.hand_over()
     assert [row for row, _ in seen] == [0, 1] and waits == []
-    for i, value in enumerate(lazy[AHEAD:], AHEAD):
+    for i, value in enumerate(lazy[UNDER_WAY:], UNDER_WAY):
         watcher.add((0, i), {"loss": value}, None)
-    assert len(seen) == 10 - AHEAD and waits == [float(i) for i in range(2, 10 - AHEAD)]
+    assert len(seen) == 10 - UNDER_WAY and waits == [float(i) for i in range(2, 10 - UNDER_WAY)]
     watcher.hand_over(wait=True)
     assert seen == [(i, float(i)) for i in range(10)]
 

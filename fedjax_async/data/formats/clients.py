@@ -18,7 +18,7 @@ from fedjax_async.types import Array
 LARGEST_TEXT = 8 * 2**30  # bytes of the largest JSON or CSV file that is read
 
 
-class Part(NamedTuple):
+class ClientRows(NamedTuple):
     """The examples of one client."""
 
     client: str
@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 def pooled(
     name: str,
-    train: Iterable[Part],
-    test: Iterable[Part] = (),
+    train: Iterable[ClientRows],
+    test: Iterable[ClientRows] = (),
     *,
     decode: Callable[[Array], Array] | None = None,
     num_classes: int | None = None,
@@ -39,7 +39,7 @@ def pooled(
     Test examples keep their owners; owners without training examples are numbered last. Parts without examples are left
     out. Raises ``ValueError`` without any training example, or if parts do not fit together.
 
-    >>> one, two = Part("b", np.ones((2, 3)), np.array([0, 1])), Part("a", np.ones((1, 3)), np.array([2]))
+    >>> one, two = ClientRows("b", np.ones((2, 3)), np.array([0, 1])), ClientRows("a", np.ones((1, 3)), np.array([2]))
     >>> pooled("own", [one, two], [two]).groups.tolist(), pooled("own", [one], [two]).test_groups.tolist()
     ([0, 0, 1], [1])
     """
@@ -57,7 +57,7 @@ def pooled(
     return check_dataset(Dataset(name, x, y, test_x, test_y, decode, num_classes, groups, test_groups))
 
 
-def _joined(parts: list[Part], number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _joined(parts: list[ClientRows], number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x, y = (np.concatenate(arrays) for arrays in zip(*((part.x, part.y) for part in parts)))
     owners = np.repeat([number[part.client] for part in parts], [len(part.x) for part in parts])
     return x, y, owners.astype(np.int32)

@@ -17,7 +17,7 @@ from fedjax_async.check import require
 from fedjax_async.data import characters
 from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.data.federated import Dataset
-from fedjax_async.data.formats.clients import Part, existing, labels_of, numbers, pooled, read_json
+from fedjax_async.data.formats.clients import ClientRows, existing, labels_of, numbers, pooled, read_json
 from fedjax_async.types import Array
 
 SIDE, WINDOW, TWEET = 28, 80, 140
@@ -99,7 +99,7 @@ def leaf(*, path: str, task: str = "femnist") -> Dataset:
     return pooled(task, *parts, decode=chosen.decode, num_classes=chosen.num_classes)
 
 
-def _parts(source: Path, task: Task) -> Iterator[Part]:
+def _parts(source: Path, task: Task) -> Iterator[ClientRows]:
     """The users of a file, or of all files in a folder."""
     files = sorted(source.glob("*.json")) if source.is_dir() else [source]
     require(bool(files), "path", str(source), "a folder with LEAF's *.json files")
@@ -110,7 +110,7 @@ def _parts(source: Path, task: Task) -> Iterator[Part]:
             require(good, where, f"a {type(own).__name__}", "an object with x and y")
             x, y = task.read(where, own["x"], own["y"])
             require(len(x) == len(y), where, f"{len(x)} x and {len(y)} y", "as many x as y")
-            yield Part(user, x, y)
+            yield ClientRows(user, x, y)
 
 
 def _users(file: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_async.check import require
 from fedjax_async.data import characters
 from fedjax_async.data.federated import Dataset
-from fedjax_async.data.formats.clients import Part, pooled
+from fedjax_async.data.formats.clients import ClientRows, pooled
 from fedjax_async.data.images import import_pillow
 
 IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # the image formats that Pillow may decode
@@ -97,7 +97,7 @@ def _class_names(schema: Any, y: str | None) -> list[str] | None:
 
 def _values(where: Path, name: str, column: Any) -> Any:
     """A column as an array [n, ...] of numbers, or a list of texts; images are decoded."""
-    pa, place = arrow(), f"'{where}': {name}"
+    pa, column_name = arrow(), f"'{where}': {name}"
     types = pa.types
     column = column.combine_chunks()
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
@@ -109,50 +109,50 @@ def _values(where: Path, name: str, column: Any) -> Any:
         column = column.dictionary_decode()
     if column.null_count:
         row = int(np.argmax(np.asarray(column.is_null())))
-        require(False, f"{place}[{row}]", None, "a value: rows without one are not filled in")
+        require(False, f"{column_name}[{row}]", None, "a value: rows without one are not filled in")
     kind = column.type
     if types.is_string(kind) or types.is_large_string(kind):
         return list(column.to_pylist())
     if types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]:
-        return _images(place, column.field("bytes"))
+        return _images(column_name, column.field("bytes"))
     if types.is_binary(kind) or types.is_large_binary(kind):
-        return _images(place, column)
-    return _numbers(place, column)
+        return _images(column_name, column)
+    return _numbers(column_name, column)
 
 
-def _numbers(place: str, column: Any) -> np.ndarray:
+def _numbers(column_name: str, column: Any) -> np.ndarray:
     """Numbers, or lists of them, of equal lengths on each level."""
     types, shape = arrow().types, [len(column)]
     while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
         lengths = np.unique(np.asarray(column.value_lengths())) if len(column) else np.zeros(1, int)
-        require(len(lengths) == 1, place, f"lists of {lengths.min()} to {lengths.max()}", "lists of one length")
+        require(len(lengths) == 1, column_name, f"lists of {lengths.min()} to {lengths.max()}", "lists of one length")
         shape.append(int(lengths[0]))
         column = column.flatten()
-        require(column.null_count == 0, place, "lists with missing values", "numbers")
+        require(column.null_count == 0, column_name, "lists with missing values", "numbers")
     kind = column.type
     good = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    require(good, place, str(kind), "numbers, lists of numbers, images or texts")
+    require(good, column_name, str(kind), "numbers, lists of numbers, images or texts")
     found = np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
     return found.astype(np.float32) if found.dtype.kind == "f" else found
 
 
-def _images(place: str, column: Any) -> np.ndarray:
+def _images(column_name: str, column: Any) -> np.ndarray:
     """uint8 [n, H, W] or [n, H, W, C] from encoded images of one size."""
     image_module = import_pillow("encoded images")
-    require(column.null_count == 0, place, "paths without contents", "images embedded in the file")
+    require(column.null_count == 0, column_name, "paths without contents", "images embedded in the file")
     found = []
     for row, content in enumerate(column):
         try:
             with image_module.open(io.BytesIO(content.as_py()), formats=IMAGES) as image:
                 pixels = image.size[0] * image.size[1]
-                require(pixels <= MOST_PIXELS, f"{place}[{row}]", f"{pixels} pixels", f"at most {MOST_PIXELS}")
+                require(pixels <= MOST_PIXELS, f"{column_name}[{row}]", f"{pixels} pixels", f"at most {MOST_PIXELS}")
                 plain = image if image.mode in ("L", "RGB") else image.convert("RGB")
                 found.append(np.asarray(plain, np.uint8))
         except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(f"{place}[{row}]: must be an image ({reason})") from error
+            raise ValueError(f"{column_name}[{row}]: must be an image ({reason})") from error
         alike = found[row].shape == found[0].shape
-        require(alike, f"{place}[{row}]", f"shape {found[row].shape}", f"{found[0].shape}, as the first")
+        require(alike, f"{column_name}[{row}]", f"shape {found[row].shape}", f"{found[0].shape}, as the first")
     return np.stack(found) if found else np.zeros((0, 1, 1), np.uint8)
 
 
@@ -170,7 +170,7 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     return found if columns.client is not None else found._replace(groups=None, test_groups=None)
 
 
-def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[Part]:
+def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[ClientRows]:
     """The rows of a table by client; without clients, all rows under one name."""
     names = rows.client if rows.client is not None else ["all"] * len(rows.x)
     client = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -179,15 +179,15 @@ def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[Part]:
     return [_part(name, rows, of, columns, number) for name, of in zip(client, own)]
 
 
-def _part(client: str, rows: Rows, of: np.ndarray, columns: Columns, number: dict[str, int]) -> Part:
+def _part(client: str, rows: Rows, of: np.ndarray, columns: Columns, number: dict[str, int]) -> ClientRows:
     """The rows with the indices ``of`` as the part of one client."""
     texts = isinstance(rows.x, list)
     if rows.y is None:
         require(texts, "y", None, "given: without it x is text, and the task is its next character")
         cut = characters.windows("\n".join(rows.x[i] for i in of) + "\n", columns.length)
-        return Part(client, cut[:, :-1], cut[:, 1:].astype(np.int32))
+        return ClientRows(client, cut[:, :-1], cut[:, 1:].astype(np.int32))
     x = characters.rows([rows.x[i] for i in of], columns.length) if texts else rows.x[of]
     if isinstance(rows.y, list):
-        return Part(client, x, np.array([number[rows.y[i]] for i in of], np.int32))
+        return ClientRows(client, x, np.array([number[rows.y[i]] for i in of], np.int32))
     y = rows.y[of]
-    return Part(client, x, y.astype(np.int32) if y.dtype.kind in "biu" else y)
+    return ClientRows(client, x, y.astype(np.int32) if y.dtype.kind in "biu" else y)

@@ -15,9 +15,9 @@ import numpy as np
 from fedjax_async.check import require
 from fedjax_async.data.characters import VOCABULARY, windows
 from fedjax_async.data.federated import Dataset
-from fedjax_async.data.formats.clients import Part, existing, pooled
+from fedjax_async.data.formats.clients import ClientRows, existing, pooled
 
-GROUP = "examples"
+EXAMPLES = "examples"
 MOST_COMPRESSED = 2000  # the largest compression ratio that is accepted: gzip reaches 1,032
 
 
@@ -37,13 +37,13 @@ def tff(*, path: str, test: str | None = None, x: str = "pixels", y: str = "labe
     return pooled(files[0].stem, train, tested, num_classes=classes)
 
 
-def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[Part]:
+def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRows]:
     """The clients of a file, in order of their names."""
     h5py = _h5py()
     try:
         with h5py.File(file, "r") as content:
-            group = _own(content, GROUP, str(file), h5py)
-            require(isinstance(group, h5py.Group), f"'{file}'", f"no group {GROUP!r}", "an HDF5 file of TFF")
+            group = _own(content, EXAMPLES, str(file), h5py)
+            require(isinstance(group, h5py.Group), f"'{file}'", f"no group {EXAMPLES!r}", "an HDF5 file of TFF")
             for client in sorted(group):
                 where = f"'{file}', {client}"
                 own = _own(group, client, where, h5py)
@@ -51,11 +51,11 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[Part]:
                 if y is None:
                     texts = [text.decode("utf-8", "replace") for text in _values(own, x, where, file, h5py, text=True)]
                     cut = windows("\n".join(texts) + "\n", length)
-                    yield Part(client, cut[:, :-1], cut[:, 1:].astype(np.int32))
+                    yield ClientRows(client, cut[:, :-1], cut[:, 1:].astype(np.int32))
                     continue
                 inputs, targets = (_values(own, name, where, file, h5py) for name in (x, y))
                 require(len(inputs) == len(targets), where, f"{len(inputs)} {x}, {len(targets)} {y}", "as many of both")
-                yield Part(client, _with_channels(inputs), _as_target(targets))
+                yield ClientRows(client, _with_channels(inputs), _as_target(targets))
     except (OSError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{file}': must be an HDF5 file of TFF ({reason})") from error
