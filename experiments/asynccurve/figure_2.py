@@ -85,7 +85,7 @@ def landscape(measure: Any, rows: tuple[Any, Any], curve: Trained, size: int) ->
         inside = jax.vmap(lambda params: geometry.plane_coordinates(plane, params))(
             geometry.bezier_points(points, POINTS)
         )
-        found[f"{name} place"] = np.asarray(inside)
+        found[f"{name} position"] = np.asarray(inside)
         found[f"{name} length"] = float(geometry.bezier_length(points))
     return found
 
@@ -96,7 +96,7 @@ def picture(found: Mapping[str, Any], title: str) -> Any:
     models = {
         n: (float(a), float(b), float(h)) for n, (a, b), h in zip(names, found["at"], found["models"], strict=True)
     }
-    lines = {name: tuple(found[f"{name} place"].T) for name in ("line", "curve")}
+    lines = {name: tuple(found[f"{name} position"].T) for name in ("line", "curve")}
     return plane_picture(found["x"], found["y"], found["loss"], models, lines, title=title)
 
 

@@ -181,10 +181,10 @@ def runs_of(
     for point in chosen.values():
         points += [p for seed in range(given.seeds) if (p := {**point, "seed": seed}) not in points]
     done = _swept(task, points, given)
-    place = {
+    indices = {
         name: [points.index({**point, "seed": seed}) for seed in range(given.seeds)] for name, point in chosen.items()
     }
-    return {name: [done.run(index) for index in where] for name, where in place.items()}
+    return {name: [done.run(index) for index in where] for name, where in indices.items()}
 
 
 def without(point: Mapping[str, Any], option: str) -> dict[str, Any]:

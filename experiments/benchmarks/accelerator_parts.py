@@ -29,7 +29,7 @@ ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "
 TOLERANCE = {"cpu": 1e-4}  # largest allowed distance to the oracle, relative to the distance travelled
 WAVES = 16  # in one call
 PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # values of jax_default_matmul_precision
-SLOW = ("cnn", *throughput.LARGE)  # measured in one round, because a call takes many seconds on a CPU
+SLOW = ("cnn", *throughput.LARGE)  # measured in one repeat, because a call takes many seconds on a CPU
 ELSEWHERE = 1e-3  # tolerance on other devices: their products add in another order and may round their factors
 
 
@@ -37,7 +37,7 @@ ELSEWHERE = 1e-3  # tolerance on other devices: their products add in another or
 class Size:
     """The sizes of all measurements."""
 
-    rounds: int = 3
+    repeats: int = 3
     seconds: float = 0.5  # approximate length of one timed call
     clients: int = 100
     widths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
@@ -51,7 +51,7 @@ class Size:
 
 
 SMOKE = Size(
-    rounds=1,
+    repeats=1,
     seconds=0.02,
     clients=10,
     widths=(1, 4),
@@ -89,7 +89,7 @@ def lowerings(size: Size) -> Iterator[Item]:
 
     def layer(name: str, clients: int) -> list[Row]:
         calls = {how: conv.layer_call(name, how, clients, 32) for how in size.lowerings}
-        times = interleave(calls, size.rounds)
+        times = interleave(calls, size.repeats)
         ms = {how: 1e3 * float(np.median(t)) / clients for how, t in times.items()}
         best = min(ms.values())
         return [
@@ -110,7 +110,7 @@ def rates(size: Size) -> Iterator[Item]:
             size.clients,
             ["constant", "lognormal"],
             ["fedasync"],
-            1 if model in SLOW else size.rounds,
+            1 if model in SLOW else size.repeats,
             size.seconds,
         )
         yield f"{model}, {size.clients} clients", call
@@ -137,7 +137,7 @@ def widths(size: Size) -> Iterator[Item]:
             def call(model: str = model, width: int = width) -> list[Row]:
                 n = _updates(size, model)
                 run = _run(n, model, max_width=width, delay="constant", batching="vmap")
-                rate = n / float(np.median(interleave({0: run}, size.rounds)[0]))
+                rate = n / float(np.median(interleave({0: run}, size.repeats)[0]))
                 return [{"model": model, "width": width, "updates / s": rate}]
 
             yield f"{model}, width {width}", call
@@ -148,7 +148,7 @@ def sweeps(size: Size) -> Iterator[Item]:
     for seeds in size.sweeps:
 
         def call(seeds: int = seeds) -> list[Row]:
-            row = sweep.measure("logistic", 20 if size.rounds == 1 else 100, seeds, 1, 0)
+            row = sweep.measure("logistic", 20 if size.repeats == 1 else 100, seeds, 1, 0)
             return [{name: value for name, value in row.items() if "commands" not in name}]
 
         yield f"{16 * seeds} runs", call
@@ -159,7 +159,7 @@ def populations(size: Size) -> Iterator[Item]:
     for clients in size.populations:
 
         def call(clients: int = clients) -> list[Row]:
-            row = population.measure("logistic", clients, 2 * size.updates, size.rounds, None)
+            row = population.measure("logistic", clients, 2 * size.updates, size.repeats, None)
             return [{name: value for name, value in row.items() if "peak" not in name}]
 
         yield f"{clients} clients", call
@@ -208,7 +208,7 @@ def choices(size: Size) -> Iterator[Item]:
                     return plain()
         else:
             run = _run(n, model, **usual | ways[way])
-        times = {name: np.array(t) for name, t in interleave({"vmap": plain, way: run}, size.rounds).items()}
+        times = {name: np.array(t) for name, t in interleave({"vmap": plain, way: run}, size.repeats).items()}
         ratio = float(np.median(times["vmap"] / times[way]))
         rate = n / float(np.median(times[way]))
         return [{"what": "engine", "model": model, "choice": way, "updates / s": rate, "/ plain": ratio}]
@@ -218,7 +218,7 @@ def choices(size: Size) -> Iterator[Item]:
         jobs, width = throughput.bare_jobs(base, 16), 16
         fixed, counted = (throughput.bare_program(base, "vmap", counted=how) for how in (False, True))
         calls = {"fixed trip count": lambda: fixed(*jobs), "counted at run time": lambda: counted(*jobs, 10)}
-        times = interleave(calls, 2 * size.rounds)
+        times = interleave(calls, 2 * size.repeats)
         seconds = {name: float(np.median(t)) for name, t in times.items()}
         return [
             {"what": "kernel", "model": model, "choice": name, "updates / s": width / s}

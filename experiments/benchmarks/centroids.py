@@ -9,7 +9,7 @@ at 5 %* and *as released*, where the loop stops when the loss changes little. *O
 *in turn* and *vmapped* are several nodes in one compiled call, one after the other within the program or batched.
 *Matrix* is a plain PyTorch version that compares every weight with every centroid, with the same iterations. Calls are
 interleaved within one process. Times are processor times: equal to elapsed times on an idle core, and not increased by
-other processes. The table has the median and the minimum over the rounds.
+other processes. The table has the median and the minimum over the repeats.
 
 Measured numbers: README.md.
 """
@@ -118,17 +118,17 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=32, help="centroids per layer")
     parser.add_argument("--max-iter", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--all-cores", action="store_true", help="use all cores [one]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/centroids.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.model, a.k, a.nodes, a.rounds = "logistic", 4, 2, 1
+        a.model, a.k, a.nodes, a.repeats = "logistic", 4, 2, 1
     if not a.all_cores:
         one_core()
     calls = calls_of(a)
-    seconds = interleave({name: call for name, (_, call) in calls.items()}, a.rounds, clock=time.process_time)
+    seconds = interleave({name: call for name, (_, call) in calls.items()}, a.repeats, clock=time.process_time)
     rows = []
     for (what, way), (count, _) in calls.items():
         values = 1e3 * np.array(seconds[what, way]) / count

@@ -38,14 +38,14 @@ def both_clocks() -> np.ndarray:
 
 def interleave(
     calls: Mapping[Any, Callable[[], Any]],
-    rounds: int = 10,
+    repeats: int = 10,
     *,
     before: Callable[[], Any] | None = None,
     clock: Callable[[], Any] = time.perf_counter,
 ) -> dict[Any, list[float]]:
-    """Seconds of each call in each round; every round calls all of them, in an order that rotates.
+    """Seconds of each call in each repeat; every repeat calls all of them, in an order that rotates.
 
-    Compare medians, or two calls of the same round: a disturbance of the machine then affects all calls equally. The
+    Compare medians, or two calls of the same repeat: a disturbance of the machine then affects all calls equally. The
     first call of each compiles and is not timed; ``before`` is called ahead of every timed call and is not timed. A
     call's time includes waiting for its result (``jax.block_until_ready``). On a busy machine use
     ``clock=time.process_time``, the processor time of all threads of this process.
@@ -54,7 +54,7 @@ def interleave(
     for name in names:
         jax.block_until_ready(calls[name]())
     seconds: dict[Any, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
+    for turn in range(repeats):
         shift = turn % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
             if before is not None:

@@ -8,7 +8,7 @@ error feedback. *In turn* and *vmapped* are several clients' updates in one comp
 other within the program (``lax.scan``, as in the engine on a CPU), and batched. Nothing leaves the device. An *epoch*
 is the local training of one client, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) on 28 x 28 images by
 the package's own client algorithm, alone in one compiled call. Calls are interleaved within one process. A share is
-computed within each round; the table has its median over the rounds.
+computed within each repeat; the table has its median over the repeats.
 
 Measured numbers: README.md.
 """
@@ -101,7 +101,7 @@ def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     calls = {spec: one_call(bind("compress", COMPRESSORS, spec)(), arguments.size) for spec in arguments.compressors}
     for images, batch in epochs:
         calls[f"{images}/{batch}"] = epoch_call(images, batch)
-    seconds = {name: np.array(values) for name, values in interleave(calls, arguments.rounds).items()}
+    seconds = {name: np.array(values) for name, values in interleave(calls, arguments.repeats).items()}
     rows = []
     for spec in arguments.compressors:
         row = {"what": spec, "run": "one", "clients": 1, "ms": 1e3 * float(np.median(seconds[spec]))}
@@ -121,7 +121,7 @@ def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dic
     rows = []
     for spec in arguments.together:
         calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)
-        for run, seconds in interleave(calls, arguments.rounds_together).items():
+        for run, seconds in interleave(calls, arguments.repeats_together).items():
             ms = 1e3 * float(np.median(seconds)) / arguments.clients
             row = {"what": spec, "run": run, "clients": arguments.clients, "ms": ms}
             rows.append(row | dict.fromkeys(columns[4:], ""))
@@ -137,13 +137,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128], help="batch sizes of the epochs")
     parser.add_argument("--compressors", nargs="+", default=COMPRESSED)
     parser.add_argument("--together", nargs="+", default=["topk", "qsgd"], help="compressors of several clients")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rounds-together", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats-together", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/compressors.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.size, a.clients, a.images, a.batches, a.rounds, a.rounds_together = 1000, 3, [20], [10], 1, 1
+        a.size, a.clients, a.images, a.batches, a.repeats, a.repeats_together = 1000, 3, [20], [10], 1, 1
         a.compressors = ["topk", "qsgd"]
     rows = alone_rows(a)
     rows += together_rows(a, list(rows[0]))

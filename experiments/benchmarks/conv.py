@@ -67,7 +67,7 @@ def layer_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for name in arguments.layers:
         for clients in arguments.clients:
             calls = {how: layer_call(name, how, clients, arguments.batch) for how in arguments.lowerings}
-            times = interleave(calls, arguments.rounds)
+            times = interleave(calls, arguments.repeats)
             for how, seconds in times.items():
                 ms = 1e3 * float(np.median(seconds)) / clients
                 rows.append({"what": name, "lowering": how, "clients": clients, "run": "vmap", "ms": ms})
@@ -109,7 +109,7 @@ def step_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for how in arguments.lowerings:
             for run, call in step_calls(how, clients, arguments.batch, arguments.steps).items():
                 calls[f"{how}/{run}"] = call
-        for name, seconds in interleave(calls, arguments.rounds).items():
+        for name, seconds in interleave(calls, arguments.repeats).items():
             how, run = name.split("/")
             ms = 1e3 * float(np.median(seconds)) / clients / arguments.steps
             rows.append({"what": "lenet5 step", "lowering": how, "clients": clients, "run": run, "ms": ms})
@@ -119,14 +119,14 @@ def step_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 TORCH = """
 import sys, time, torch
 from torch import nn
-batch, steps, rounds = map(int, sys.argv[1:])
+batch, steps, repeats = map(int, sys.argv[1:])
 net = nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
                     nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
                     nn.Linear(84, 10))
 params = list(net.parameters())
 x, y = torch.randn(steps, batch, 1, 28, 28), torch.randint(0, 10, (steps, batch))
 times = []
-for _ in range(rounds + 2):
+for _ in range(repeats + 2):
     start = time.perf_counter()
     for k in range(steps):
         gradient = torch.autograd.grad(nn.functional.cross_entropy(net(x[k]), y[k]), params)
@@ -134,7 +134,7 @@ for _ in range(rounds + 2):
             for p, g in zip(params, gradient):
                 p.sub_(g, alpha=0.01)
     times.append((time.perf_counter() - start) / steps * 1e3)
-print(sorted(times[2:])[rounds // 2])
+print(sorted(times[2:])[repeats // 2])
 """
 
 
@@ -143,7 +143,7 @@ def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if importlib.util.find_spec("torch") is None:
         print("PyTorch is not installed: no row for it (pip install 'fedjax-async[bench]')")
         return []
-    numbers = [str(n) for n in (arguments.batch, arguments.steps, arguments.rounds)]
+    numbers = [str(n) for n in (arguments.batch, arguments.steps, arguments.repeats)]
     done = subprocess.run([sys.executable, "-c", TORCH, *numbers], check=True, capture_output=True, text=True)
     return [{"what": "lenet5 step", "lowering": "PyTorch", "clients": 1, "run": "loop", "ms": float(done.stdout)}]
 
@@ -151,7 +151,7 @@ def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", default="conv.csv", help="CSV file (default conv.csv)")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; medians are reported")
+    parser.add_argument("--repeats", type=int, default=5, help="interleaved repeats; medians are reported")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=10, help="local steps in one fori_loop")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="clients in the table of layers")
@@ -164,7 +164,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a tiny run that only shows that everything works")
     arguments = parser.parse_args(argv)
     if arguments.smoke:
-        arguments.rounds, arguments.batch, arguments.steps = 1, 2, 2
+        arguments.repeats, arguments.batch, arguments.steps = 1, 2, 2
         arguments.clients, arguments.widths, arguments.lowerings = [2], [2], ["im2col", "tiled"]
         arguments.layers = arguments.layers[:1]
     return arguments

@@ -5,7 +5,7 @@
 
 *Job*: one local epoch of LeNet-5 on 600 images in batches of 32, with Adam, in one compiled call. AsyncCurve's job
 trains the end and the control point, with two gradients per step, the hyperbolic proximal term and warm moments. The
-calls are interleaved; ratios are computed within each round, and the table has their quartiles, for wall time and for
+calls are interleaved; ratios are computed within each repeat, and the table has their quartiles, for wall time and for
 the processor time of all threads, which other processes disturb less.
 
 *Landscape*: the test loss and accuracy of LeNet-5 at 25 x 25 points of the plane through three models, on 1,000 images,
@@ -73,8 +73,8 @@ def calls_of(model: Model, data: Any, a: argparse.Namespace) -> dict[str, Callab
 
 def jobs(a: argparse.Namespace) -> dict[str, Any]:
     """The row of the jobs."""
-    found = interleave(calls_of(*problem(a.model), a), a.rounds, clock=both_clocks)
-    row: dict[str, Any] = {"model": a.model, "examples": a.examples, "batch": a.batch, "rounds": a.rounds}
+    found = interleave(calls_of(*problem(a.model), a), a.repeats, clock=both_clocks)
+    row: dict[str, Any] = {"model": a.model, "examples": a.examples, "batch": a.batch, "repeats": a.repeats}
     for k, clock in enumerate(("wall", "processor")):
         fedavg, curve = (1e3 * np.array(found[name])[:, k] for name in ("fedavg", "asynccurve"))
         low, middle, high = np.quantile(curve / fedavg, [0.25, 0.5, 0.75])
@@ -101,7 +101,7 @@ def surface(a: argparse.Namespace) -> dict[str, Any]:
         theory.loss_surface(theory.scores(model, a.images), plane, axis, axis, rows)
         return both_clocks() - start
 
-    first, *others = [measured() for _ in range(1 + min(a.rounds, 3))]
+    first, *others = [measured() for _ in range(1 + min(a.repeats, 3))]
     wall, processor = np.median(others, axis=0)
     return {
         "model": a.model,
@@ -122,13 +122,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--grid", type=int, default=25, help="points along each side of the landscape")
     parser.add_argument("--images", type=int, default=1000, help="test images for the landscape")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", choices=["jobs", "landscape"], default=None)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/curves.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.model, a.examples, a.grid, a.images, a.rounds = "mlp:hidden=4", 40, 3, 20, 1
+        a.model, a.examples, a.grid, a.images, a.repeats = "mlp:hidden=4", 40, 3, 20, 1
     out = a.out or RESULTS / "curves.csv"
     for name, measure in {"jobs": jobs, "landscape": surface}.items():
         if a.only not in (None, name):

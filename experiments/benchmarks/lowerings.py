@@ -5,7 +5,7 @@
     python experiments/benchmarks/lowerings.py --smoke          # seconds: does it run
 
 Forward and both gradients of one layer and the operations after it (``choice.py``), batch 32, two steps in one
-``fori_loop``; ms per step, the minimum of interleaved rounds. On a CPU it measures one client, in processor time;
+``fori_loop``; ms per step, the minimum of interleaved repeats. On a CPU it measures one client, in processor time;
 elsewhere four clients under ``vmap``. Rows of other backends in the package's table are kept.
 """
 
@@ -31,10 +31,10 @@ SHAPES = (
 )  # fmt: skip
 
 
-def row(shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
+def row(shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Measure one shape."""
     kernel, stride, outputs, c_in, c_out = shape
-    times = measured(ConvShape((kernel, kernel), (stride, stride), (outputs, outputs), (c_in, c_out)), rounds)
+    times = measured(ConvShape((kernel, kernel), (stride, stride), (outputs, outputs), (c_in, c_out)), repeats)
     backend = jax.default_backend()
     chosen = fastest(times, rule((kernel, kernel), backend))
     return {**dict(zip(KEY, (backend, *shape))), "lowering": chosen, **{n: times.get(n, float("nan")) for n in NAMES}}
@@ -43,15 +43,15 @@ def row(shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results" / "lowerings.csv", help="CSV file"
     )
     parser.add_argument("--install", action="store_true", help="replace this backend's rows of the package's table")
-    parser.add_argument("--smoke", action="store_true", help="one small shape, one round")
+    parser.add_argument("--smoke", action="store_true", help="one small shape, one repeat")
     a = parser.parse_args()
     shapes = [(3, 1, 4, 4, 4)] if a.smoke else SHAPES
-    rows = [row(shape, 1 if a.smoke else a.rounds) for shape in shapes]
+    rows = [row(shape, 1 if a.smoke else a.repeats) for shape in shapes]
     write_table(rows, a.out)
     if a.install and not a.smoke:
         with TABLE.open(newline="", encoding="utf-8") as file:

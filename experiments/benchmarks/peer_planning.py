@@ -6,7 +6,7 @@
 A push is one message from one node to one receiver. A plan has the compute events, the receivers of each push, its
 arrival, its treatment by the buffers, the masses and the coefficients; *with waves* also counts the waves. Each row is
 planned in a separate process, so that its peak memory can be measured; times are processor times, the minimum of
-``--rounds`` (one for the million nodes). Measured numbers: README.md.
+``--repeats`` (one for the million nodes). Measured numbers: README.md.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ROWS: list[dict[str, Any]] = [
 SMOKE: list[dict[str, Any]] = [{"nodes": 50, "events": 500}, {"nodes": 50, "events": 500, "network": LINK}]
 
 
-def measure(row: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(row: dict[str, Any], repeats: int) -> dict[str, Any]:
     """The row of one plan, made in this process."""
     given = USUAL | row
     options = {key: given[key] for key in ("topology", "network", "faults", "availability") if key in given}
     seconds, waving = [], 0.0
-    for _ in range(rounds):
+    for _ in range(repeats):
         began = time.process_time()
         plan = plan_peers(
             given["exchange"],
@@ -89,18 +89,18 @@ def measure(row: dict[str, Any], rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Parse, measure each plan in its own process, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/peer_planning.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     parser.add_argument("--one", type=json.loads, default=None, help="measure this row here and print it as JSON")
     a = parser.parse_args()
     if a.one is not None:
-        print(json.dumps(measure(a.one, a.rounds)))
+        print(json.dumps(measure(a.one, a.repeats)))
         return
     rows = []
     for row in SMOKE if a.smoke else ROWS:
         once = a.smoke or row.get("nodes") == 1_000_000
-        rows.append(one_process(__file__, json.dumps(row), "--rounds", 1 if once else a.rounds))
+        rows.append(one_process(__file__, json.dumps(row), "--repeats", 1 if once else a.repeats))
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "peer_planning.csv")
     else:

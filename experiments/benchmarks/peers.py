@@ -12,7 +12,7 @@ the nodes late, horizon 60. The images are random with the shape of CIFAR-10's: 
 * oracle: ``run_peer_reference``, the same events one at a time.
 * torch: ``torch_peers.py`` (extra ``bench``): the same steps and clusterings, one event at a time.
 
-The three are interleaved within one process, and the table has the medians of the rounds' ratios, of elapsed and of
+The three are interleaved within one process, and the table has the medians of the repeats' ratios, of elapsed and of
 processor time. Evaluation is negligible in this short run. ``--whole`` also evaluates each node on its own 100 test
 images, at 61 moments. The two commands write ``peers.csv`` and ``peers_whole.csv``. Measured numbers: README.md.
 """
@@ -119,7 +119,7 @@ def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per program: seconds of the short run, and the median ratio to the engine."""
     given = problem(a)
     calls = calls_of(given, a)
-    found = interleave(calls, a.rounds, clock=both_clocks)
+    found = interleave(calls, a.repeats, clock=both_clocks)
     seconds, spent = ({name: np.array(times)[:, i] for name, times in found.items()} for i in (0, 1))
     events, steps = len(given[1].client), int(given[1].local_steps.sum())
     return [
@@ -128,7 +128,7 @@ def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
             "nodes": a.nodes,
             "events": events,
             "steps": steps,
-            "rounds": a.rounds,
+            "repeats": a.repeats,
             "seconds": float(np.median(times)),
             "ms a step": float(1e3 * np.median(times) / steps),
             "events a second": float(events / np.median(times)),
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=32, help="centroids per layer")
     parser.add_argument("--receivers", type=int, default=10)
     parser.add_argument("--horizon", type=float, default=None, help="virtual seconds [2, with --whole 60]")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one per core]")
     parser.add_argument("--whole", action="store_true", help="the whole run once, only by the engine")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/peers.csv beside this file]")
@@ -191,7 +191,7 @@ def main() -> None:
     a = parser.parse_args()
     a.shape = (32, 32, 3)
     if a.smoke:
-        a.model, a.nodes, a.images, a.k, a.rounds, a.shape, a.receivers = "logistic", 4, 400, 4, 1, (28, 28, 1), 2
+        a.model, a.nodes, a.images, a.k, a.repeats, a.shape, a.receivers = "logistic", 4, 400, 4, 1, (28, 28, 1), 2
     a.horizon = a.horizon or (60.0 if a.whole else 2.0)
     rows = measured_whole(a) if a.whole else measured_cut(a)
     if a.out is not None or not a.smoke:

@@ -65,7 +65,7 @@ def measure(a: argparse.Namespace, model: str, method: str) -> list[dict[str, An
     def call(name: str) -> None:
         last[name] = execute(runs[name])
 
-    found = interleave({name: lambda name=name: call(name) for name in runs}, a.rounds)
+    found = interleave({name: lambda name=name: call(name) for name in runs}, a.repeats)
     seconds = {name: np.array(each) for name, each in found.items()}
     rows = []
     for name, run in last.items():
@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["logistic", "mlp"])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--updates", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/policies.csv beside this file]")
-    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one repeat; writes if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.models, a.clients, a.updates, a.rounds = ["logistic"], 30, 20, 1
+        a.models, a.clients, a.updates, a.repeats = ["logistic"], 30, 20, 1
     methods = list(METHODS)[: 1 if a.smoke else None]
     rows = [row for model in a.models for method in methods for row in measure(a, model, method)]
     if a.out is not None or not a.smoke:

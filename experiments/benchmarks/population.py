@@ -55,7 +55,7 @@ def planning_time(s: Settings, timing: str, updates: int) -> float:
     return (time.perf_counter() - began) / len(planned.job)
 
 
-def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | None) -> dict[str, Any]:
+def measure(model: str, clients: int, updates: int, repeats: int, lanes: int | None) -> dict[str, Any]:
     """The row of one model and size, measured in this process."""
     s = settings(model, clients, updates, lanes)
     timing = s.method.partition("@")[2]
@@ -64,7 +64,7 @@ def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | No
     experiment = prepare(s)
     execute(experiment)
     seconds = []
-    for _ in range(rounds):
+    for _ in range(repeats):
         began = time.perf_counter()
         execute(experiment)
         seconds.append(time.perf_counter() - began)
@@ -87,20 +87,20 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["mlp"], metavar="SPEC", help="models, one table each [mlp]")
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--updates", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one per core]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     parser.add_argument("--one", action="store_true", help="measure the first model and size here and print it as JSON")
     a = parser.parse_args()
     if a.smoke:
-        a.clients, a.updates, a.rounds = [100, 2000], 200, 1
+        a.clients, a.updates, a.repeats = [100, 2000], 200, 1
     if a.one:
-        print(json.dumps(measure(a.model[0], a.clients[0], a.updates, a.rounds, a.lanes)))
+        print(json.dumps(measure(a.model[0], a.clients[0], a.updates, a.repeats, a.lanes)))
         return
     rows = []
     for model in a.model:
-        usual = ["--updates", a.updates, "--rounds", a.rounds, *([] if a.lanes is None else ["--lanes", a.lanes])]
+        usual = ["--updates", a.updates, "--repeats", a.repeats, *([] if a.lanes is None else ["--lanes", a.lanes])]
         sizes = [one_process(__file__, "--model", model, "--clients", clients, *usual) for clients in a.clients]
         base = {row["clients"]: row["us / update"] for row in sizes}.get(IN_FLIGHT, sizes[0]["us / update"])
         rows += [row | {"to 1,000 clients": row["us / update"] / base} for row in sizes]

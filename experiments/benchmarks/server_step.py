@@ -7,7 +7,7 @@ One compiled call applies the uploads of several server steps one after the othe
 table and received, and every K-th closes a step. *Once a step* is the package's way: ``receive`` accumulates, and
 ``close`` runs where a step closes. *Every arrival* computes ``close`` at each arrival and uses its result only where
 the step closes, as a rule of one function has to. The script checks that both end with the same params. Calls are
-interleaved within one process. The ratio is computed within each round; the table has its median over the rounds.
+interleaved within one process. The ratio is computed within each repeat; the table has its median over the repeats.
 
 Measured numbers: README.md.
 """
@@ -84,7 +84,7 @@ def rows_of(a: argparse.Namespace) -> list[dict[str, Any]]:
         calls = {way: call_of(way, method, a.size, a.buffer, a.steps) for way in WAYS}
         for have, want in zip(*(jax.tree.leaves(call()) for call in calls.values()), strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-6)
-        seconds = {way: np.array(values) for way, values in interleave(calls, a.rounds).items()}
+        seconds = {way: np.array(values) for way, values in interleave(calls, a.repeats).items()}
         ms = {way: 1e3 * float(np.median(values)) / (a.steps * a.buffer) for way, values in seconds.items()}
         ratio = float(np.median(seconds[WAYS[1]] / seconds[WAYS[0]]))
         rows.append({"method": method, "parameters": a.size, "buffer": a.buffer}
@@ -99,12 +99,12 @@ def main() -> None:
     parser.add_argument("--buffer", type=int, default=10, help="K, arrivals per server step")
     parser.add_argument("--steps", type=int, default=5, help="server steps per call")
     parser.add_argument("--methods", nargs="+", default=["fedbuff", "fedavgm", "fedadagrad", "fedadam", "fedyogi"])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/server_step.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.size, a.buffer, a.steps, a.rounds = 1000, 3, 2, 1
+        a.size, a.buffer, a.steps, a.repeats = 1000, 3, 2, 1
     rows = rows_of(a)
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "server_step.csv")

@@ -11,7 +11,7 @@ FedAsync on ``fashion_mnist_6k``, 10 clients, ``rpi`` delays; mixing rate x lear
 * commands: ``fedjax-async run``, one process per run. ``--commands`` runs, spread over the settings, are timed, and
   their time is scaled to 64.
 
-Sweep and in turn are interleaved; ratios are medians over the rounds. ``compilations`` counts the training programs
+Sweep and in turn are interleaved; ratios are medians over the repeats. ``compilations`` counts the training programs
 that XLA compiled during the first sweep: one per group.
 """
 
@@ -83,7 +83,7 @@ def count_compilations(call: Any) -> int:
     return sum("train" in name for name in seen)
 
 
-def measure(model: str, updates: int, seeds: int, rounds: int, commands: int) -> dict[str, Any]:
+def measure(model: str, updates: int, seeds: int, repeats: int, commands: int) -> dict[str, Any]:
     """The row of one model."""
     runs = settings(model, updates, seeds)
     compilations = count_compilations(lambda: sweep(runs))
@@ -91,7 +91,7 @@ def measure(model: str, updates: int, seeds: int, rounds: int, commands: int) ->
     jax.clear_caches()
     sweep(runs)
     cold = time.perf_counter() - began
-    seconds = interleave({"sweep": lambda: sweep(runs) and None, "in turn": lambda: in_turn(runs) and None}, rounds)
+    seconds = interleave({"sweep": lambda: sweep(runs) and None, "in turn": lambda: in_turn(runs) and None}, repeats)
     chosen = runs[:: max(1, len(runs) // commands)][:commands] if commands else []
     single = len(runs) * float(np.mean([command(one) for one in chosen])) if chosen else float("nan")
     warm, turn = (np.asarray(seconds[name]) for name in ("sweep", "in turn"))
@@ -116,16 +116,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["logistic", "mlp", "lenet5"])
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--commands", type=int, default=4, help="number of single commands to time, 0 for none [4]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/sweep.csv beside this file]")
-    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one repeat; writes if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.models, a.updates, a.seeds, a.rounds, a.commands = ["logistic"], 10, 1, 1, 1
+        a.models, a.updates, a.seeds, a.repeats, a.commands = ["logistic"], 10, 1, 1, 1
     rows = []
     for model in a.models:
-        rows.append(measure(model, a.updates, a.seeds, a.rounds, a.commands))
+        rows.append(measure(model, a.updates, a.seeds, a.repeats, a.commands))
         print(rows[-1], flush=True)
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "sweep.csv")

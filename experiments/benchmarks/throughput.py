@@ -2,13 +2,13 @@
 
     python experiments/benchmarks/throughput.py                     # everything, about 45 minutes on 2 cores
     python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
-    python experiments/benchmarks/throughput.py --models vgg11 --clients 10 --beside torch --rounds 7
+    python experiments/benchmarks/throughput.py --models vgg11 --clients 10 --beside torch --repeats 7
     python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
 
 A job is 10 local SGD steps of batch 32 (2 steps of VGG-11 and ResNet-18). Inputs are random images (speed does not
 depend on their values): 28 x 28 x 1, for the CNN and these two 32 x 32 x 3; 96 examples per client, so that every batch
-is full. All programs for one model and number of clients are interleaved, round after round, in one process. A ratio is
-computed within each round, because the machine's speed drifts; the table has its median over the rounds, and the
+is full. All programs for one model and number of clients are interleaved, repeat after repeat, in one process. A ratio
+is computed within each repeat, because the machine's speed drifts; the table has its median over the repeats, and the
 minimum and maximum of engine / torch.
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
@@ -173,7 +173,7 @@ def measure(
     clients: int,
     delays: list[str],
     methods: list[str],
-    rounds: int,
+    repeats: int,
     seconds: float,
     beside: Collection[str] = BESIDE,
 ) -> list[dict[str, Any]]:
@@ -209,10 +209,10 @@ def measure(
         for method in methods:
             one = experiment(model, data, delay, method, jobs)
             add((delay, method), lambda e=one: execute(e), jobs)
-    rate = {name: counts[name] / np.asarray(times) for name, times in interleave(contenders, rounds).items()}
+    rate = {name: counts[name] / np.asarray(times) for name, times in interleave(contenders, repeats).items()}
     if "bare" in beside:
         rate["fastest"] = np.max([rate["bare", name] for name in ("vmap", "wide", "loop")], axis=0)
-    missing = np.full(rounds, np.nan)  # not measured, or PyTorch is not installed
+    missing = np.full(repeats, np.nan)  # not measured, or PyTorch is not installed
     fastest, torch = (rate.get(name, missing) for name in ("fastest", "torch"))
 
     return [
@@ -244,17 +244,17 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--delays", nargs="+", choices=DELAYS, default=list(DELAYS))
     parser.add_argument("--methods", nargs="+", choices=TIMINGS, default=list(TIMINGS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--beside", nargs="+", choices=BESIDE, default=list(BESIDE), help="compare with these [all]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/throughput.csv beside this file]")
-    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one repeat; writes if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.models, a.clients, a.delays, a.methods, a.rounds = ["logistic"], [10], ["exponential"], ["fedbuff"], 1
+        a.models, a.clients, a.delays, a.methods, a.repeats = ["logistic"], [10], ["exponential"], ["fedbuff"], 1
     rows: list[dict[str, Any]] = []
     for model in a.models:
         for clients in a.clients:
-            rows += measure(model, clients, a.delays, a.methods, a.rounds, 0.02 if a.smoke else SECONDS, a.beside)
+            rows += measure(model, clients, a.delays, a.methods, a.repeats, 0.02 if a.smoke else SECONDS, a.beside)
             if a.out is not None or not a.smoke:
                 write_table(rows, a.out or Path(__file__).parent / "results" / "throughput.csv")
             else:

@@ -5,8 +5,8 @@
 
 FedAsync with MLP-64 and ten clients. *Forward* is the compiled function that gives the final test loss; *gradient*
 gives its derivatives with respect to mixing rate, local learning rate and all initial parameters. Both are timed in CPU
-seconds of this process, interleaved; the ratio is computed within each round, and the table has its median. *Memory* is
-XLA's plan for the gradient's temporary buffers.
+seconds of this process, interleaved; the ratio is computed within each repeat, and the table has its median. *Memory*
+is XLA's plan for the gradient's temporary buffers.
 
 Measured numbers: README.md.
 """
@@ -47,7 +47,7 @@ def row_of(job: str, a: argparse.Namespace) -> dict[str, Any]:
     forward = jax.jit(loss).lower(hyper, params).compile()
     gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(hyper, params).compile()
     calls = {"forward": lambda: forward(hyper, params), "gradient": lambda: gradient(hyper, params)}
-    seconds = {name: np.array(each) for name, each in interleave(calls, a.rounds, clock=time.process_time).items()}
+    seconds = {name: np.array(each) for name, each in interleave(calls, a.repeats, clock=time.process_time).items()}
     return {
         "job": job,
         "clients": a.clients,
@@ -66,12 +66,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--segment", type=int, default=None, help="arrivals between checkpoints [all]")
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/trajectory.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.updates, a.clients, a.rounds, a.jobs = 10, 3, 1, ["1 step"]
+        a.updates, a.clients, a.repeats, a.jobs = 10, 3, 1, ["1 step"]
     rows = [row_of(job, a) for job in a.jobs]
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "trajectory.csv")

@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
 DISTILBERT = EncoderConfig(
     layers=6, width=768, heads=12, intermediate=3072, vocabulary=30522, positions=512, token_types=0
 )
-ROUNDS = {"smoke": 3, "laptop": 50, "paper": 200}
+REPEATS = {"smoke": 3, "laptop": 50, "paper": 200}
 ARRIVALS = 20  # in one compiled call
 CLIENTS = 4  # the server has memory for each
 BARS = ("addition", "projection", "in a server step", "in a lone step", "a call", "paper")
@@ -165,10 +165,10 @@ def main() -> None:
         steps = {key: partial(call, ARRIVALS) for key, call in served.items()}
         lone: dict[str, Callable[[], Any]] = {f"lone {key}": partial(call, 1) for key, call in served.items()}
         lone["lone add"] = lambda p=params, o=other: lone_addition(p, o)
-        turns = ROUNDS[given.scale]
-        rounds = common.interleave(calls, turns) | common.interleave(steps, turns)
-        rounds |= common.interleave(lone, turns, before=lambda: empty_caches(filler))
-        seconds = {key: statistics.median(each) for key, each in rounds.items()}
+        turns = REPEATS[given.scale]
+        seconds = common.interleave(calls, turns) | common.interleave(steps, turns)
+        seconds |= common.interleave(lone, turns, before=lambda: empty_caches(filler))
+        seconds = {key: statistics.median(each) for key, each in seconds.items()}
         projected, summed, step, without = (
             seconds[key] / ARRIVALS for key in ("project", "add", "step", "step without")
         )

@@ -148,7 +148,7 @@ def measured(
 
 
 def cost(given: argparse.Namespace, steps: int, rounds: int = 5) -> dict[str, Any]:
-    """CPU seconds of a local job and of a random pair of derivatives, one client; medians of interleaved rounds."""
+    """CPU seconds of a local job and of a random pair of derivatives, one client; medians of interleaved repeats."""
     experiment = prepare(Settings(**settings_of(given), steps=steps, lr=0.05, server_steps=1))
     c = experiment.components
     client = bound(c.client, c.hyper)

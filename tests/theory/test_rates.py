@@ -336,11 +336,11 @@ def test_table_2():
     rates = compare(s)
     assert list(rates) == list(TABLE_2)
     np.testing.assert_allclose([rates[name] for name in by_hand], list(by_hand.values()), rtol=1e-12)
-    rounds = np.geomspace(1e2, 1e8, 7)
-    for curve in compare(s._replace(rounds=rounds)).values():
+    steps = np.geomspace(1e2, 1e8, 7)
+    for curve in compare(s._replace(server_steps=steps)).values():
         assert curve.shape == (7,) and (np.diff(curve) < 0).all()
-    with pytest.raises(ValueError, match="rounds = 0"):
-        compare(s._replace(rounds=0))
+    with pytest.raises(ValueError, match="server_steps = 0"):
+        compare(s._replace(server_steps=0))
 
 
 def test_table_2_assumptions():
