@@ -299,7 +299,8 @@ class Run(NamedTuple):
     setting ``energy`` both have energy (J) and carbon (g CO2e): of all clients so far, and of the job. ``per_client``:
     accuracy and loss [rows, N], and own_accuracy and own_loss if clients have models of their own; or empty.
     ``counters``: updates, unused, server_steps, local_steps and gradients (of all arrivals), unchanged_steps (closed
-    without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
+    without an accepted upload), rejected (not finite, too large, too stale, or given
+    weight 0 by the rule), trained_in_vain, lost, late, ...
     (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also attackers and malicious (uploads of
     attackers); the wave engine adds batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: one
     table per probe, one row per chosen arrival: update (its number, from 0), client, time and the columns of the probe.

@@ -1,8 +1,8 @@
-"""When things happen: delay models and timing policies make a ``Schedule``. NumPy only, no JAX.
+"""When things happen: delay models and timings make a ``Schedule``. NumPy only, no JAX.
 
 Start with :func:`plan` (``planning.py``). Order of reading:
 
-1. ``scenario.py``: the input of a timing policy; ``timing.py``: the policies (registry ``TIMINGS``).
+1. ``scenario.py``: the input of a timing; ``timing.py``: the timings (registry ``TIMINGS``).
 2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened;
    ``forecast.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in

@@ -7,7 +7,7 @@ models share is in ``durations.py``; ``mean`` is the time of one whole job unles
 Measured delays are the packaged table ``rpi`` and tables in CSV files. Their columns, in any order:
 
 * ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
-* ``mean``, ``std``: mean (> 0) and standard deviation (>= 0) of a whole round, seconds;
+* ``mean``, ``std``: mean (> 0) and standard deviation (>= 0) of a whole job, seconds;
 * ``compute``, optional: the part of ``mean`` spent on training, seconds; the rest is communication;
 * ``group``, optional: a label, by which ``rpi`` selects.
 """

@@ -39,7 +39,7 @@ class Delays(NamedTuple):
     ``durations(clients, numbers, local_steps, bytes_down, bytes_up) -> float64``: the seconds of job
     ``numbers[k]`` (0, 1, ...) of client ``clients[k]``. All arguments are integer arrays or scalars that
     broadcast, and so does the result: ``[N, 1]`` and ``[1, k]`` give ``[N, k]``. It depends on nothing else: not on
-    the order of calls, the timing policy, the number of clients or the algorithm. ``clock.Draws`` gives such draws:
+    the order of calls, the timing, the number of clients or the algorithm. ``clock.Draws`` gives such draws:
 
     >>> def model(num_clients, seed):
     ...     def durations(clients, numbers, local_steps=1, bytes_down=0, bytes_up=0):

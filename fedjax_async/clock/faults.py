@@ -1,7 +1,7 @@
 """Faults of jobs: uploads that are lost, duplicated, late or corrupt, clients that crash, groups that fail together.
 
 A model is ``model(num_clients, seed, part) -> Faults``. The faults of job ``n`` of client ``i`` are drawn from (seed,
-the model's stream, part, i, n) alone: they do not depend on the order of events, on the timing policy or on the
+the model's stream, part, i, n) alone: they do not depend on the order of events, on the timing or on the
 other models. ``part`` numbers the models of one name in a spec.
 """
 

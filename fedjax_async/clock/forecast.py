@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedjax_async.clock.scenario import Until
 
-EVERY = 1 << 12  # jobs between two looks
+EVERY = 1 << 12  # jobs between two forecasts
 BYTES_PER_JOB = 256  # in planning, at the peak: the columns of the schedule, and the lists that they are made from
 DOUBT = 8  # the first jobs may come this much faster than the later ones
 

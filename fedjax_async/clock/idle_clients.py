@@ -213,7 +213,7 @@ class IdleClients:
         self._missed += 1
         if self._missed > self._most_missed:
             raise ValueError(
-                f"availability: of the last {self._missed} looks at idle clients none found one online at {time:g} s; "
+                f"availability: of the last {self._missed} idle clients none was online at {time:g} s; "
                 "their online times are too short for floating-point time"
             )
         return False

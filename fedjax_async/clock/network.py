@@ -10,7 +10,7 @@ seconds. A message from node i to node j, in a run without a server, takes
 
 seconds times the noise of the sender. By default, each pair of nodes has a link of its own. The links' parameters are
 drawn once per client, the noises (lognormal of mean 1) once per job or message.
-The ``bandwidth`` options of the delay models are the simple case; use one or the other. The timing policy
+The ``bandwidth`` options of the delay models are the simple case; use one or the other. The timing
 ``participation`` uses neither the delay model nor the network.
 """
 

@@ -1,4 +1,4 @@
-"""``plan``: from a timing policy and a delay model to a ``Schedule``."""
+"""``plan``: from a timing and a delay model to a ``Schedule``."""
 
 from __future__ import annotations
 

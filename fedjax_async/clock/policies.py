@@ -1,7 +1,7 @@
 """Policies: rules that look at a run while it goes on, and decide what happens next.
 
 A *policy model*, made by the factories in ``POLICIES``, is ``model(prior) -> Policy``. A policy may choose the clients
-that train next, the size of the buffer, and whether a client uploads what it has trained. The timing policy makes the
+that train next, the size of the buffer, and whether a client uploads what it has trained. The timing makes the
 other decisions, as in a planned run. Specs joined with ``+`` share the decisions: ``oort+true_bytes``.
 
 A policy sees what a server would have seen by then: a :class:`View`. It is a function of its prior, the views and

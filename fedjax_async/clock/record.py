@@ -1,4 +1,4 @@
-"""What happened: the outcomes of jobs, and the record that every timing policy writes and that becomes a schedule."""
+"""What happened: the outcomes of jobs, and the record that every timing writes and that becomes a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenario, the input of a timing policy: clients, durations of jobs, budget, seed, and the conditions.
+"""The scenario, the input of a timing: clients, durations of jobs, budget, seed, and the conditions.
 
 The *conditions* are when clients are online, the faults of jobs, and the limits that the server sets.
 """
@@ -62,7 +62,7 @@ NO_CONDITIONS = Conditions((), (), NO_LIMITS)
 
 
 class Scenario(NamedTuple):
-    """All that a timing policy may know: clients, durations of their jobs, budget, seed and conditions.
+    """All that a timing may know: clients, durations of their jobs, budget, seed and conditions.
 
     Local steps are those of one job, bytes those of one message; a number for all clients or int64[N].
     """

@@ -1,8 +1,8 @@
-"""Timing policies: when the server applies uploads, when it completes a step, and which client trains next.
+"""Timings: when the server applies uploads, when it completes a step, and which client trains next.
 
-A policy is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS``, take the options of its spec. Each
-policy has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Without
-conditions other than ``max_staleness``, buffered policies use ``fast_paths.py``: the same schedule, faster.
+A timing is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS``, take the options of its spec. Each
+has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Without
+conditions other than ``max_staleness``, buffered timings use ``fast_paths.py``: the same schedule, faster.
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
 It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of

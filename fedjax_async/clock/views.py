@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """The decisions of a policy; ``None`` leaves a decision to the timing policy.
+    """The decisions of a policy; ``None`` leaves a decision to the timing.
 
     ``choose(view, idle, count)``: which of the ``idle`` clients (ascending) train next, at most ``count`` of them and
     at least one if none is under way. ``buffer(view)``: how many uploads make the next server step.

@@ -32,8 +32,8 @@ from fedjax_async.engine.components import (
     rule_of,
 )
 from fedjax_async.engine.evaluation import Points
-from fedjax_async.engine.outset import OBSERVED, Outset, Plan
-from fedjax_async.engine.record import EngineOutcome
+from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
+from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Model, Params, Probe, Request, Run, Schedule
@@ -50,7 +50,7 @@ class _GrowingPlan:
     """The plan of an adaptive run as far as it is decided, and at the end its schedule."""
 
     def __init__(self) -> None:
-        self.plan: Any = None  # Plan
+        self.evaluations: Any = None  # GrowingPoints
         self.schedule: Any = None  # Schedule
 
 
@@ -106,12 +106,12 @@ class AdaptiveExperiment(NamedTuple):
     @property
     def points(self) -> Points:
         """The evaluations decided so far; before the run, those of the nominal plan."""
-        return self.nominal.points if self.growing.plan is None else self.growing.plan.points
+        return self.nominal.points if self.growing.evaluations is None else self.growing.evaluations.points
 
     @property
     def complete(self) -> bool:
         """Whether all evaluations are decided."""
-        return self.growing.plan is not None and self.growing.plan.complete
+        return self.growing.evaluations is not None and self.growing.evaluations.complete
 
     @property
     def total(self) -> int:
@@ -120,7 +120,7 @@ class AdaptiveExperiment(NamedTuple):
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
-        return self.nominal.counts() if self.growing.plan is None else self.growing.plan.counts()
+        return self.nominal.counts() if self.growing.evaluations is None else self.growing.evaluations.counts()
 
     def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The scores of evaluation ``row`` as the columns of the results."""
@@ -130,10 +130,10 @@ class AdaptiveExperiment(NamedTuple):
         """What two runs must have in common to share programs."""
         return self.nominal.shared()
 
-    def run(self, **options: Any) -> EngineOutcome:
+    def run(self, **options: Any) -> EngineResult:
         """Run on the engine that the settings name; ``options``: those of its executor."""
         e, s = self.nominal, self.settings
-        plan = self.growing.plan = Plan(every_of(s), s.time)
+        evaluations = self.growing.evaluations = GrowingPoints(every_of(s), s.time)
         self.growing.schedule = None
         policy = self.policy(self.prior)
         probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(e.components.model))} if policy.loss else {})
@@ -144,7 +144,7 @@ class AdaptiveExperiment(NamedTuple):
             local_steps=self.prior.local_steps,
             params=e.params,
             key=e.key,
-            plan=plan,
+            evaluations=evaluations,
             in_flight=in_flight(e.schedule),
             asks=policy.sends is not None or policy.sizes,
             all_arrive=all_arrive(s, policy),
@@ -157,14 +157,14 @@ class AdaptiveExperiment(NamedTuple):
         decisions = Decisions(policy, executor)
         schedule = self.growing.schedule = self.replan(decisions)
         spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
-        outcome = executor.finish(decisions.record, schedule, spent)
+        result = executor.finish(decisions.record, schedule, spent)
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
-        return outcome._replace(counters=outcome.counters | seconds, probes=dict(outcome.probes) | decisions.tables)
+        return result._replace(counters=result.counters | seconds, probes=dict(result.probes) | decisions.tables)
 
-    def recorded(self, outcome: EngineOutcome) -> Run:
+    def recorded(self, result: EngineResult) -> Run:
         """The tables of the run from what the engine returned."""
-        schedule, points = self.growing.schedule, self.growing.plan.points
-        run = self.nominal._replace(schedule=schedule, points=points).recorded(outcome)
+        schedule, points = self.growing.schedule, self.growing.evaluations.points
+        run = self.nominal._replace(schedule=schedule, points=points).recorded(result)
         return run._replace(probes=_until_its_end(run))
 
 

@@ -48,7 +48,7 @@ def is_own(s: Settings, *fields: str) -> bool:
 
 
 def has_own_timing(s: Settings) -> bool:
-    """Whether the timing policy is an object, or one that the user registered."""
+    """Whether the timing is an object, or one that the user registered."""
     of_method = own.own_parts({"method": s.method}).get("method", {})
     return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
 
@@ -369,7 +369,7 @@ def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) ->
 
 
 def checked_timing(timing: Any) -> Timing:
-    """A timing policy of the user's own, with a check that it returns a consistent ``Schedule``."""
+    """A timing of the user's own, with a check that it returns a consistent ``Schedule``."""
 
     def planned(scenario: Any) -> Schedule:
         found = returned("timing", own.KINDS["timing"], timing, scenario)

@@ -47,8 +47,8 @@ def execute(
             options |= {"devices": s.devices, "memory_limit": limit}
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
-    outcome: Any = e.run(**options)
-    return watch.finish(e.recorded(outcome), outcome)
+    result: Any = e.run(**options)
+    return watch.finish(e.recorded(result), result)
 
 
 def _keeper(e: Prepared, folder: Path | None) -> Keeper:

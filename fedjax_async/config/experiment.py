@@ -55,7 +55,7 @@ from fedjax_async.engine.devices import naming_remedies
 from fedjax_async.engine.evaluation import Points, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
-from fedjax_async.engine.record import EngineOutcome, Traffic, make_run
+from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
@@ -116,13 +116,13 @@ class Experiment(NamedTuple):
         del row
         return scores
 
-    def run(self, **options: Any) -> EngineOutcome:
+    def run(self, **options: Any) -> EngineResult:
         """Run on the engine that the settings name; ``options``: those of ``run_waves`` or ``run_reference``."""
-        engine: Callable[..., EngineOutcome] = ENGINES[self.settings.engine]
+        engine: Callable[..., EngineResult] = ENGINES[self.settings.engine]
         given = {"per_client": self.settings.per_client, "probes": self.probes, "measures": self.measures, **options}
         return engine(self.components, self.schedule, self.params, self.key, self.points, **given)
 
-    def recorded(self, outcome: EngineOutcome) -> Run:
+    def recorded(self, result: EngineResult) -> Run:
         """The tables of the run from what the engine returned."""
         options: dict[str, Any] = {"waits": waits_for_close(self.components)}
         options["gradients"] = gradients_of(self.components, self.schedule)
@@ -131,7 +131,7 @@ class Experiment(NamedTuple):
         marked = self.components.data.malicious
         if self.settings.attack is not None and marked is not None:
             options["attackers"] = int(marked.sum())
-        return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
+        return make_run(self.described, self.schedule, self.points, result, self.traffic, **options)
 
     def shared(self) -> tuple[Any, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
@@ -238,7 +238,7 @@ def check_method(s: Settings) -> None:
 
 
 def timing_of(s: Settings) -> Timing:
-    """The timing policy: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
+    """The timing: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
     given = own.thing_of("timing", s.timing)
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
@@ -264,7 +264,7 @@ def planned(
         sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1
     ):  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
-    # a timing policy of the user's own may support only the budget of the settings
+    # a timing of the user's own may support only the budget of the settings
     known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
     schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps

@@ -19,7 +19,7 @@ from fedjax_async import check, registry
 # Settings that may hold an object, with what it may be.
 KINDS = {
     "method": "a Method or a PeerMethod",
-    "timing": "a timing policy, timing(scenario) -> Schedule",
+    "timing": "a timing, timing(scenario) -> Schedule",
     "policy": "a policy model, model(prior) -> clock.Policy",
     "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
     "exchange": "an exchange, exchange(setup) -> clock.PeerSchedule",
@@ -99,7 +99,7 @@ def named(name: str, thing: Any) -> Named:
     """Give an object of your own the name under which results keep it: ``method=named("fair", Method(rule))``.
 
     ``thing``: a ``Method``, ``Model`` or flax module, ``FederatedData`` or ``Dataset``, ``ClientAlgorithm``, delay
-    model, timing policy, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers, so
+    model, timing, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers, so
     another object under the same name makes another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
 
     Raises ``ValueError`` for other names, for values that are not objects of one's own, and for an object without a

@@ -30,10 +30,10 @@ from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import PeerComponents, bound, gradients_of
 from fedjax_async.engine.evaluation import Every, Points, points_among, require_few
-from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
 from fedjax_async.engine.peer_reference import run_peer_reference
+from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
 from fedjax_async.types import FederatedData, Key, Model, Params, Run
@@ -54,7 +54,7 @@ class PeerExperiment(NamedTuple):
     params: Params
     key: Key
     points: Points  # position: number of events that have ended by then
-    planned: dict[str, np.ndarray]  # the columns of the evaluations that follow from the plan
+    from_plan: dict[str, np.ndarray]  # the columns of the evaluations that follow from the plan
     global_tests: str
     norm_limit: float = math.inf
     probes: Mapping[str, Any] = {}
@@ -77,21 +77,21 @@ class PeerExperiment(NamedTuple):
         """The scores of evaluation ``row`` as the columns of the results."""
         there = online(self.schedule, self.points.time[row : row + 1])[0]
         found = scores_of_nodes(scores, there, self.components.data)
-        return found | {name: column[row] for name, column in self.planned.items() if not name.startswith("bytes_")}
+        return found | {name: column[row] for name, column in self.from_plan.items() if not name.startswith("bytes_")}
 
-    def run(self, **options: Any) -> PeerOutcome:
+    def run(self, **options: Any) -> PeerResult:
         """Run on the engine that the settings name; ``options``: those of the engine."""
         name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
         if name == "waves":
             given["probes"] = self.probes
-        engine: Callable[..., PeerOutcome] = PEER_ENGINES[name]
+        engine: Callable[..., PeerResult] = PEER_ENGINES[name]
         return engine(self.components, self.schedule, self.params, self.key, self.points.time, **given)
 
-    def recorded(self, outcome: PeerOutcome) -> Run:
+    def recorded(self, result: PeerResult) -> Run:
         """The tables of the run from what the engine returned."""
         work = gradients_of(self.components, self.schedule)
         data = self.components.data
-        return record_peers(self.described, self.schedule, self.points, outcome, self.planned, data, work)
+        return record_peers(self.described, self.schedule, self.points, result, self.from_plan, data, work)
 
     def shared(self) -> tuple[Any, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
@@ -237,6 +237,6 @@ def built_peers(
     check.require(not probes or s.engine == "waves", "probes", list(probes or ()), "left out with engine = 'reference'")
     params, key = start_of(s, components.model, components.data)
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    planned = planned_columns(schedule, points)
-    learned = (params, key, points, planned, run.global_tests, limit, dict(probes or {}))
+    from_plan = planned_columns(schedule, points)
+    learned = (params, key, points, from_plan, run.global_tests, limit, dict(probes or {}))
     return PeerExperiment(s, run.described, components, schedule, *learned)

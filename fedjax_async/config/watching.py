@@ -17,8 +17,8 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.config.experiment import Prepared
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.peer_outcome import PeerOutcome
-from fedjax_async.engine.record import EngineOutcome
+from fedjax_async.engine.peer_result import PeerResult
+from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
 
@@ -159,11 +159,11 @@ class Watch:
             )
         return None
 
-    def finish(self, run: Run, outcome: EngineOutcome | PeerOutcome) -> Run:
+    def finish(self, run: Run, result: EngineResult | PeerResult) -> Run:
         """Add to the run why it stopped and its best model, and close the streams as complete."""
         self.close(complete=True)
-        if outcome.kept is not None:
-            row, params = outcome.kept
+        if result.kept is not None:
+            row, params = result.kept
             best = Best(params, row, self._judged_by, float(self._improved.best))
             run = run._replace(best=best)
         return run._replace(stopped=self._stopped)

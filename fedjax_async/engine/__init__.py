@@ -22,7 +22,7 @@ from a checkpoint). ``adaptive_reference.py`` is their oracle.
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
 ``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and
 ``peer_record.py`` do for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes,
-the loop (``loop.py``), checkpoints and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
+the loop (``loop.py``), checkpoints and devices. ``peer_result.py`` is the result, ``peer_reference.py`` the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from fedjax_async.engine.components import Components, PeerComponents
     from fedjax_async.engine.evaluation import Every, Points, evaluation_points
     from fedjax_async.engine.layout import Layout, make_layout
-    from fedjax_async.engine.peer_outcome import PeerOutcome
     from fedjax_async.engine.peer_probes import NodesProbe
     from fedjax_async.engine.peer_reference import run_peer_reference
+    from fedjax_async.engine.peer_result import PeerResult
     from fedjax_async.engine.peer_run import run_peer_waves
     from fedjax_async.engine.reference import run_reference
     from fedjax_async.engine.run import run_waves
@@ -56,7 +56,7 @@ __all__ = [
     "Layout",
     "NodesProbe",
     "PeerComponents",
-    "PeerOutcome",
+    "PeerResult",
     "Points",
     "default_batching",
     "default_lanes",
@@ -77,7 +77,7 @@ __getattr__, __dir__ = lazy.attach(
         "Layout": "layout",
         "NodesProbe": "peer_probes",
         "PeerComponents": "components",
-        "PeerOutcome": "peer_outcome",
+        "PeerResult": "peer_result",
         "Points": "evaluation",
         "default_batching": "stack",
         "default_lanes": "stack",

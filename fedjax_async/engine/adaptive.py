@@ -27,7 +27,7 @@ from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import described
-from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.run import OTHER_PROGRAMS
 from fedjax_async.engine.serving import StackFacts
 from fedjax_async.engine.stack import default_batching, default_lanes, default_width, make_member
@@ -123,20 +123,23 @@ class WavesExecutor:
     # --- an extension -----------------------------------------------------------------------------
 
     def _extend(self, record: Record, wanted: int | None = None, spent: bool | None = None) -> None:
-        """Execute what is new in ``record``; ``wanted``: a job under way to train now; ``spent``: see ``Plan.end``."""
+        """Execute what is new in ``record``; ``wanted``: a job under way to train now.
+
+        ``spent``: see ``GrowingPoints.end``.
+        """
         begin = clock_time.perf_counter()
         work = self._growing.extend(record, wanted)
         self.seconds += clock_time.perf_counter() - begin
-        own, plan, device = work.layout.schedules[0], self._o.plan, self._device
+        own, evaluations, device = work.layout.schedules[0], self._o.evaluations, self._device
         came = work.at[:-1]
-        plan.add(own.time[came], own.closes[came])
+        evaluations.add(own.time[came], own.closes[came])
         if spent is not None:
-            plan.end(spent)
-        self._watcher.follow(plan.points)
+            evaluations.end(spent)
+        self._watcher.follow(evaluations.points)
         self._extensions += 1
-        due = plan.due(work.first)
+        due = evaluations.due(work.first)
         self._evaluated = due[-1] if due else self._evaluated
-        self._told.decided(record.client, plan.closes)
+        self._told.decided(record.client, evaluations.closes)
         probes = self._told.local_probes(work)
         if self._extensions == 1:
             device.begin(work, probes)
@@ -181,7 +184,7 @@ class WavesExecutor:
     def _evaluate(self, carry: Any, arrivals: int) -> None:
         """Evaluate after ``arrivals`` arrivals."""
         device = self._device
-        found = self._scores[0, arrivals] = device.evaluate(carry, self._o.plan.moment(arrivals))
+        found = self._scores[0, arrivals] = device.evaluate(carry, self._o.evaluations.moment(arrivals))
         copying = device.stack.programs.model if self._watcher.wants_model(0) else None
         model = None if copying is None else copying(device.tables, carry.server, np.int32(0))
         self._watcher.add((0, arrivals), found, model)
@@ -200,7 +203,7 @@ class WavesExecutor:
     def _look_around(self, work: ExtensionWork, record: Record) -> None:
         """What does not concern learning: bad uploads, checkpoints, the progress bar, observers."""
         refuse(self._told.rejected, self._on_bad)
-        if self._keeper is not None and self._keeper.due(record.applied) and not self._o.plan.complete:
+        if self._keeper is not None and self._keeper.due(record.applied) and not self._o.evaluations.complete:
             self._keeper.save(record.applied, self._taken())
         if self._progress is not None and len(work.at) > 1:
             own = work.layout.schedules[0]
@@ -248,20 +251,20 @@ class WavesExecutor:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
-        """Execute the rest of a complete plan; ``schedule``: the whole plan; ``spent``: see ``Plan.end``."""
+    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineResult:
+        """Execute the rest of a complete plan; ``schedule``: the whole plan; ``spent``: see ``GrowingPoints.end``."""
         if self._watcher.all_ended and not self._told.sizes_differ:
-            self._o.plan.stop()
+            self._o.evaluations.stop()
         else:
             with contextlib.suppress(Ended):
                 self._extend(record, spent=spent)
         self._device.close()
         o, ends, growing, compiled = self._o, self._watcher.ends, self._growing, self._device.stack.programs
-        rows = ends[0][0] + 1 if 0 in ends else len(o.plan.points.time)
-        scores = jax.device_get([self._scores[0, int(position)] for position in o.plan.points.position[:rows]])
+        rows = ends[0][0] + 1 if 0 in ends else len(o.evaluations.points.time)
+        scores = jax.device_get([self._scores[0, int(position)] for position in o.evaluations.points.position[:rows]])
         rule = rule_of(o.components.server, o.components.hyper, o.facts)
         records, in_vain, in_vain_records = self._told.records()
-        return EngineOutcome(
+        return EngineResult(
             params=ends[0][1] if 0 in ends else jax.device_get(rule.params(self._device.held.carry.server)),
             scores={name: np.stack([one[name] for one in scores]) for name in scores[0]},
             records=records,
@@ -277,7 +280,7 @@ class WavesExecutor:
                 "executed_steps": growing.executed_steps,
                 "programs": len(compiled.train) + OTHER_PROGRAMS + (compiled.measure is not None),
             },
-            probes=self._told.tables(schedule, int(o.plan.points.position[rows - 1])),
+            probes=self._told.tables(schedule, int(o.evaluations.points.position[rows - 1])),
             rows=rows,
             kept=self._watcher.kept.get(0),
         )

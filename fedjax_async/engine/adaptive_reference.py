@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.outset import OBSERVED, Outset
-from fedjax_async.engine.record import EngineOutcome, Progress
+from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.reference import Walk
 from fedjax_async.engine.reference_scores import scores_of_examples
 from fedjax_async.engine.watching import Observer
@@ -74,21 +74,21 @@ class ReferenceExecutor:
         """The newest evaluation, empty if there is none."""
         return jax.device_get(self._walk.scores[-1]) if self._walk.scores else {}
 
-    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
+    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineResult:
         """Execute the rest of a complete plan; see ``WavesExecutor.finish``."""
         if self._walk.is_over:
-            self._o.plan.stop()
+            self._o.evaluations.stop()
         else:
             self._go_on(schedule, spent)
-        self._walk.follow(schedule, self._o.plan.points)
-        return self._walk.outcome()
+        self._walk.follow(schedule, self._o.evaluations.points)
+        return self._walk.result()
 
     def _go_on(self, schedule: Schedule, spent: bool | None = None) -> None:
-        walk, plan, first = self._walk, self._o.plan, self._arrivals
-        plan.add(schedule.time[first:], schedule.closes[first:])
+        walk, evaluations, first = self._walk, self._o.evaluations, self._arrivals
+        evaluations.add(schedule.time[first:], schedule.closes[first:])
         if spent is not None:
-            plan.end(spent)
-        walk.follow(schedule, plan.points)
+            evaluations.end(spent)
+        walk.follow(schedule, evaluations.points)
         for e in range(first, len(schedule.job)):
             walk.run.send(e)
             walk.evaluate(e)
@@ -97,5 +97,5 @@ class ReferenceExecutor:
             walk.arrive(e, max(len(schedule.job), len(self._o.nominal.job)))
             self._arrivals = e + 1
         walk.run.send(len(schedule.job))
-        if plan.complete:
+        if evaluations.complete:
             walk.evaluate(len(schedule.job))

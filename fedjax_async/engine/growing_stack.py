@@ -58,7 +58,7 @@ class GrowingStack:
     # --- tables and programs ----------------------------------------------------------------------
 
     def begin(self, work: ExtensionWork, probes: Probes) -> None:
-        """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`place`."""
+        """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`put`."""
         o, data = self._o, self._o.components.data
         shape = self._shape = self._needed(work)
         given = ([data], [o.key], [o.components.hyper], [o.norm_limit], [work.applied], [probes])

@@ -250,8 +250,8 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_st
             key = job_key(tables.key[run], tables.client[position], tables.number[position])
             steps = tables.steps[position] if local_steps is None else local_steps
             work = run_steps(who, key, message, before, client_data(tables, position), steps)
-            outcome = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
-            done = finished(who, work, message, before, *outcome)
+            conditions = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
+            done = finished(who, work, message, before, *conditions)
             return tree.scatter(
                 buffers,
                 tables.row[position] % len(buffers.norm),

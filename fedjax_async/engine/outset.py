@@ -16,7 +16,7 @@ from fedjax_async.types import Facts, Key, Params, Schedule
 OBSERVED = "observed"  # the probe of policies that read losses
 
 
-class Plan:
+class GrowingPoints:
     """The evaluations of a run whose plan grows. Those before the last known arrival are decided: ``points``."""
 
     def __init__(self, every: Every, horizon: float | None) -> None:
@@ -82,7 +82,7 @@ class Outset(NamedTuple):
     local_steps: np.ndarray  # int64[N]
     params: Params
     key: Key
-    plan: Plan
+    evaluations: GrowingPoints
     in_flight: int  # the most jobs under way at a time in the nominal plan
     asks: bool = False  # whether the policy decides about uploads, so that jobs are trained before they arrive
     all_arrive: bool = True  # whether every job arrives

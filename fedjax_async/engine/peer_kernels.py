@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
 from fedjax_async.engine.kernels import device_index, finished, hyper_of, make_advance, run_segment
-from fedjax_async.engine.peer_outcome import RESERVED
 from fedjax_async.engine.peer_probes import EVENT
+from fedjax_async.engine.peer_result import RESERVED
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import client_data

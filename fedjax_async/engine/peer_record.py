@@ -1,4 +1,4 @@
-"""From an engine's outcome of a decentralised run to the tables of a :class:`~fedjax_async.types.Run`."""
+"""From an engine's result of a decentralised run to the tables of a :class:`~fedjax_async.types.Run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedjax_async.clock import Delivery, PeerSchedule, ages, at_or_before, masse
 from fedjax_async.clock.peer_statistics import readers
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
-from fedjax_async.engine.peer_outcome import PeerOutcome, online
+from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.tree import Columns
 from fedjax_async.types import FederatedData, Run
 
@@ -99,7 +99,7 @@ def record_peers(
     settings: dict[str, Any],
     schedule: PeerSchedule,
     points: Points,
-    outcome: PeerOutcome,
+    result: PeerResult,
     planned: Mapping[str, np.ndarray],
     data: FederatedData,
     gradients: np.ndarray | None = None,
@@ -111,10 +111,10 @@ def record_peers(
     as weights; 0 where the event mixes nothing. ``planned``: see :func:`planned_columns`. ``gradients``: of the loss,
     that each event computes, int64[E]; by default one per local step.
     """
-    rows = len(points.time) if outcome.rows is None else outcome.rows
+    rows = len(points.time) if result.rows is None else result.rows
     points = Points(*(column[:rows] for column in points))
     there = online(schedule, points.time)
-    scores = scores_of_nodes(outcome.scores, there, data)
+    scores = scores_of_nodes(result.scores, there, data)
     clients = {name.removeprefix("client_"): v for name, v in scores.items() if name.startswith("client_")}
     evaluations = {
         "time": points.time,
@@ -124,10 +124,10 @@ def record_peers(
         **client_columns(clients),
         **{name: column[:rows] for name, column in planned.items()},
     }
-    events = outcome.events
+    events = result.events
     work = schedule.local_steps if gradients is None else gradients
-    updates = {**_events_table(schedule, events, work), **outcome.records}
-    rejected = int(np.sum(~outcome.records["accepted"])) if len(events) else 0
+    updates = {**_events_table(schedule, events, work), **result.records}
+    rejected = int(np.sum(~result.records["accepted"])) if len(events) else 0
     counters = {
         "updates": len(events),
         "unused": 0,
@@ -136,10 +136,10 @@ def record_peers(
         "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "rejected": rejected,
         **message_counts(schedule, events),
-        **outcome.counters,
+        **result.counters,
     }
     tables = Columns(evaluations), Columns(updates)
-    return Run(settings, outcome.params, *tables, clients, counters, schedule, dict(outcome.probes))
+    return Run(settings, result.params, *tables, clients, counters, schedule, dict(result.probes))
 
 
 def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndarray) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.engine.components import Client, Peer, PeerComponents, bound
-from fedjax_async.engine.peer_outcome import GLOBAL_TESTS, PeerOutcome, checked_points
+from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress, refuse
 from fedjax_async.engine.reference_scores import scores_of_examples
@@ -181,7 +181,7 @@ def run_peer_reference(
     norm_limit: float = float("inf"),
     progress: Progress | None = None,
     observer: Observer | None = None,
-) -> PeerOutcome:
+) -> PeerResult:
     """Walk through the schedule, event by event; the same result as ``run_peer_waves``.
 
     It has no probes and no scores on validation parts.
@@ -233,7 +233,7 @@ def run_peer_reference(
             progress(done, len(events), staleness=float("nan"), **now)
     executed = np.sort(by_end[: visible[row - 1]])
     position = {e: i for i, e in enumerate(events.tolist())}
-    return PeerOutcome(
+    return PeerResult(
         params=_stacked(shown),
         scores=_table(scores),
         records=_table([jax.device_get(records[position[e]]) for e in executed.tolist()]),

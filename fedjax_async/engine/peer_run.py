@@ -20,7 +20,6 @@ from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import Algorithms, PeerCarry
 from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
-from fedjax_async.engine.peer_outcome import GLOBAL_TESTS, PeerOutcome, checked_points, online
 from fedjax_async.engine.peer_probes import (
     NodesProbes,
     event_table,
@@ -29,6 +28,7 @@ from fedjax_async.engine.peer_probes import (
     without_probes,
 )
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
+from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
 from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import Progress
@@ -136,7 +136,7 @@ def run_peer_waves(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observer: Observer | None = None,
-) -> PeerOutcome:
+) -> PeerResult:
     """Execute every event of a plan, batched in waves; the same result as one event at a time.
 
     ``points``: virtual times of the evaluations, float64[V]; the first is 0, the last ends the run. An evaluation sees
@@ -215,7 +215,7 @@ def run_peers(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observer: Observer | None = None,
-) -> PeerOutcome:
+) -> PeerResult:
     """Execute every event, or those after the newest checkpoint of ``keeper``; traces nothing."""
     member, layout, tables, programs = run.member, run.layout, run.tables, run.programs
     x64 = tables.norm_limit.dtype == np.float64
@@ -262,7 +262,7 @@ def run_peers(
         options: dict[str, Any] = {"groups": groups, "on_bad": on_bad, "progress": progress, "keeper": keeper}
         carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
         watcher.hand_over(wait=True)
-    return _outcome(run, carry, scores, watcher)
+    return _result(run, carry, scores, watcher)
 
 
 def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> list[dict[str, Any]]:
@@ -309,7 +309,7 @@ def _rejected(run: PeerRun, carry: PeerCarry, watcher: Watcher, high: int) -> in
     return int(np.sum(~accepted[: min(high, _until(run, watcher)[1])]))
 
 
-def _outcome(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) -> PeerOutcome:
+def _result(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) -> PeerResult:
     member, layout, schedule = run.member, run.layout, run.member.schedule
     rows, until = _until(run, watcher)
     columns = scores.columns(0, rows)
@@ -324,7 +324,7 @@ def _outcome(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) -
     with jax.enable_x64(run.tables.norm_limit.dtype == np.float64):
         last = watcher.ends[0][1] if watcher.ends else jax.device_get(run.programs.models(run.tables, carry.nodes.row))
     widths = np.diff(layout.dealt.bounds)
-    return PeerOutcome(
+    return PeerResult(
         params=last,
         scores=without_probes(columns),
         records=records,

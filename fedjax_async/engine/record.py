@@ -1,4 +1,4 @@
-"""From an engine's outcome to the tables of a :class:`~fedjax_async.types.Run`."""
+"""From an engine's result to the tables of a :class:`~fedjax_async.types.Run`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESERVED = (
 Progress = Callable[..., None]  # progress(arrivals so far, arrivals in total, time=, staleness=, accuracy=)
 
 
-class EngineOutcome(NamedTuple):
+class EngineResult(NamedTuple):
     """What either engine returns."""
 
     params: Params
@@ -67,7 +67,7 @@ def make_run(
     settings: dict[str, Any],
     schedule: Schedule,
     points: Points,
-    outcome: EngineOutcome,
+    result: EngineResult,
     traffic: Traffic,
     *,
     gradients: np.ndarray | None = None,
@@ -91,17 +91,17 @@ def make_run(
     ``attackers``: how many clients attack; adds the counters ``attackers`` and ``malicious`` (their uploads).
     """
     sent, whole = np.sort(schedule.dispatch_time), schedule
-    records, up, values_up = _uploads(schedule, outcome, traffic)
-    if outcome.rows is not None and outcome.rows < len(points.time):
-        points = Points(*(column[: outcome.rows] for column in points))
+    records, up, values_up = _uploads(schedule, result, traffic)
+    if result.rows is not None and result.rows < len(points.time):
+        points = Points(*(column[: result.rows] for column in points))
         schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
         records = {name: column[: len(schedule.job)] for name, column in records.items()}
     used = used_arrivals(schedule) if waits else len(schedule.job)
     accepted = records["accepted"] & (records["weight"] != 0)
     counted = np.bincount(schedule.step, weights=accepted) > 0
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
-    scores = {name: values for name, values in outcome.scores.items() if not name.startswith("client_")}
-    clients = {name.removeprefix("client_"): v for name, v in outcome.scores.items() if name.startswith("client_")}
+    scores = {name: values for name, values in result.scores.items() if not name.startswith("client_")}
+    clients = {name.removeprefix("client_"): v for name, v in result.scores.items() if name.startswith("client_")}
     evaluations = {
         "time": points.time,
         "update": np.minimum(points.position, used),
@@ -141,14 +141,14 @@ def make_run(
         "gradients": int(work.sum(dtype=np.int64)),
         "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
-        "trained_in_vain": _followed(schedule, outcome.in_vain),
+        "trained_in_vain": _followed(schedule, result.in_vain),
         **{name: faults[name] for name in FAULTS},
         **_phase_changes(records),
         **({} if attackers is None else {"attackers": attackers, "malicious": int(records["malicious"].sum())}),
-        **outcome.counters,
+        **result.counters,
     }
     tables = Columns(evaluations), Columns(updates)
-    return Run(settings, outcome.params, *tables, clients, counters, schedule, dict(outcome.probes))
+    return Run(settings, result.params, *tables, clients, counters, schedule, dict(result.probes))
 
 
 def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -157,9 +157,9 @@ def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
     return {} if phase is None else {"phase_changes": int(np.count_nonzero(np.diff(phase, prepend=0)))}
 
 
-def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
+def _uploads(schedule: Schedule, result: EngineResult, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
     """Columns of the arrivals, and bytes of each job's upload: all, and of its values (None without compression)."""
-    records = outcome.records
+    records = result.records
     if traffic.values is None:
         return records, traffic.up, None
     count, job = len(schedule.client), schedule.job[: len(records["bits"])]
@@ -167,8 +167,8 @@ def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tu
     jobs = {name: np.full(count, size, np.int64) for name, size in sizes.items()}
     for name, column in jobs.items():
         column[job] = -(-records[name].astype(np.int64) // 8)
-        if len(outcome.in_vain):
-            column[outcome.in_vain] = -(-outcome.in_vain_records[name].astype(np.int64) // 8)
+        if len(result.in_vain):
+            column[result.in_vain] = -(-result.in_vain_records[name].astype(np.int64) // 8)
     kept = {name: column for name, column in records.items() if name not in sizes}
     columns = {"upload_bytes": jobs["bits"][job], "upload_values_bytes": jobs["values_bits"][job]}
     return kept | columns, jobs["bits"], jobs["values_bits"]

@@ -2,7 +2,7 @@
 
 Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
 code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
-rejected, and has its own evaluation. From the engine it takes types (``Components``, ``Points``, ``EngineOutcome``),
+rejected, and has its own evaluation. From the engine it takes types (``Components``, ``Points``, ``EngineResult``),
 the checks of user input and the lists of each client's test rows.
 """
 
@@ -24,7 +24,7 @@ from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import (
     held_out_rows,
 )
-from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.reference_scores import Probing, Tests, mean_of
 from fedjax_async.engine.watching import Observer
@@ -307,10 +307,10 @@ class Walk:
             accuracy = float(self.scores[-1]["accuracy"]) if self.scores else float("nan")
             self._progress(e + 1, total, **now, accuracy=accuracy)
 
-    def outcome(self) -> EngineOutcome:
-        """The outcome of the run so far."""
+    def result(self) -> EngineResult:
+        """The result of the run so far."""
         run, until = self.run, int(self.points.position[len(self.scores) - 1])
-        return EngineOutcome(
+        return EngineResult(
             params=self._ended[0] if self._ended else jax.device_get(run.params()),
             scores=_table(self.scores),
             records=_table(self.records),
@@ -325,7 +325,7 @@ class Walk:
 
 def run_reference(
     components: Components, schedule: Schedule, params: Params, key: Key, points: Points, **options: Any
-) -> EngineOutcome:
+) -> EngineResult:
     """Walk through the schedule, arrival by arrival; the same result as ``run_waves``. ``options``: as in ``Walk``."""
     schedule = check_schedule(schedule)
     walk = Walk(components, schedule, params, key, points, **options)
@@ -337,4 +337,4 @@ def run_reference(
         walk.arrive(e, len(schedule.job))
         walk.run.send(e + 1)
         walk.evaluate(e + 1)
-    return walk.outcome()
+    return walk.result()

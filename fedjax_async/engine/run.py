@@ -23,7 +23,7 @@ from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
-from fedjax_async.engine.record import EngineOutcome, Progress
+from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.several import Piece, work_of
 from fedjax_async.engine.stack import (
     Member,
@@ -51,8 +51,8 @@ def run_stack(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observers: Sequence[Observer | None] | None = None,
-) -> list[EngineOutcome]:
-    """Train every job of the stack; returns one outcome per member.
+) -> list[EngineResult]:
+    """Train every job of the stack; returns one result per member.
 
     Continues from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
 
@@ -111,7 +111,7 @@ def run_stack(
             trainers.train_again(layout.dealt.unreceived(groups, layout.capacity), carry)
         options: dict[str, Any] = {"groups": groups, "on_bad": on_bad, "progress": progress, "keeper": keeper}
         carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
-    return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
+    return [_result(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
 def measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def run_waves(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observer: Observer | None = None,
-) -> EngineOutcome:
+) -> EngineResult:
     """Train every job of one schedule, batched in waves; the same result as one event at a time.
 
     ``points``: when the model is evaluated; ``per_client``: also on each client's own tests. ``max_width``: the most
@@ -246,7 +246,7 @@ def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> in
     return total
 
 
-def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineOutcome:
+def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
     member, layout = stack.members[run], stack.layout
     state = (
         carry.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
@@ -263,7 +263,7 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: 
         numbers = numbers[applied[numbers] < until]
         values = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
         seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
-    return EngineOutcome(
+    return EngineResult(
         params=watcher.ends[run][1] if run in watcher.ends else jax.device_get(rule.params(state)),
         scores=scores.columns(run, rows),
         records={name: column[sent] for name, column in columns.items()},
@@ -295,15 +295,15 @@ def run_stacks(
     on_bad: str = "reject",
     progress: Progress | None = None,
     observers: Sequence[Sequence[Observer | None]] | None = None,
-) -> Iterator[tuple[int, list[EngineOutcome]]]:
+) -> Iterator[tuple[int, list[EngineResult]]]:
     """Run ``stacks``, which share compiled programs, ``at_a_time`` of them at the same time, each in a thread.
 
-    Yields ``(k, outcomes of stack k)``, in the order in which the stacks end.
+    Yields ``(k, results of stack k)``, in the order in which the stacks end.
     """
     shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
     report = _Total(progress, sum(len(layout.run) for layout in layouts))
 
-    def prepared(k: int) -> Callable[[], list[EngineOutcome]]:
+    def prepared(k: int) -> Callable[[], list[EngineResult]]:
         watching = [None] * len(stacks[k]) if observers is None else observers[k]
         models = any(observer is not None and observer.models for observer in watching)
         made = make_stack(stacks[k], layouts[k], shape, per_client=per_client, models=models)
@@ -314,10 +314,10 @@ def run_stacks(
 
 
 def _at_a_time(
-    make: Callable[[int], Callable[[], list[EngineOutcome]]], count: int, limit: int
-) -> Iterator[tuple[int, list[EngineOutcome]]]:
+    make: Callable[[int], Callable[[], list[EngineResult]]], count: int, limit: int
+) -> Iterator[tuple[int, list[EngineResult]]]:
     """Yields ``(k, make(k)())`` in the order in which they end: ``make(k)`` runs here, its result in a thread."""
-    running: dict[Future[list[EngineOutcome]], int] = {}
+    running: dict[Future[list[EngineResult]], int] = {}
     pending = iter(range(count))
     with ThreadPoolExecutor(limit) as pool:
         while True:

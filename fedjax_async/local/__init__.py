@@ -21,7 +21,7 @@ from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping, wrapping
 from fedjax_async.local.proximal_metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
-from fedjax_async.local.training import WithinJob, local_training, trained
+from fedjax_async.local.training import WithinJob, local_training, without_statistics
 from fedjax_async.local.warm import warmed
 from fedjax_async.types import ClientAlgorithm
 
@@ -60,7 +60,7 @@ __all__ = [
     "run_job",
     "run_steps",
     "sharpness_aware",
-    "trained",
     "warmed",
+    "without_statistics",
     "wrapping",
 ]

@@ -12,7 +12,7 @@ import optax
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import centroids
 from fedjax_async.local.private import keeping
-from fedjax_async.local.training import local_training, trained
+from fedjax_async.local.training import local_training, without_statistics
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, Path, State, Traced
 
 _CLUSTERING = 2**31 + 2  # folded into the job's key: the random entries of a clustering
@@ -117,7 +117,7 @@ def anchored_training(
         tables = jax.tree.map(lambda v, g: jnp.where(message.extra.known, g, v), own, given)
         weights = jax.tree.map(lambda table, index: table.at[index].get(mode="clip"), tables, found.indices)
         kept = jax.tree.map(lambda table, index: (table != 0)[index], own, found.indices)
-        aims = Anchor(trained(model, weights), trained(model, kept))
+        aims = Anchor(without_statistics(model, weights), without_statistics(model, kept))
         return Work(inner.begin(key, message, client_state, data), aims)
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
@@ -141,7 +141,7 @@ def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:
     def pruned(kept: Any, weight: Array) -> Array:
         return weight if kept is None else jnp.where(now & ~kept, jnp.zeros_like(weight), weight)
 
-    weights = jax.tree.map(pruned, mask, trained(model, params), is_leaf=lambda leaf: leaf is None)
+    weights = jax.tree.map(pruned, mask, without_statistics(model, params), is_leaf=lambda leaf: leaf is None)
     return weights if model.train is None else {**params, "params": weights}
 
 

@@ -24,7 +24,7 @@ from fedjax_async.local.training import (
     replaced,
     require_parts,
     shared_part,
-    trained,
+    without_statistics,
 )
 from fedjax_async.local.warm import READINGS, require_adam, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
@@ -113,7 +113,7 @@ def curve_training(
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
-        start, other = trained(model, message.params), jax.random.fold_in(key, _CONTROL)
+        start, other = without_statistics(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
         zero = jnp.zeros_like(joined(start))
         curve = (zero, parts.control.init(zero), _chord(zero))
@@ -121,7 +121,7 @@ def curve_training(
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
-        start = joined(trained(model, message.params))
+        start = joined(without_statistics(model, message.params))
 
         def one(phase: Phase, work: Work) -> Work:
             return _half_step(parts, work, phase, start, message, data)
@@ -133,7 +133,7 @@ def curve_training(
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
-        chord = shared_part(model, trained(model, delta))
+        chord = shared_part(model, without_statistics(model, delta))
         offset = parted(_bent(work.displacement, _chord(joined(chord)), gamma), chord)
         return Curve(delta, offset if model.train is None else {"params": offset}), client_state
 
@@ -171,7 +171,7 @@ class _Parts(NamedTuple):
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
     """A step of the end or of the control point, on vectors [D]: one pass each, however many leaves there are."""
-    model, weights = parts.model, trained(parts.model, work.params)
+    model, weights = parts.model, without_statistics(parts.model, work.params)
     old = joined(weights)
     s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
     sway = 2.0 * s * (1.0 - s)
@@ -196,7 +196,9 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
 
         pull = parted(parts.pulled(jnp.zeros_like(old), old, start), weights)
         descent = jax.tree.map(jnp.add, gradient, pull)
-        after, state = tree.optimize(parts.optimizer, descent, end[1], trained(model, end[0]), factor, grad_fn=total)
+        after, state = tree.optimize(
+            parts.optimizer, descent, end[1], without_statistics(model, end[0]), factor, grad_fn=total
+        )
         return replaced(model, after, moved), state
 
     def control_moves(control: tuple[Array, State]) -> tuple[Array, State]:

@@ -67,7 +67,7 @@ def local_training(
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
         term, for example for control variates. A wrapper passes what ``correct`` needs of its own state in
         ``message.extra``, and keeps the state of the wrapped client beside it. Gradient and weights have no running
-        statistics: a wrapper adds ``trained(model, control)``, not ``control``.
+        statistics: a wrapper adds ``without_statistics(model, control)``, not ``control``.
       metric: optional ``metric(w, w_0) -> float[]`` in place of ``||w - w_0||^2``, or a name in ``PROXIMAL_METRICS``.
       keep_optimizer: whether the optimiser's state (momentum, moments) is kept from job to job. If an upload is
         rejected, its job does not change the state.
@@ -91,16 +91,16 @@ def local_training(
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del data
-        state = client_state if keep_optimizer else optimizer.init(trained(model, message.params))
+        state = client_state if keep_optimizer else optimizer.init(without_statistics(model, message.params))
         return Work(message.params, state, key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         local_step = (work.seed, work.key, k)
         loss_gradient = batch_gradient(model, work.params, data, local_step, batch_size, shuffle, per_example)
-        old = trained(model, work.params)
+        old = without_statistics(model, work.params)
 
         def total(gradient: Params, weights: Params) -> Params:
-            gradient = pulled(gradient, weights, trained(model, message.params))
+            gradient = pulled(gradient, weights, without_statistics(model, message.params))
             return gradient if correct is None else correct(gradient, weights, message)
 
         gradient, moved = loss_gradient(old)
@@ -120,7 +120,7 @@ def local_training(
         return jax.tree.map(jnp.subtract, work.params, message.params), kept
 
     def init(params: Params) -> State:
-        return optimizer.init(trained(model, params)) if keep_optimizer else ()
+        return optimizer.init(without_statistics(model, params)) if keep_optimizer else ()
 
     plain = ClientAlgorithm(init, begin, step, finish, gradients=lambda steps, examples: each * steps)
     return plain if model.private is None else keeping(plain, model.private)
@@ -212,7 +212,7 @@ def require_per_example(losses: Array, mask: Array) -> None:
     check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
 
 
-def trained(model: Model, params: Params) -> Params:
+def without_statistics(model: Model, params: Params) -> Params:
     """The part of the params, or of their change, that the optimiser sees: without running statistics."""
     return params if model.train is None else params["params"]
 

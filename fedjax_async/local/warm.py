@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check
-from fedjax_async.local.training import trained
+from fedjax_async.local.training import without_statistics
 from fedjax_async.types import Array, Model, Params, State
 
 READINGS = ("corrected", "printed", "off")
@@ -34,7 +34,7 @@ def warmed(reading: str, state: State, step: Params, batches: Array, model: Mode
         return state
     require_adam(state)
     check.require(bool(jax.tree.leaves(step)), "warm", reading, "off: the server's messages hold no step")
-    step = trained(model, step)
+    step = without_statistics(model, step)
     cold = jnp.logical_not(jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)])))
 
     def filled(node: State) -> State:

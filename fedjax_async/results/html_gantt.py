@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.clock import Outcome, PeerSchedule, with_derived_columns
-from fedjax_async.engine.peer_outcome import executed
+from fedjax_async.engine.peer_result import executed
 from fedjax_async.results.figure import INK, PALETTE
 from fedjax_async.results.html_figures import Figure, Shown, axis, plot
 from fedjax_async.results.peer_gantt import MESSAGE_STYLES

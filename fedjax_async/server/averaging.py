@@ -80,7 +80,7 @@ def fedbuff(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) -
     """Mean of K staleness-weighted deltas (Nguyen et al. 2022).
 
     ``x <- x + eta_g (1/K) sum_{i in buffer} s(tau_i) Delta_i``, ``s = (1 + tau)^-0.5`` by default:
-    Algorithm 1 of the paper. The timing policy ``buffer:size=K`` sets the size of the buffer.
+    Algorithm 1 of the paper. The timing ``buffer:size=K`` sets the size of the buffer.
     """
     check.positive("server_lr", server_lr)
     return rule(guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr))
@@ -115,7 +115,7 @@ def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
 
     ``x <- x + (eta_g / n) sum_{i in S_t} Delta_i``, where ``S_t`` are the clients of the server step. The sum is
     divided by n, not by ``|S_t|``, so a client that takes part more often counts more. With compressed uploads
-    (``Delta_i`` after decoding) this is AsynFLC, with error feedback AsynFLC-EF. The timing policy decides when a
+    (``Delta_i`` after decoding) this is AsynFLC, with error feedback AsynFLC-EF. The timing decides when a
     step closes: ``window:length=W``, or ``participation``, which is exactly Algorithm 1 of the paper.
 
     Args:

@@ -15,7 +15,7 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.local import local_training
 from fedjax_async.local.private import wrapping
-from fedjax_async.local.training import trained
+from fedjax_async.local.training import without_statistics
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails, with_facts
@@ -133,12 +133,12 @@ def feddyn_client(
     check.positive("alpha", alpha)
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
-        start = trained(model, message.params)
+        start = without_statistics(model, message.params)
 
         def corrected(g: Array, w: Array, x: Array, h: Array) -> Array:
             return g - h + jnp.asarray(alpha, w.dtype) * (w - x)
 
-        return jax.tree.map(corrected, gradient, weights, start, trained(model, message.extra))
+        return jax.tree.map(corrected, gradient, weights, start, without_statistics(model, message.extra))
 
     base = local_training(
         model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale, correct=correct

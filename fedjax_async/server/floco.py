@@ -21,7 +21,7 @@ from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
-from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
+from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, without_statistics
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
@@ -161,8 +161,8 @@ def floco_client(
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
     def corners(message: Message) -> Params:
-        offsets = jax.vmap(lambda row: shared_part(model, row))(trained(model, message.extra))
-        return jax.tree.map(_corners, trained(model, message.params), offsets)
+        offsets = jax.vmap(lambda row: shared_part(model, row))(without_statistics(model, message.extra))
+        return jax.tree.map(_corners, without_statistics(model, message.params), offsets)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data

@@ -15,7 +15,7 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.local import local_training
 from fedjax_async.local.private import wrapping
-from fedjax_async.local.training import trained
+from fedjax_async.local.training import without_statistics
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
@@ -125,7 +125,7 @@ def scaffold_client(
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
         control, client_control = message.extra  # c and c_i
-        controls = trained(model, control), trained(model, client_control)
+        controls = without_statistics(model, control), without_statistics(model, client_control)
         return jax.tree.map(lambda g, c, ci: g - ci + c, gradient, *controls)
 
     base = local_training(

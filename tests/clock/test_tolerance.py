@@ -9,7 +9,7 @@ from fedjax_async.clock import Until, at_or_before, plan
 from fedjax_async.clock.record import Record
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.engine import Every, evaluation_points
-from fedjax_async.engine.record import EngineOutcome, Traffic, make_run
+from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from tests.clock.textbook import table_of
 
 
@@ -51,7 +51,7 @@ def test_traffic_is_counted_with_the_same_tolerance():
     points = evaluation_points(schedule, Every(at=[0.3]), horizon=0.5)
     arrivals = len(schedule.job)
     records = {"accepted": np.ones(arrivals, bool), "weight": np.ones(arrivals)}
-    run = make_run({}, schedule, points, EngineOutcome((), {}, records, {}), Traffic(down=1, up=1))
+    run = make_run({}, schedule, points, EngineResult((), {}, records, {}), Traffic(down=1, up=1))
     assert run.evaluations["bytes_up"][1] == run.evaluations["update"][1] == points.position[1]
     assert run.evaluations["bytes_down"][1] == np.sum(schedule.dispatch_time < 0.35)
 

@@ -17,7 +17,7 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
 from fedjax_async.config.paths import FIELDS, changed, checked, flat, option_text, value_of, values_of, with_option
 from fedjax_async.config.settings import as_dict
-from fedjax_async.engine.peer_outcome import GLOBAL_TESTS
+from fedjax_async.engine.peer_result import GLOBAL_TESTS
 
 BASE = Settings(updates=9)
 

@@ -15,7 +15,7 @@ from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper, completed
 from fedjax_async.engine.components import facts_of
-from fedjax_async.engine.outset import OBSERVED, Outset, Plan
+from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.local import feedback, local_steps
 from fedjax_async.types import Probe
 from tests.engine.problem import MODEL, SIZES, case, client, close
@@ -41,7 +41,7 @@ def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, de
         STEPS,
         given.params,
         given.key,
-        Plan(EVERY, None),
+        GrowingPoints(EVERY, None),
         in_flight(given.schedule) if under_way is None else under_way,
         asks=policy.sends is not None or policy.sizes,
         all_arrive=not conditions and policy.sends is None,

@@ -1,4 +1,4 @@
-"""Engine equals oracle: every rule under every timing policy and three delay models, in float64."""
+"""Engine equals oracle: every rule under every timing and three delay models, in float64."""
 
 from __future__ import annotations
 

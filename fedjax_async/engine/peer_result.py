@@ -24,7 +24,7 @@ RESERVED = (
 GLOBAL_TESTS = ("all", "ends", "never")
 
 
-class PeerOutcome(NamedTuple):
+class PeerResult(NamedTuple):
     """What either engine returns.
 
     ``scores``: ``loss`` and ``accuracy`` [V, N] of each node's model on its own tests, NaN without any;
