@@ -46,7 +46,7 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # A process with more of either at the end of a test file drops its compiled programs, which takes seconds.
-SHARE = 6  # 1/SHARE of the memory; two processes, their commands and the kernel's file cache need the rest
+SHARE = 4  # 1/SHARE of the memory; two processes, their commands and the kernel's file cache need the rest
 MOST_MAPS = 40_000  # memory maps; Linux allows 65,530, and XLA ends a process that needs more
 PROCESS = Path("/proc/self")  # where Linux shows the memory of a process
 

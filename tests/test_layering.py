@@ -84,8 +84,7 @@ def names(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
-def test_imports_point_one_way(path):
+def imports_point_one_way(path):
     if path == PACKAGE / "__init__.py":  # the public names of the package may come from any part but the command line
         assert not [name for name in imports(path) if name.startswith("fedjax_async.cli")]
         return
@@ -185,8 +184,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "breakpoint"}
 FORBIDDEN_NAMES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 
-@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=names([*MODULES, *SCRIPTS]))
-def test_nothing_unpickles_or_runs_text(path):
+def nothing_unpickles_or_runs_text(path):
     assert not FORBIDDEN_NAMES & {name.split(".")[0] for name in imports(path)}
     for node in nodes(path):
         if isinstance(node, ast.Call):
@@ -198,17 +196,24 @@ def test_nothing_unpickles_or_runs_text(path):
                     assert is_false, f"line {node.lineno}: {keyword.arg}"
 
 
-@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=names([*MODULES, *SCRIPTS]))
-def test_nothing_is_left_to_do(path):
+def nothing_is_left_to_do(path):
     for node in nodes(path):
         assert not (isinstance(node, ast.Name) and node.id == "NotImplementedError"), f"line {node.lineno}"
     if path != Path(__file__).resolve():
         assert not [word for word in ("TODO", "FIXME", "XXX") if word in path.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
-def test_the_package_validates_with_errors_not_assert(path):
+def the_package_validates_with_errors_not_assert(path):
     assert [node.lineno for node in nodes(path) if isinstance(node, ast.Assert)] == []
+
+
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=names([*MODULES, *SCRIPTS]))
+def test_a_file_keeps_the_rules(path):
+    nothing_unpickles_or_runs_text(path)
+    nothing_is_left_to_do(path)
+    if PACKAGE in path.parents:
+        imports_point_one_way(path)
+        the_package_validates_with_errors_not_assert(path)
 
 
 def test_no_test_skips_or_expects_failure():
