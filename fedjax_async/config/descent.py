@@ -272,8 +272,8 @@ def _require_room(run: Any, limit: int, given: str) -> None:
 def _compiled(objective: Callable[[Any], Array], free: Any, limit: int) -> Callable[[Any], Any]:
     """The compiled ``value_and_grad``; ``ValueError`` if it needs too much memory."""
     compiled = jax.jit(jax.value_and_grad(objective)).lower(free).compile()
-    plan = compiled.memory_analysis()
-    need = 0 if plan is None else int(plan.temp_size_in_bytes)
+    analysis = compiled.memory_analysis()
+    need = 0 if analysis is None else int(analysis.temp_size_in_bytes)
     allowed = f"at least {need / 1e9:.2g}GB for this run's gradient (fewer updates, a smaller model, another segment)"
     check.require(need <= limit, "memory_limit", f"{limit / 1e9:.2g}GB", allowed)
     return compiled

@@ -207,7 +207,7 @@ class Settings:
     )
     engine: str = _field("waves", "waves (jobs in batches) or reference (one event at a time, slow)", "execution")
     max_width: int | None = _field(None, "most jobs in one batch [by backend]", "execution")
-    lanes: int | None = _field(None, "batches trained at the same time [one per CPU core]", "execution")
+    lanes: int | None = _field(None, "batches trained at a time, a thread each [one per CPU core]", "execution")
     batching: str | None = _field(None, "how a batch is trained: vmap or loop [loop on a CPU, else vmap]", "execution")
     fixed_steps: bool = _field(
         False,

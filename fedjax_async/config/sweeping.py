@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
     members: tuple[int, ...]  # indices into the list of settings
     stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each without a server or with a policy
-    lanes: int  # stacks trained at the same time
+    lanes: int  # each trains one stack at a time
     batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes
     num_bytes: int  # estimated device memory in use at a time
     updates: int  # of all members together

@@ -38,10 +38,10 @@ def normalised(data: FederatedData, how: str) -> FederatedData:
         return data._replace(decode=plain)
     in_memory = isinstance(data.x, np.ndarray) and isinstance(data.order, np.ndarray) and not data.streamed
     require(in_memory, "normalise", how, f"published or none: the inputs of {data.name} are not in memory")
-    return data._replace(decode=_standardising(plain, *statistics(data)))
+    return data._replace(decode=_standardising(plain, *mean_and_std(data)))
 
 
-def statistics(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_std(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the clients' training rows; images count as scaled to [0, 1].
 
     Rows without a channel axis (grey images) have one channel. A constant channel has deviation 1.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import Dataset, federate, load
-from fedjax_async.data.normalise import normalised, statistics
+from fedjax_async.data.normalise import mean_and_std, normalised
 
 RNG = np.random.default_rng(0)
 
@@ -34,7 +34,7 @@ def test_images_of_the_training_part_alone_get_mean_0_and_deviation_1(shape):
 def test_measurements_are_standardised_channel_by_channel():
     x = RNG.normal([1.0, -3.0, 7.0], [2.0, 0.1, 0.0], (40, 8, 3)).astype(np.float32)
     data = dealt(x)
-    mean, std = statistics(data)
+    mean, std = mean_and_std(data)
     np.testing.assert_allclose(mean, x.mean(axis=(0, 1), dtype=np.float64), rtol=1e-6)
     np.testing.assert_allclose(std, [*x.std(axis=(0, 1), dtype=np.float64)[:2], 1.0], rtol=1e-6)
     np.testing.assert_allclose(normalised(data, "training").decode(x), (x - mean) / std, rtol=1e-4, atol=1e-5)
@@ -45,7 +45,7 @@ def test_equal_statistics_are_one_function_and_the_published_constants_are_the_d
     data = federate(load("fashion_mnist_6k"), "iid", 3)
     assert normalised(data, "published") is data
     assert normalised(data, "training").decode is normalised(data, "training").decode
-    mean, std = statistics(data)
+    mean, std = mean_and_std(data)
     np.testing.assert_allclose([*mean, *std], [0.2860, 0.3530], atol=2e-3)  # of all 60,000 images
 
 
