@@ -231,7 +231,7 @@ class ClientAlgorithm(NamedTuple):
     gradients: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
 
-class Parts(NamedTuple):
+class DataParts(NamedTuple):
     """The examples of one client, for a probe; a part that the data do not have is empty (size 0)."""
 
     train: ClientData
@@ -246,7 +246,7 @@ class Probe(NamedTuple):
     is refused.
     """
 
-    function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
+    function: Callable[[State, State, Arrival, DataParts], Mapping[str, Array]]
     every: int = 1  # at every ``every``-th arrival, beginning with the first
     at: Sequence[int] | None = None  # or at the arrivals with these numbers
 

@@ -18,12 +18,12 @@ from fedjax_async.types import (
     Array,
     Arrival,
     ClientData,
+    DataParts,
     Facts,
     Info,
     Message,
     Model,
     Params,
-    Parts,
     Request,
     ServerAlgorithm,
     State,
@@ -114,7 +114,7 @@ def proposals(now: Params, state: Observed, arrival: Arrival, position: float) -
 
 def probe(
     observing: ServerAlgorithm, model: Model, examples: Mapping[str, tuple[Any, Any]], position: float
-) -> Callable[[Observed, State, Arrival, Parts], dict[str, Array]]:
+) -> Callable[[Observed, State, Arrival, DataParts], dict[str, Array]]:
     """A probe of :func:`proposals`: columns ``PROPOSAL | PART``, its mean loss on each part of ``examples``.
 
     ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). There is also a column
@@ -122,7 +122,7 @@ def probe(
     """
     parts = {name: _whole(x, y) for name, (x, y) in examples.items()}
 
-    def measured(state: Observed, memory: State, arrival: Arrival, own: Parts) -> dict[str, Array]:
+    def measured(state: Observed, memory: State, arrival: Arrival, own: DataParts) -> dict[str, Array]:
         del memory, own
         made = proposals(observing.params(state), state, arrival, position)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made.values())

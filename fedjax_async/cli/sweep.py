@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fedjax_async import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
 from fedjax_async.cli.sweep_file import sweep_content
-from fedjax_async.config.grid import Point, expand, labels, swept
+from fedjax_async.config.grid import GridPoint, expand, labels, swept
 from fedjax_async.config.paths import flat, values_of
 from fedjax_async.config.roles import ROLES, roles_of
 from fedjax_async.engine.devices import parse_size
@@ -35,7 +35,7 @@ NO_VALIDATION = (
 class File(NamedTuple):
     """The sweep that a file describes, and how its tables are made."""
 
-    points: list[Point]
+    points: list[GridPoint]
     target: float | None = None
     final: str = FINAL
     interval: str = "t"
@@ -70,7 +70,7 @@ def _with_flags(file: File, arguments: argparse.Namespace) -> File:
     return _checked(file._replace(**{name: value for name, value in given.items() if value is not None}))
 
 
-def _axes(points: Sequence[Point]) -> str:
+def _axes(points: Sequence[GridPoint]) -> str:
     """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
     paths = swept(points)
     short = labels(paths)
@@ -79,7 +79,7 @@ def _axes(points: Sequence[Point]) -> str:
     return ", ".join(f"{short[path]} ({count})" for path, count in counts.items())
 
 
-def _roles(points: Sequence[Point], given: Mapping[str, str]) -> list[str]:
+def _roles(points: Sequence[GridPoint], given: Mapping[str, str]) -> list[str]:
     """The settings of each role, and a warning if the test set would choose the tuned ones."""
     roles = roles_of(swept(points), given)
     short = labels(roles)

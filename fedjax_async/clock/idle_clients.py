@@ -34,13 +34,13 @@ class IdlePool(NamedTuple):
 
     ``candidates``: all clients that ever train, in the order in which they are tried for the first jobs. Those
     without a first job are handed to ``fill``. ``add(client)`` takes in a client that returns from a job,
-    ``draw()`` removes the next one (there must be one), ``exchange(client)`` is ``add`` and then ``draw``.
+    ``draw()`` removes the next one (there must be one), ``swap(client)`` is ``add`` and then ``draw``.
     ``restore(client)`` takes back a client that was drawn but was offline, as if it had never been drawn.
     ``predict(client)``: the clients that will probably be drawn soon after ``client``, a guess that changes no
     result; ``None``: those that return soon.
 
     ``positions(count)`` yields the same draws as indices, in arrays, for a caller that owns the array of ``count``
-    idle clients and always exchanges: the returning client is put at index ``count``, the client at the next
+    idle clients and always swaps: the returning client is put at index ``count``, the client at the next
     of the ``positions`` is drawn, and the client at index ``count`` moves there.
     """
 
@@ -49,7 +49,7 @@ class IdlePool(NamedTuple):
     add: Callable[[int], None]
     draw: Callable[[], int]
     restore: Callable[[int], None]
-    exchange: Callable[[int], int]
+    swap: Callable[[int], int]
     positions: Callable[[int], Iterator[np.ndarray]]
     predict: Predict | None = None
 
@@ -69,8 +69,8 @@ def same(num_clients: int, concurrency: int, seed: int) -> IdlePool:
     def positions(count: int) -> Iterator[np.ndarray]:
         return repeat(np.full(PREDICTED, count))
 
-    exchange = partial(heapq.heappushpop, idle)
-    return IdlePool(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, exchange, positions)
+    swap = partial(heapq.heappushpop, idle)
+    return IdlePool(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, swap, positions)
 
 
 def round_robin(num_clients: int, concurrency: int, seed: int) -> IdlePool:
@@ -89,7 +89,7 @@ def round_robin(num_clients: int, concurrency: int, seed: int) -> IdlePool:
             return heapq.heappop(passed_over)[1]
         return idle.popleft()
 
-    def exchange(client: int) -> int:
+    def swap(client: int) -> int:
         add(client)
         return draw()
 
@@ -101,7 +101,7 @@ def round_robin(num_clients: int, concurrency: int, seed: int) -> IdlePool:
 
     candidates = array("i", np.arange(num_clients, dtype=np.int32).tobytes())
     return IdlePool(
-        candidates, idle.extend, add, draw, restore, exchange, positions, lambda client: islice(idle, PREDICTED)
+        candidates, idle.extend, add, draw, restore, swap, positions, lambda client: islice(idle, PREDICTED)
     )
 
 
@@ -132,7 +132,7 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> IdlePool:
             numbers = numbers[: len(picks)]
             rescale()
 
-    def exchange(client: int) -> int:
+    def swap(client: int) -> int:
         if len(idle) != count:
             recount()
         while True:
@@ -159,9 +159,9 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> IdlePool:
         return np.frombuffer(idle, np.int32)[soon[soon < count]].tolist() if count else ()
 
     def draw() -> int:
-        return exchange(idle.pop())
+        return swap(idle.pop())
 
-    return IdlePool(candidates, idle.extend, idle.append, draw, idle.append, exchange, positions, predict)
+    return IdlePool(candidates, idle.extend, idle.append, draw, idle.append, swap, positions, predict)
 
 
 SUCCESSORS: dict[str, Rule] = {"same": same, "uniform": uniform, "round_robin": round_robin}
@@ -175,7 +175,7 @@ class IdleClients:
 
     def __init__(self, scenario: Scenario, concurrency: int, pool: IdlePool):
         self._pool = pool
-        self._exchange = self._pool.exchange
+        self._swap = self._pool.swap
         self.queue = EventQueue(scenario, self._pool.predict)
         self._pooled = 0  # clients in the pool; some may have gone offline since they were put there
         # Idle clients found offline since one was found online; far more than there are clients are a mistake.
@@ -246,7 +246,7 @@ class IdleClients:
         ready = self._ready(job, client_freed, time)
         if capacity_freed and ready <= time and not self._capacity and not (absent and absent[0][0] <= time):
             # The usual event: one client returns, one gets a job.
-            leaving = self._exchange(client)
+            leaving = self._swap(client)
             if queue.always_online or self._is_online(leaving, time):
                 queue.dispatch(leaving, time)
                 return

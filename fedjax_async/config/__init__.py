@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
     from fedjax_async.config.execution import execute
     from fedjax_async.config.experiment import ENGINES, Experiment, Prepared, prepare
-    from fedjax_async.config.grid import Point, expand
+    from fedjax_async.config.grid import GridPoint, expand
     from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
     from fedjax_async.config.own import named
     from fedjax_async.config.peers import PeerExperiment
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.sweeping import Group, execute_group, plan_groups
+    from fedjax_async.config.sweeping import SweepGroup, execute_group, plan_groups
 
 __all__ = [
     "ENGINES",
     "METHODS",
     "AdaptiveExperiment",
     "Experiment",
-    "Group",
+    "GridPoint",
     "Method",
     "PeerExperiment",
     "PeerMethod",
     "PerClient",
     "PerExample",
     "PerStaleness",
-    "Point",
     "Prepared",
     "Settings",
+    "SweepGroup",
     "Trajectory",
     "Tuned",
     "execute",
@@ -71,7 +71,7 @@ __getattr__, __dir__ = lazy.attach(
         "ENGINES": "experiment",
         "METHODS": "methods",
         "Experiment": "experiment",
-        "Group": "sweeping",
+        "SweepGroup": "sweeping",
         "Method": "methods",
         "PeerExperiment": "peers",
         "PeerMethod": "methods",
@@ -80,7 +80,7 @@ __getattr__, __dir__ = lazy.attach(
         "PerStaleness": "differentiable",
         "Tuned": "descent",
         "tune": "descent",
-        "Point": "grid",
+        "GridPoint": "grid",
         "Prepared": "experiment",
         "Settings": "settings",
         "execute": "execution",

@@ -31,7 +31,7 @@ from fedjax_async.engine.components import (
     row_of,
     rule_of,
 )
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean
@@ -104,7 +104,7 @@ class AdaptiveExperiment(NamedTuple):
         return self.nominal.schedule if self.growing.schedule is None else self.growing.schedule
 
     @property
-    def points(self) -> Points:
+    def points(self) -> EvaluationPoints:
         """The evaluations decided so far; before the run, those of the nominal plan."""
         return self.nominal.points if self.growing.evaluations is None else self.growing.evaluations.points
 

@@ -102,17 +102,17 @@ def training_of(
     name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
-    private = per_example_of(s, registry.options_of(chosen.client))
+    per_example = per_example_of(s, registry.options_of(chosen.client))
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     fixed = (chosen.client_options, static)
-    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, private is not None, repr(fixed))
+    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, per_example is not None, repr(fixed))
     proximal = float(chosen.proximal)
     hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
-    if private is not None:
-        hyper |= {f"dp_sgd.{option}": float(value) for option, value in private._asdict().items()}
+    if per_example is not None:
+        hyper |= {f"dp_sgd.{option}": float(value) for option, value in per_example._asdict().items()}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
@@ -125,7 +125,7 @@ def _training(
     optimizer: Callable[..., Any],
     decay: str,
     batch_size: int,
-    private: bool,
+    per_example: bool,
     text: str,
 ) -> ClientFamily:
     """Local training by the factory ``client``, as a function of its traced hyperparameters.
@@ -148,7 +148,7 @@ def _training(
             "batch_size": batch_size,
             "proximal": hyper.get("proximal", 0.0),
             "scale": scale,
-            "per_example": PerExample(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if private else None,
+            "per_example": PerExample(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if per_example else None,
         }
         own = dict(options) | numbers(hyper, "client.")
         return client(model, **{name: value for name, value in given.items() if name in takes}, **own)

@@ -52,7 +52,7 @@ from fedjax_async.engine.components import (
     waits_for_close,
 )
 from fedjax_async.engine.devices import naming_remedies
-from fedjax_async.engine.evaluation import Points, evaluation_points, owners, require_few
+from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
@@ -90,7 +90,7 @@ class Experiment(NamedTuple):
     schedule: Schedule
     params: Params
     key: Key
-    points: Points
+    points: EvaluationPoints
     traffic: Traffic
     norm_limit: float = math.inf
     probes: Probes = NO_PROBES
@@ -252,7 +252,7 @@ def timing_of(s: Settings) -> Timing:
 
 def planned(
     run: Resolved, planning: Callable[[float], None] | None = None, *, certain: bool = True
-) -> tuple[Schedule, Points]:
+) -> tuple[Schedule, EvaluationPoints]:
     """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`.
 
     ``certain``: whether the run will follow this plan, so that it ends when this plan does. Raises ``ValueError`` for a
@@ -302,7 +302,7 @@ def _plan(
 def built(
     run: Resolved,
     schedule: Schedule,
-    points: Points,
+    points: EvaluationPoints,
     probes: Mapping[str, Any] | None = None,
     steps: Steps | None = None,
 ) -> Experiment:

@@ -23,7 +23,7 @@ PLAIN = frozenset(string.ascii_letters + string.digits + "._-=@")  # characters 
 SWAPPED = {":": "~", ",": "+"}  # keeps specs readable in a name; other characters become %XX
 
 
-class Point(NamedTuple):
+class GridPoint(NamedTuple):
     """One run of a sweep."""
 
     name: str  # its folder: "mixing=0.4,exponent=0.5,seed=1"
@@ -66,7 +66,7 @@ def setting_title(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
     return ", ".join(f"{short[path]}={value}" for path, value in values.items() if path != "seed") or "base"
 
 
-def swept(points: Iterable[Point]) -> list[str]:
+def swept(points: Iterable[GridPoint]) -> list[str]:
     """Every path that some point sets, in order of first use, the seed last."""
     paths = dict.fromkeys(path for point in points for path in point.values)
     return sorted(paths, key=lambda path: path == "seed")
@@ -113,7 +113,7 @@ def expand(
     *,
     points: Iterable[Mapping[str, Any]] | None = None,
     seeds: int | Iterable[int] | None = None,
-) -> list[Point]:
+) -> list[GridPoint]:
     """The runs of a sweep, in order: the grid's combinations, then the listed points, each with every seed.
 
     Args:
@@ -145,12 +145,14 @@ def expand(
     check.require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
     combined = [dict(zip(each, values)) for each in axes for values in itertools.product(*each.values())]
     short = labels(dict.fromkeys(path for each in axes for path in each))
-    expanded = [Point(point_name(values, short), values, Settings(**changed(fields, values))) for values in combined]
+    expanded = [
+        GridPoint(point_name(values, short), values, Settings(**changed(fields, values))) for values in combined
+    ]
     _all_different(expanded)
     return expanded
 
 
-def _all_different(points: Sequence[Point]) -> None:
+def _all_different(points: Sequence[GridPoint]) -> None:
     """``ValueError`` if two points are the same run, or if their folders' names differ in upper and lower case only."""
     seen: dict[Any, str] = {}
     for point in points:

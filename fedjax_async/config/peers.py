@@ -29,7 +29,7 @@ from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import PeerComponents, bound, gradients_of
-from fedjax_async.engine.evaluation import Every, Points, points_among, require_few
+from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few
 from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
 from fedjax_async.engine.peer_reference import run_peer_reference
@@ -53,7 +53,7 @@ class PeerExperiment(NamedTuple):
     schedule: PeerSchedule
     params: Params
     key: Key
-    points: Points  # position: number of events that have ended by then
+    points: EvaluationPoints  # position: number of events that have ended by then
     from_plan: dict[str, np.ndarray]  # the columns of the evaluations that follow from the plan
     global_tests: str
     norm_limit: float = math.inf
@@ -173,7 +173,9 @@ def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> i
     return tree.num_bytes(shapes) if wire is None else int(wire(shapes))
 
 
-def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = None) -> tuple[PeerSchedule, Points]:
+def planned_peers(
+    run: PeerResolved, planning: Callable[[float], None] | None = None
+) -> tuple[PeerSchedule, EvaluationPoints]:
     """Plan when nodes train, push and mix, and choose the evaluations; ``planning``: see ``prepare``.
 
     Raises ``ValueError`` for a budget without an event, too many evaluations, and times outside the run.
@@ -194,11 +196,11 @@ def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = 
     return schedule, peer_points(schedule, every, None if spent else s.time)
 
 
-def peer_points(schedule: PeerSchedule, every: Every, horizon: float | None = None) -> Points:
+def peer_points(schedule: PeerSchedule, every: Every, horizon: float | None = None) -> EvaluationPoints:
     """The evaluations that ``every`` asks for; each sees all events that end by then."""
     ends = np.sort(schedule.end)
     times = np.unique(points_among(ends, np.ones(len(ends), np.bool_), every, horizon).time)
-    return Points(at_or_before(ends, times), times)
+    return EvaluationPoints(at_or_before(ends, times), times)
 
 
 def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | None) -> PeerSchedule:
@@ -222,7 +224,7 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
 
 
 def built_peers(
-    run: PeerResolved, schedule: PeerSchedule, points: Points, probes: Mapping[str, Any] | None = None
+    run: PeerResolved, schedule: PeerSchedule, points: EvaluationPoints, probes: Mapping[str, Any] | None = None
 ) -> PeerExperiment:
     """Build what the engine executes: initial parameters, checked probes, planned columns of the evaluations."""
     s, components = run.settings, run.components

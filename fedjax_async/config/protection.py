@@ -19,7 +19,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
 from fedjax_async.local.dp_sgd import PerExample
-from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, private
+from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
@@ -154,7 +154,7 @@ def _hashable(tree: Any) -> tuple[Any, Any]:
 def _private(server: Server, adapts: bool, traced: tuple[str, ...], stays: Callable[[Path], bool] | None) -> Any:
     def family(hyper: Hyper) -> ServerAlgorithm:
         given = {name.removeprefix("privacy."): hyper[name] for name in traced}
-        return private(bound(server, hyper), stays=stays, **given)
+        return differentially_private(bound(server, hyper), stays=stays, **given)
 
     return family
 

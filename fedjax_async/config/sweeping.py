@@ -41,7 +41,7 @@ CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
 CHECKPOINT_SECONDS = 300.0  # also between checkpoints of a stack: 2,000 updates of long jobs may take hours
 
 
-class Group(NamedTuple):
+class SweepGroup(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
@@ -79,7 +79,7 @@ def plan_groups(
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
     planning: Callable[[int], Callable[[float], None]] | None = None,
-) -> list[Group]:
+) -> list[SweepGroup]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
     ``memory_limit``: bytes of device memory for everything that runs at the same time. ``lanes``: stacks at the same
@@ -119,13 +119,13 @@ def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], 
     return servers, {i: e for i, e in experiments.items() if not isinstance(e, Experiment)}
 
 
-def _one_by_one(members: tuple[int, ...], each: Sequence[Alone], limit: int | None, lanes: int | None) -> Group:
+def _one_by_one(members: tuple[int, ...], each: Sequence[Alone], limit: int | None, lanes: int | None) -> SweepGroup:
     """Runs without a server, or with a policy: one after the other, with the same programs; each uses all lanes."""
     needed = max(_num_bytes(e.nominal) if isinstance(e, AdaptiveExperiment) else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
     stacks = tuple((i,) for i in members)
     total = sum(e.total for e in each)
-    return Group(members, stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
+    return SweepGroup(members, stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
 
 
 def _about(s: Settings) -> str:
@@ -148,7 +148,9 @@ def default_limit() -> int:
     return int(MEMORY_SHARE * device_memory())
 
 
-def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], limit: int, lanes: int | None) -> Group:
+def _stacked(
+    members: tuple[int, ...], experiments: Mapping[int, Experiment], limit: int, lanes: int | None
+) -> SweepGroup:
     first = experiments[members[0]]
     sizes = {i: _num_bytes(experiments[i]) for i in members}
     held = first.components.data
@@ -174,7 +176,7 @@ def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], li
     updates = sum(len(experiments[i].schedule.job) for i in members)
     num_bytes = data + lanes * length * largest
     batches = lanes // together if first.settings.waves_per_call is None else 1
-    return Group(members, stacks, together, batches, num_bytes, updates, _about(first.settings))
+    return SweepGroup(members, stacks, together, batches, num_bytes, updates, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -198,7 +200,7 @@ def member_of(e: Experiment) -> Member:
 @naming_remedies()
 def execute_group(
     settings: Sequence[Settings],
-    group: Group,
+    group: SweepGroup,
     *,
     on_finished: Callable[[int, Run], None],
     progress: Progress | None = None,

@@ -40,7 +40,7 @@ from fedjax_async import lazy
 
 if TYPE_CHECKING:
     from fedjax_async.engine.components import Components, PeerComponents
-    from fedjax_async.engine.evaluation import Every, Points, evaluation_points
+    from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points
     from fedjax_async.engine.layout import Layout, make_layout
     from fedjax_async.engine.peer_probes import NodesProbe
     from fedjax_async.engine.peer_reference import run_peer_reference
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Components",
+    "EvaluationPoints",
     "Every",
     "Layout",
     "NodesProbe",
     "PeerComponents",
     "PeerResult",
-    "Points",
     "default_batching",
     "default_lanes",
     "default_width",
@@ -78,7 +78,7 @@ __getattr__, __dir__ = lazy.attach(
         "NodesProbe": "peer_probes",
         "PeerComponents": "components",
         "PeerResult": "peer_result",
-        "Points": "evaluation",
+        "EvaluationPoints": "evaluation",
         "default_batching": "stack",
         "default_lanes": "stack",
         "default_width": "stack",

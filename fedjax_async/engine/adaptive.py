@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.components import bound, rule_of, shapes_of_server
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.outset import Outset
@@ -57,7 +57,8 @@ class WavesExecutor:
         observer: Observer | None = None,
     ) -> None:
         self._o, self._on_bad, self._progress, self._keeper = outset, on_bad, progress, keeper
-        components, params, start = outset.components, outset.params, Points(np.zeros(1, np.int64), np.zeros(1))
+        components, params = outset.components, outset.params
+        start = EvaluationPoints(np.zeros(1, np.int64), np.zeros(1))
         batching = batching or default_batching()
         width = default_width(params) if max_width is None else max_width
         lanes = default_lanes() if lanes is None else lanes

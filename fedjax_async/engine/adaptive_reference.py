@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_async.clock import Ended, Record
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.outset import OBSERVED, Outset
 from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.reference import Walk
@@ -30,7 +30,7 @@ class ReferenceExecutor:
         self._o, o = outset, outset
         none = np.zeros(0, np.int64)
         self._walk = Walk(
-            o.components, o.nominal, o.params, o.key, Points(none, np.zeros(0)),
+            o.components, o.nominal, o.params, o.key, EvaluationPoints(none, np.zeros(0)),
             per_client=o.per_client, on_bad=on_bad, norm_limit=o.norm_limit, probes=o.probes, measures=o.measures,
             progress=progress, observer=observer, facts=o.facts,
         )  # fmt: skip

@@ -23,9 +23,9 @@ from fedjax_async import tree
 from fedjax_async.engine.components import Components, rule_of
 from fedjax_async.engine.evaluation import each_row, loss_and_hit
 from fedjax_async.server import closed
-from fedjax_async.types import Array, Arrival, Facts, Model, Params, Parts, ServerAlgorithm, State
+from fedjax_async.types import Array, Arrival, DataParts, Facts, Model, Params, ServerAlgorithm, State
 
-AttributionProbe = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+AttributionProbe = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
 def is_shared(rule: ServerAlgorithm, facts: Facts) -> bool:
@@ -34,16 +34,16 @@ def is_shared(rule: ServerAlgorithm, facts: Facts) -> bool:
 
 
 def make_attribution(
-    components: Components, facts: Facts, rows: tuple[np.ndarray, np.ndarray], groups: int | None
+    components: Components, facts: Facts, rows: tuple[np.ndarray, np.ndarray], classes: int | None
 ) -> AttributionProbe:
     """A probe of the losses of the examples before and after each arrival; :func:`divided` reads its columns.
 
     Args:
       facts: the facts about the run.
       rows: the examples, x and y, [M, ...].
-      groups: G, the number of classes, if y are labels and each class is a group. None: all examples are one group.
+      classes: G, the number of classes, if y are labels. None: all examples are counted as one class.
 
-    The columns of the probe: for each group g the sum of its examples' losses divided by M, at the server's model
+    The columns of the probe: for each class g the sum of its examples' losses divided by M, at the server's model
     before the arrival (``before g``), at the model if the step closes with the arrival (``after g``), and its
     derivative along ``p_k`` (``first g``); ``keep``, see above; ``accuracy before`` and ``accuracy after``; ``counts``,
     whether the upload was accepted.
@@ -51,14 +51,14 @@ def make_attribution(
     rule = rule_of(components.server, components.hyper, facts)
     shared = is_shared(rule, facts)
     x, y = (jnp.asarray(part) for part in rows)
-    group = jnp.zeros(len(y), jnp.int32) if groups is None else y.astype(jnp.int32)
-    measure = make_measure(components.model, len(y), labels=groups is not None)
+    group = jnp.zeros(len(y), jnp.int32) if classes is None else y.astype(jnp.int32)
+    measure = make_measure(components.model, len(y), labels=classes is not None)
 
     def summed(values: Array) -> Array:
-        sums = jax.ops.segment_sum(values.astype(jnp.result_type(float)), group, groups or 1)
+        sums = jax.ops.segment_sum(values.astype(jnp.result_type(float)), group, classes or 1)
         return sums / len(y)
 
-    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+    def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         del parts
         now = rule.params(state)
 
@@ -79,7 +79,7 @@ def make_attribution(
         losses, slopes, hits, new_losses, new_hits = measure(now, after, part, x, y)
         columns = {"before": summed(losses), "after": summed(new_losses), "first": summed(slopes)}
         accuracy = {"accuracy before": jnp.mean(hits), "accuracy after": jnp.mean(new_hits)}
-        found = {f"{name} {g}": sums[g] for name, sums in columns.items() for g in range(groups or 1)}
+        found = {f"{name} {g}": sums[g] for name, sums in columns.items() for g in range(classes or 1)}
         return found | accuracy | {"keep": keep, "counts": counts}
 
     return probe
@@ -120,9 +120,9 @@ def divided(table: dict[str, Any], step: np.ndarray, closes: np.ndarray, *, shar
     :func:`is_shared`. The exact changes of the arrivals of a server step sum to the change of the losses by that step,
     and over a run to the change by the run. Arrivals of a step that never closes caused no change.
     """
-    groups = sum(name.startswith("before ") for name in table)
+    classes = sum(name.startswith("before ") for name in table)
     before, after, first = (
-        np.stack([np.asarray(table[f"{name} {g}"], np.float64) for g in range(groups)], axis=1)
+        np.stack([np.asarray(table[f"{name} {g}"], np.float64) for g in range(classes)], axis=1)
         for name in ("before", "after", "first")
     )
     if not shared:

@@ -37,7 +37,7 @@ from fedjax_async.types import (
 )
 
 
-class Points(NamedTuple):
+class EvaluationPoints(NamedTuple):
     """When to evaluate: after ``position[i]`` arrivals, reported at virtual time ``time[i]``."""
 
     position: np.ndarray  # int64[V]
@@ -82,12 +82,14 @@ def require_few(every: Every, *, time: float | None = None, updates: int | None 
     check.require(count <= MOST_POINTS, "eval_at", f"{count} moments", f"at most {MOST_POINTS:,}")
 
 
-def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = None) -> Points:
+def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = None) -> EvaluationPoints:
     """The evaluations that ``every`` asks for, in order; see :func:`points_among`."""
     return points_among(schedule.time, schedule.closes, every, horizon)
 
 
-def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon: float | None = None) -> Points:
+def points_among(
+    arrived: np.ndarray, closes: np.ndarray, every: Every, horizon: float | None = None
+) -> EvaluationPoints:
     """The evaluations that ``every`` asks for, in order.
 
     ``arrived``: when each arrival is applied, ascending, float64[E]; ``closes``: whether it closes its server step,
@@ -108,7 +110,7 @@ def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon:
         position = after[int(gap or 1) - 1 :: int(gap or 1)]
         position = np.unique(np.concatenate([[0], position, [total]]))
         time = np.concatenate([[0.0], arrived])[position]
-        return Points(position, time)
+        return EvaluationPoints(position, time)
     if every.at is not None:
         for moment in every.at:
             check.real_non_negative("eval_at", moment)
@@ -124,7 +126,7 @@ def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon:
     time = np.concatenate([[0.0], inner, [end]])
     position = at_or_before(arrived, time)
     position[0], position[-1] = 0, total
-    return Points(position, time)
+    return EvaluationPoints(position, time)
 
 
 def owners(data: FederatedData) -> np.ndarray:
@@ -235,7 +237,7 @@ class Scores:
     """
 
     def __init__(
-        self, points: Sequence[Points], positions: Sequence[np.ndarray], ranks: np.ndarray | None = None
+        self, points: Sequence[EvaluationPoints], positions: Sequence[np.ndarray], ranks: np.ndarray | None = None
     ) -> None:
         self._points = points
         self._due: dict[int, list[tuple[int, int]]] = {}
@@ -305,7 +307,7 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
     return OwnTests(rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float))))
 
 
-def now_of(points: Points, schedule: Schedule, position: int, real: Any) -> tuple[np.ndarray, np.ndarray]:
+def now_of(points: EvaluationPoints, schedule: Schedule, position: int, real: Any) -> tuple[np.ndarray, np.ndarray]:
     """Virtual time, in dtype ``real``, and server steps closed, at the evaluation after ``position`` arrivals."""
     time = points.time[np.searchsorted(points.position, position)]
     return np.asarray(time, real), np.asarray(np.count_nonzero(schedule.closes[:position]), np.int32)

@@ -141,7 +141,7 @@ class GrowingStack:
             return
         self._shape = needed
         carry, stores = self.held
-        longer = {"slots": needed.slots, "records": needed.positions, "probes": needed.positions}
+        longer = {"slots": needed.slot_count, "records": needed.positions, "probes": needed.positions}
         carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
         self.held = Held(carry, stores)
         self.put(work, probes)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_async.clock.decisions import Table
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.evaluation import Every, Points, points_among
+from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes
 from fedjax_async.types import Facts, Key, Params, Schedule
@@ -23,7 +23,7 @@ class GrowingPoints:
         self._every, self._horizon = every, horizon
         self._events = Table()
         self._events.append({"time": np.zeros(0), "closes": np.zeros(0, np.bool_)})
-        self.points = Points(np.zeros(0, np.int64), np.zeros(0))
+        self.points = EvaluationPoints(np.zeros(0, np.int64), np.zeros(0))
         self.complete = False
 
     def add(self, time: np.ndarray, closes: np.ndarray) -> None:
@@ -31,7 +31,7 @@ class GrowingPoints:
         self._events.append({"time": time, "closes": closes})
         known = self._all(self._horizon)
         decided = known.position < len(self.closes)  # the next arrival may come at the same time as the last
-        self.points = Points(known.position[decided], known.time[decided])
+        self.points = EvaluationPoints(known.position[decided], known.time[decided])
 
     def end(self, spent: bool) -> None:
         """The plan is complete; ``spent``: the run ends with its last arrival, not at its horizon."""
@@ -42,9 +42,11 @@ class GrowingPoints:
         if not self.complete:
             time = self._events.columns()["time"]
             end = np.append(self.points.time, time[-1:])
-            self.points = Points(np.append(self.points.position, [len(time)] * (len(time) > 0)).astype(np.int64), end)
+            self.points = EvaluationPoints(
+                np.append(self.points.position, [len(time)] * (len(time) > 0)).astype(np.int64), end
+            )
 
-    def _all(self, horizon: float | None) -> Points:
+    def _all(self, horizon: float | None) -> EvaluationPoints:
         return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
 
     @property

@@ -22,7 +22,7 @@ from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event, PeerAlgorithm
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Parts, State
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, DataParts, Key, Message, Params, State
 
 
 class Algorithms(NamedTuple):
@@ -153,7 +153,7 @@ def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, po
         return ClientData(x, y, rows[0], rows[1][who], rows[2][who])
 
     validation, test = part(tables.x, tables.y, held.validation), part(held.x, held.y, held.test)
-    given = (row, tree.gather(slots.message, slot), weights, Parts(client_data(tables, position), validation, test))
+    given = (row, tree.gather(slots.message, slot), weights, DataParts(client_data(tables, position), validation, test))
     return {name: checked(name, function, EVENT)(*given) for name, function in what.probes}
 
 

@@ -33,7 +33,7 @@ class PeerLayout(NamedTuple):
     inbox: np.ndarray  # int64[D], entries of the plan's inboxes
     inbox_slot: np.ndarray  # int32[D], the slot of the message
     slot: np.ndarray  # int32[E, F], where the messages of a position are written; -1: nobody reads them
-    slots: int
+    slot_count: int
     batching: str  # one of BATCHINGS
     widths: tuple[int, ...]
     capacity: int  # rows of a lane's buffers
@@ -90,7 +90,7 @@ def make_peer_layout(
         inbox=entries,
         inbox_slot=slot[schedule.source[entries], schedule.fragment[entries]],
         slot=slot[chosen],
-        slots=slots,
+        slot_count=slots,
         batching=batching,
         widths=widths,
         capacity=capacity,

@@ -134,7 +134,7 @@ def peer_shapes(
     what: Algorithms, shape: PeerShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
 ) -> PeerShapes:
     """What a run will allocate on the device; nothing is compiled."""
-    carry = jax.eval_shape(start(what, shape.nodes, shape.slots, mesh), tables, params)
+    carry = jax.eval_shape(start(what, shape.nodes, shape.slot_count, mesh), tables, params)
     empty = jax.eval_shape(buffers(what, shape.capacity, batching, mesh), tables, params)
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
@@ -170,7 +170,7 @@ def compile_peer_programs(
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]
     online = np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
-        start=start(what, shape.nodes, shape.slots, mesh).lower(tables, params).compile(),
+        start=start(what, shape.nodes, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=buffers(what, shape.capacity, batching, mesh).lower(tables, params).compile(),
         train={
             w: train(what, w, batching, mesh).lower(tables, carry.slots, carry.nodes, empty, span).compile()

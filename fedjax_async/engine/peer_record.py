@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_async.clock import Delivery, PeerSchedule, ages, at_or_before, masses
 from fedjax_async.clock.peer_statistics import readers
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.tree import Columns
 from fedjax_async.types import FederatedData, Run
@@ -18,7 +18,7 @@ from fedjax_async.types import FederatedData, Run
 ROUNDING = 1e-12  # share of all mass; a smaller loss is a rounding error of sums
 
 
-def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndarray]:
+def planned_columns(schedule: PeerSchedule, points: EvaluationPoints) -> dict[str, np.ndarray]:
     """The columns of the evaluations that follow from the plan alone; [V] each.
 
     ``online``: how many nodes have joined and not left. Where there are masses: ``smallest_mass`` and ``largest_mass``
@@ -98,7 +98,7 @@ def _mean(values: Any, mask: np.ndarray) -> np.ndarray:
 def record_peers(
     settings: dict[str, Any],
     schedule: PeerSchedule,
-    points: Points,
+    points: EvaluationPoints,
     result: PeerResult,
     planned: Mapping[str, np.ndarray],
     data: FederatedData,
@@ -112,7 +112,7 @@ def record_peers(
     that each event computes, int64[E]; by default one per local step.
     """
     rows = len(points.time) if result.rows is None else result.rows
-    points = Points(*(column[:rows] for column in points))
+    points = EvaluationPoints(*(column[:rows] for column in points))
     there = online(schedule, points.time)
     scores = scores_of_nodes(result.scores, there, data)
     clients = {name.removeprefix("client_"): v for name, v in scores.items() if name.startswith("client_")}

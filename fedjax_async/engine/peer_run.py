@@ -15,7 +15,7 @@ from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import Points, Scores
+from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import Algorithms, PeerCarry
@@ -220,7 +220,7 @@ def run_peers(
     member, layout, tables, programs = run.member, run.layout, run.tables, run.programs
     x64 = tables.norm_limit.dtype == np.float64
     rows = np.arange(len(member.times))
-    points = [Points(rows, member.times)]  # an evaluation's position is its row
+    points = [EvaluationPoints(rows, member.times)]  # an evaluation's position is its row
     scores, watcher = Scores(points, [layout.stops[1:] - 1]), Watcher(points, [observer])
     seen = online(member.schedule, member.times)
 
@@ -334,7 +334,7 @@ def _result(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) ->
             "batches": sum(map(len, layout.dealt.groups)),
             "widest": int(widths.max(initial=0)),
             "widths": list(layout.widths),
-            "slots": layout.slots,
+            "slots": layout.slot_count,
             "useful_steps": layout.useful_steps,
             "executed_steps": layout.executed_steps,
             "refused_messages": int(records["refused_messages"].sum()),

@@ -68,19 +68,19 @@ class PeerShape(NamedTuple):
     capacity: int
     positions: int
     entries: int
-    slots: int
+    slot_count: int
     fragments: int
 
 
 def peer_shape(layout: PeerLayout) -> PeerShape:
     """The sizes that the layout's tables need, rounded up so that similar runs share programs."""
-    slots = max(LEAST_SLOTS, layout.slots)
+    slots = max(LEAST_SLOTS, layout.slot_count)
     return PeerShape(
         nodes=layout.schedule.num_clients,
         capacity=layout.capacity,
         positions=padded_length(len(layout.order) + layout.capacity),
         entries=padded_length(len(layout.inbox) + 1),
-        slots=next(s for s in ladder(2 * slots) if s >= slots),
+        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
         fragments=layout.schedule.fragments,
     )
 

@@ -11,7 +11,18 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.engine.components import Components, bound, row_of, rule_of
-from fedjax_async.types import Arrival, ClientData, Facts, FederatedData, Key, Params, Parts, Probe, Request, Schedule
+from fedjax_async.types import (
+    Arrival,
+    ClientData,
+    DataParts,
+    Facts,
+    FederatedData,
+    Key,
+    Params,
+    Probe,
+    Request,
+    Schedule,
+)
 
 Probes = Mapping[str, Probe]
 NO_PROBES: Probes = {}
@@ -128,7 +139,7 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
         upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)
         extra = message.extra
         arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
-        given = (state, memory, arrival, Parts(own, own, test))
+        given = (state, memory, arrival, DataParts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
 
     found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.eval_shape(jax.random.key, 0), row, held_out)

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import DeviceTables, client_data
-from fedjax_async.types import Array, Arrival, ClientData, Parts, State
+from fedjax_async.types import Array, Arrival, ClientData, DataParts, State
 
 ProbeTables = Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
 
 
-def parts_at(tables: DeviceTables, position: Array) -> Parts:
+def parts_at(tables: DeviceTables, position: Array) -> DataParts:
     """The parts of the client whose upload arrives at ``position``."""
     p = tables.probing
     validation = ClientData(
         tables.x, tables.y, p.validation_order, p.validation_offset[position], p.validation_size[position]
     )
     test = ClientData(p.test_x, p.test_y, p.test_order, p.test_offset[position], p.test_size[position])
-    return Parts(client_data(tables, position), validation, test)
+    return DataParts(client_data(tables, position), validation, test)
 
 
 def values_of(functions: Any, tables: DeviceTables, position: Array, *given: Any) -> ProbeTables:

@@ -279,7 +279,7 @@ def shapes_of(
     mesh: Mesh | None = None,
 ) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
-    carry = jax.eval_shape(start(server, client, facts, shape.slots, mesh), tables, params)
+    carry = jax.eval_shape(start(server, client, facts, shape.slot_count, mesh), tables, params)
     empty = jax.eval_shape(buffers(client, shape.capacity, layout.whole, True, mesh), tables, carry)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
@@ -343,7 +343,7 @@ def compile_programs(
         made = measure(model, server, client, facts, what)
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     return Programs(
-        start=start(server, client, facts, shape.slots, mesh).lower(tables, params).compile(),
+        start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
         train=trains,
         receive=receives,

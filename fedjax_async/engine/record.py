@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_async.clock import Outcome, at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
 from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.geometry import PHASE_COLUMN
 from fedjax_async.tree import Columns
 from fedjax_async.types import Params, Run, Schedule
@@ -66,7 +66,7 @@ def refuse(rejected: int, on_bad: str) -> None:
 def make_run(
     settings: dict[str, Any],
     schedule: Schedule,
-    points: Points,
+    points: EvaluationPoints,
     result: EngineResult,
     traffic: Traffic,
     *,
@@ -93,7 +93,7 @@ def make_run(
     sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, result, traffic)
     if result.rows is not None and result.rows < len(points.time):
-        points = Points(*(column[: result.rows] for column in points))
+        points = EvaluationPoints(*(column[: result.rows] for column in points))
         schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
         records = {name: column[: len(schedule.job)] for name, column in records.items()}
     used = used_arrivals(schedule) if waits else len(schedule.job)
@@ -189,7 +189,7 @@ def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
     return int(np.sum(jobs < latest[schedule.client[jobs]]))
 
 
-def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
+def _uploaded(schedule: Schedule, points: EvaluationPoints, size: Any) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: bytes of every upload, or of each job's."""
     copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")

@@ -2,8 +2,8 @@
 
 Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
 code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
-rejected, and has its own evaluation. From the engine it takes types (``Components``, ``Points``, ``EngineResult``),
-the checks of user input and the lists of each client's test rows.
+rejected, and has its own evaluation. From the engine it takes types (``Components``, ``EvaluationPoints``,
+``EngineResult``), the checks of user input and the lists of each client's test rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_async import tree
 from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
 from fedjax_async.engine.components import Client, Components, Server, bound, facts_of, rule_of
-from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.evaluation import EvaluationPoints, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import (
     held_out_rows,
@@ -248,7 +248,7 @@ class Walk:
     """
 
     def __init__(
-        self, components: Components, schedule: Schedule, params: Params, key: Key, points: Points, *,
+        self, components: Components, schedule: Schedule, params: Params, key: Key, points: EvaluationPoints, *,
         per_client: bool = False, on_bad: str = "reject", norm_limit: float = float("inf"),
         probes: Mapping[str, Any] | None = None, measures: Measures = NOTHING, progress: Progress | None = None,
         observer: Observer | None = None, facts: Facts | None = None,
@@ -267,7 +267,7 @@ class Walk:
         """Whether an observer has stopped the run. If uploads differ in size, all are trained, to count their bytes."""
         return bool(self._ended and self.records and "bits" not in self.records[-1])
 
-    def follow(self, schedule: Schedule, points: Points) -> None:
+    def follow(self, schedule: Schedule, points: EvaluationPoints) -> None:
         """Go on with a longer schedule and points."""
         self.run.follow(schedule)
         self.points = points
@@ -324,7 +324,7 @@ class Walk:
 
 
 def run_reference(
-    components: Components, schedule: Schedule, params: Params, key: Key, points: Points, **options: Any
+    components: Components, schedule: Schedule, params: Params, key: Key, points: EvaluationPoints, **options: Any
 ) -> EngineResult:
     """Walk through the schedule, arrival by arrival; the same result as ``run_waves``. ``options``: as in ``Walk``."""
     schedule = check_schedule(schedule)

@@ -21,7 +21,7 @@ from fedjax_async.engine.probes import (
     sees,
 )
 from fedjax_async.models import hits
-from fedjax_async.types import Arrival, ClientData, Model, Params, Parts, Schedule
+from fedjax_async.types import Arrival, ClientData, DataParts, Model, Params, Schedule
 
 CHUNK = 500  # test examples that are evaluated at a time
 
@@ -90,14 +90,14 @@ class Probing:
         self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
         self.tests = jax.device_put((data.test_x, data.test_y))
 
-    def parts(self, run: Any, who: int) -> Parts:
+    def parts(self, run: Any, who: int) -> DataParts:
         """The training, validation and test part of a client."""
 
         def part(x: Any, y: Any, kind: str) -> ClientData:
             order, offset, size = self.held_out[kind]
             return ClientData(x, y, order, offset[who], size[who])
 
-        return Parts(
+        return DataParts(
             run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
         )
 

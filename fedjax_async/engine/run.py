@@ -16,7 +16,7 @@ from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components, facts_of, rule_of
 from fedjax_async.engine.devices import make_mesh
-from fedjax_async.engine.evaluation import Points, Scores, now_of
+from fedjax_async.engine.evaluation import EvaluationPoints, Scores, now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.loop import Calls, advance, restored
@@ -129,7 +129,7 @@ def run_waves(
     schedule: Schedule,
     params: Params,
     key: Key,
-    points: Points,
+    points: EvaluationPoints,
     *,
     max_width: int | None = None,
     lanes: int | None = None,

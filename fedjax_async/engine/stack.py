@@ -16,7 +16,7 @@ from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import Points, differs, own_tests, owners, validation_part
+from fedjax_async.engine.evaluation import EvaluationPoints, differs, own_tests, owners, validation_part
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
@@ -38,7 +38,7 @@ class Member(NamedTuple):
     schedule: Schedule  # its arrivals include the jobs that are trained in vain
     params: Params
     key: Key
-    points: Points  # positions count arrivals of ``schedule``
+    points: EvaluationPoints  # positions count arrivals of ``schedule``
     norm_limit: float
     applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
     probes: Probes = NO_PROBES
@@ -50,7 +50,7 @@ def make_member(
     schedule: Schedule,
     params: Params,
     key: Key,
-    points: Points,
+    points: EvaluationPoints,
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     measures: Measures = NOTHING,
@@ -173,7 +173,7 @@ def shape_of(layout: Layout) -> Shape:
         capacity=layout.capacity,
         positions=padded_length(len(layout.run) + layout.capacity),
         writes=padded_length(len(layout.slots.write_slot)),
-        slots=next(s for s in ladder(2 * slots) if s >= slots),
+        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
     )
 
 

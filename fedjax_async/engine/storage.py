@@ -16,12 +16,12 @@ from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
     ClientData,
+    DataParts,
     Facts,
     Info,
     Key,
     Message,
     Params,
-    Parts,
     Probe,
     Request,
     ServerAlgorithm,
@@ -96,7 +96,7 @@ def probe_restoring(probe: Probe, dtype: str) -> Probe:
 
 @lru_cache(maxsize=64)
 def _seeing(function: Callable[..., Mapping[str, Any]], dtype: str) -> Callable[..., Mapping[str, Any]]:
-    def restored(state: State, memory: State, arrival: Arrival, parts: Parts) -> Mapping[str, Any]:
+    def restored(state: State, memory: State, arrival: Arrival, parts: DataParts) -> Mapping[str, Any]:
         full = arrival._replace(start=_cast(arrival.start, dtype), extra=_cast(arrival.extra, dtype))
         return function(state, memory, full, parts)
 

@@ -100,7 +100,7 @@ class Shape(NamedTuple):
     capacity: int
     positions: int
     writes: int
-    slots: int
+    slot_count: int
 
 
 def padded_length(length: int, least: int = 4096) -> int:

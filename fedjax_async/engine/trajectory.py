@@ -23,7 +23,7 @@ from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule, with_derived_columns
 from fedjax_async.clock.waves import allocate
 from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import finished
 from fedjax_async.engine.tables import malicious
 from fedjax_async.engine.trajectory_job import put, repeated, take
@@ -114,7 +114,7 @@ def make_trajectory(
     components: Components,
     schedule: Schedule,
     key: Key,
-    points: Points,
+    points: EvaluationPoints,
     *,
     norm_limit: float = math.inf,
     segment: int | None = None,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.types import Params
 
 UNDER_WAY = 4  # evaluations, each with its model, that may be under way on the device
@@ -43,13 +43,13 @@ class Observer(NamedTuple):
 class Watcher:
     """Hands the evaluations of a stack to the observers of its runs."""
 
-    def __init__(self, points: Sequence[Points], observers: Sequence[Observer | None]) -> None:
+    def __init__(self, points: Sequence[EvaluationPoints], observers: Sequence[Observer | None]) -> None:
         self._points, self._observers = points, observers
         self._waiting: deque[tuple[Moment, Scored, Params | None]] = deque()
         self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
         self.ends: dict[int, tuple[int, Params]] = {}  # run -> row and model of the evaluation that stopped it
 
-    def follow(self, points: Points) -> None:
+    def follow(self, points: EvaluationPoints) -> None:
         """Replace the points of the only run by those known now."""
         self._points = [points]
 

@@ -39,7 +39,7 @@ def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]
 
 Sizes = tuple[Array, Array]
 Send = Callable[[Params], tuple[Params, Sizes]]
-Exchanged = tuple[Params, Params, Sizes]
+SentUpload = tuple[Params, Params, Sizes]
 
 
 def feedback(
@@ -72,23 +72,23 @@ def feedback(
     """
     check.one_of("error_feedback", error_feedback, [True, False])
 
-    def plain(upload: Params, kept: Params, send: Send) -> Exchanged:
+    def plain(upload: Params, kept: Params, send: Send) -> SentUpload:
         decoded, sizes = send(upload)
         return decoded, kept, sizes
 
-    def corrected(upload: Params, kept: Params, send: Send) -> Exchanged:
+    def corrected(upload: Params, kept: Params, send: Send) -> SentUpload:
         total = jax.tree.map(jnp.add, upload, kept)
         decoded, sizes = send(total)
         return decoded, jax.tree.map(jnp.subtract, total, decoded), sizes
 
-    exchange = corrected if error_feedback else plain
-    return sending(client, compressor, exchange, per=per, private=private, like=like, keeps=error_feedback)
+    scheme = corrected if error_feedback else plain
+    return sending(client, compressor, scheme, per=per, private=private, like=like, keeps=error_feedback)
 
 
 def sending(
     client: ClientAlgorithm,
     compressor: Compressor,
-    exchange: Callable[[Params, Params, Send], Exchanged],
+    scheme: Callable[[Params, Params, Send], SentUpload],
     *,
     per: str,
     private: Callable[[Path], bool] | None,
@@ -96,9 +96,9 @@ def sending(
     keeps: bool,
     returned: bool = False,
 ) -> ClientAlgorithm:
-    """Wrap ``client``: ``exchange(upload, kept, send) -> (upload, kept, sizes)`` turns its upload into the sent one.
+    """Wrap ``client``: ``scheme(upload, kept, send) -> (upload, kept, sizes)`` turns its upload into the sent one.
 
-    ``send(tree) -> (decoded tree, (bits, values_bits))`` passes one message through the compressor; ``exchange`` calls
+    ``send(tree) -> (decoded tree, (bits, values_bits))`` passes one message through the compressor; ``scheme`` calls
     it once a job. If ``keeps``, ``kept`` starts as zeros like an upload, else it is ``()``. If ``returned``, an upload
     that the server never applies does not change ``kept``.
     """
@@ -128,7 +128,7 @@ def sending(
             payload = jax.lax.optimization_barrier(wire.compress(work[1], content))
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
 
-        decoded, kept, sizes = exchange(upload, client_state.kept, send)
+        decoded, kept, sizes = scheme(upload, client_state.kept, send)
         return tree.join(decoded, whole), Sending(inner, kept, *sizes)
 
     def info(client_state: Sending) -> dict[str, Array]:
@@ -173,9 +173,9 @@ def ef21(
     notice that an upload was lost: client and server both keep their g.
     """
 
-    def exchange(upload: Params, kept: Params, send: Send) -> Exchanged:
+    def scheme(upload: Params, kept: Params, send: Send) -> SentUpload:
         change, sizes = send(jax.tree.map(jnp.subtract, upload, kept))
         estimate = jax.tree.map(jnp.add, kept, change)
         return estimate, estimate, sizes
 
-    return sending(client, compressor, exchange, per=per, private=private, like=like, keeps=True, returned=True)
+    return sending(client, compressor, scheme, per=per, private=private, like=like, keeps=True, returned=True)

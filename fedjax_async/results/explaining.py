@@ -22,7 +22,7 @@ from fedjax_async.config.watching import Watch
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.attribution import divided, is_shared, make_attribution
 from fedjax_async.engine.components import Components, facts_of, rule_of
-from fedjax_async.engine.evaluation import Points, evaluation_points
+from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
@@ -169,7 +169,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     return _explanation(run, again, components, facts, part, () if groups is None else np.bincount(y, minlength=groups))
 
 
-def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, Points]:
+def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, EvaluationPoints]:
     """The schedule and the evaluations of the run: planned again; with a policy, the schedule that it made."""
     if resolved.settings.policy is None:
         return planned(resolved)

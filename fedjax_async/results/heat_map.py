@@ -16,7 +16,7 @@ from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import FINAL
-from fedjax_async.results.sweep_table import Record, by_setting, columns_of, spread_of
+from fedjax_async.results.sweep_table import SweptRun, by_setting, columns_of, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
     return NO_VALUE if value is None else str(value)
 
 
-def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cells]:
+def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL) -> list[Cells]:
     """The mean final metric for each pair of values of two swept settings; one map for each combination of the others.
 
     Rows and columns are the two settings with the most values, in the order in which they are swept. Empty if fewer
@@ -69,7 +69,7 @@ def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cell
     row, column = sorted(sorted(several, key=lambda axis: -len(values[axis]))[:2])
     others = [axis for axis in several if axis not in (row, column)]
     names = columns_of(found)
-    combinations: dict[tuple[int, ...], list[tuple[Sequence[Record], list[Any]]]] = {}
+    combinations: dict[tuple[int, ...], list[tuple[Sequence[SweptRun], list[Any]]]] = {}
     for each in groups:
         combinations.setdefault(tuple(values[axis].index(each[1][axis]) for axis in others), []).append(each)
     maps = []
@@ -83,7 +83,7 @@ def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cell
 
 
 def _map(
-    groups: Sequence[tuple[Sequence[Record], list[Any]]],
+    groups: Sequence[tuple[Sequence[SweptRun], list[Any]]],
     axes: tuple[int, int],
     values: Sequence[list[Any]],
     names: tuple[str, str],

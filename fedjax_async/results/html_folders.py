@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async import check
-from fedjax_async.config.grid import Point
+from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.metrics import FINAL, TARGET
 from fedjax_async.results.runs import write_comparison
-from fedjax_async.results.sweep_table import Record
+from fedjax_async.results.sweep_table import SweptRun
 from fedjax_async.results.sweeps import collect
 from fedjax_async.types import Run
 
@@ -34,7 +34,7 @@ class Seeds(NamedTuple):
     """Runs that differ only in their seed."""
 
     name: str
-    members: list[Record]
+    members: list[SweptRun]
 
 
 class Source(NamedTuple):
@@ -43,8 +43,8 @@ class Source(NamedTuple):
     path: Path
     kind: str  # "run", "comparison" or "sweep"
     groups: list[Seeds]  # in the order of drawing
-    folders: dict[str, Path]  # name of a record -> folder of its run
-    rows: dict[str, Row]  # name of a record -> its row in the table of runs
+    folders: dict[str, Path]  # name of a run -> its folder
+    rows: dict[str, Row]  # name of a run -> its row in the table of runs
     tables: list[Content]
     notes: list[str]
 
@@ -98,24 +98,24 @@ def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
     if (path / sweep_folder.DEFINITION).is_file():
         return _sweep(path, options)
     if (path / store.MANIFEST).is_file():
-        record = _record(path, "run")
-        group = Seeds(str(record.run.settings.get("method", "run")), [record])
-        return Source(path, "run", [group], {"run": path}, {"run": _row(record, options)}, [], [])
+        swept_run = _swept_run(path, "run")
+        group = Seeds(str(swept_run.run.settings.get("method", "run")), [swept_run])
+        return Source(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
     found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
     if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     return _comparison(path, [manifest.parent for manifest in found], options)
 
 
-def _record(folder: Path, name: str) -> Record:
+def _swept_run(folder: Path, name: str) -> SweptRun:
     """The numbers of a saved run, as in a sweep of one run; only the name and the seed of its point are used."""
     run = store.load(folder)
-    return sweep_table.record(Point(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
+    return sweep_table.swept_run(GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
-def _row(record: Record, options: Options) -> Row:
-    """The row of a record in the table of runs."""
-    (row,) = sweep_table.run_rows([record], options.of_tables["final"])
+def _row(swept_run: SweptRun, options: Options) -> Row:
+    """The row of a run in the table of runs."""
+    (row,) = sweep_table.run_rows([swept_run], options.of_tables["final"])
     return {name: value for name, value in row.items() if name != "run"}
 
 
@@ -124,7 +124,7 @@ def _sweep(path: Path, options: Options) -> Source:
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
     target = options.of_sweep()
-    found = sweep_table.records(sweep, target)
+    found = sweep_table.swept_runs(sweep, target)
     grouped = list(sweep_table.by_setting(found).items())
     ranked = tuning.rank(found, options.of_tables["final"], sweep.roles)
     notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
@@ -155,12 +155,12 @@ def _pairs(path: Path) -> list[Content]:
 
 
 def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source:
-    grouped: dict[str, list[Record]] = {}
+    grouped: dict[str, list[SweptRun]] = {}
     by_name: dict[str, Path] = {}
     for folder in folders:
-        record = _record(folder, f"{folder.parent.name}/{folder.name}")
-        by_name[record.point.name] = folder
-        grouped.setdefault(str(record.run.settings.get("method", folder.parent.name)), []).append(record)
+        swept_run = _swept_run(folder, f"{folder.parent.name}/{folder.name}")
+        by_name[swept_run.point.name] = folder
+        grouped.setdefault(str(swept_run.run.settings.get("method", folder.parent.name)), []).append(swept_run)
     for members in grouped.values():
         members.sort(key=lambda member: member.point.settings.seed)
     saved = _text(path / "comparison.csv")

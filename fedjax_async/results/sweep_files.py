@@ -12,7 +12,7 @@ from fedjax_async.results import clients, comparisons, files, metrics, tables, t
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
     Columns,
-    Record,
+    SweptRun,
     by_setting,
     evaluation_columns,
     metric_of,
@@ -54,7 +54,7 @@ def parquet_writer() -> Callable[[Columns], bytes] | None:
 
 
 def best(
-    found: Sequence[Record],
+    found: Sequence[SweptRun],
     target: float | None = None,
     final: str = FINAL,
     interval: str = "t",
@@ -67,7 +67,7 @@ def best(
 
 
 def write_tables(
-    found: Sequence[Record],
+    found: Sequence[SweptRun],
     folder: Path,
     target: float | None = None,
     final: str = FINAL,

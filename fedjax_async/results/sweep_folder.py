@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.config.grid import Point, swept
+from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import files, store
@@ -22,12 +22,12 @@ DEFINITION = "sweep.json"
 ROLES = "roles.json"  # not in the definition, because roles change how results are read, not the runs
 
 
-def run_folder(folder: Path, point: Point) -> Path:
+def run_folder(folder: Path, point: GridPoint) -> Path:
     """Where the run of ``point`` is kept."""
     return folder / "runs" / point.name
 
 
-def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bytes:
+def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bytes:
     """The content of ``sweep.json``: name, swept values (in order) and settings of each run; the probes, if any."""
     runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
@@ -35,20 +35,20 @@ def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None)
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
 
 
-def is_defined(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bool:
+def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bool:
     """Whether the folder holds the definition of this sweep."""
     saved = folder / DEFINITION
     return saved.is_file() and saved.read_bytes() == definition(points, probes)
 
 
-def read_definition(folder: str | Path) -> list[Point]:
+def read_definition(folder: str | Path) -> list[GridPoint]:
     """The points of the sweep in ``folder``; ``ValueError`` if it holds no sweep."""
     path = Path(folder) / DEFINITION
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
-        return [Point(run["name"], dict(run["values"]), from_dict(run["settings"])) for run in content["runs"]]
+        return [GridPoint(run["name"], dict(run["values"]), from_dict(run["settings"])) for run in content["runs"]]
     except FileNotFoundError:
         raise ValueError(f"folder = {str(folder)!r}: must hold a sweep, but it has no {DEFINITION}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -57,7 +57,7 @@ def read_definition(folder: str | Path) -> list[Point]:
 
 
 def require_room(
-    folder: str | Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None, *, overwrite: bool = False
+    folder: str | Path, points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None, *, overwrite: bool = False
 ) -> Path:
     """Check that the sweep may use ``folder``; returns the folder.
 
@@ -102,7 +102,7 @@ def save_roles(folder: Path, roles: Mapping[str, str]) -> None:
         (folder / ROLES).unlink(missing_ok=True)
 
 
-def read_roles(folder: Path, points: Sequence[Point]) -> dict[str, str]:
+def read_roles(folder: Path, points: Sequence[GridPoint]) -> dict[str, str]:
     """The roles that :func:`save_roles` wrote, ``{}`` without a file; ``ValueError`` naming a file that is damaged."""
     path = folder / ROLES
     if not path.is_file():
@@ -117,7 +117,7 @@ def read_roles(folder: Path, points: Sequence[Point]) -> dict[str, str]:
 
 def begin(
     folder: Path,
-    points: Sequence[Point],
+    points: Sequence[GridPoint],
     probes: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> None:
@@ -129,23 +129,23 @@ def begin(
     disk.sweep_up(folder)
 
 
-def save_run(run: Run, folder: Path, point: Point) -> None:
+def save_run(run: Run, folder: Path, point: GridPoint) -> None:
     """Write one finished run, its manifest last."""
     write_run(run, run_folder(folder, point), plots=False, overwrite=True)
 
 
-def saved_updates(folder: Path, point: Point) -> int:
+def saved_updates(folder: Path, point: GridPoint) -> int:
     """The number of updates that a finished run trained, unused ones too."""
     counters = saved_counters(folder, point)
     return int(counters["updates"] + counters.get("unused", 0))
 
 
-def saved_counters(folder: Path, point: Point) -> dict[str, Any]:
+def saved_counters(folder: Path, point: GridPoint) -> dict[str, Any]:
     """The counters of a finished run."""
     counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
     return counters
 
 
-def load_run(folder: Path, point: Point) -> Run:
+def load_run(folder: Path, point: GridPoint) -> Run:
     """Load a finished run."""
     return store.load(run_folder(folder, point))

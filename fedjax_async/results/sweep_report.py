@@ -14,7 +14,7 @@ from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_files import best, write_tables
-from fedjax_async.results.sweep_table import Record, by_setting, metric_of, records
+from fedjax_async.results.sweep_table import SweptRun, by_setting, metric_of, swept_runs
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tuning import Roles, plain, rank
 
@@ -27,7 +27,7 @@ RANKED_BY = {"accuracy": accuracy_curve, "loss": loss_curve}
 
 
 def curves(
-    found: Sequence[Record],
+    found: Sequence[SweptRun],
     metric: str,
     x: str = "time",
     final: str = FINAL,
@@ -53,7 +53,7 @@ def curves(
 
 
 def pictures(
-    found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCREEN, roles: Roles | None = None
+    found: Sequence[SweptRun], final: str = FINAL, drawing: Drawing = SCREEN, roles: Roles | None = None
 ) -> Mapping[str, Figure]:
     """Name -> picture: curves of each metric, and heat maps if two settings or more were swept."""
     drawn: dict[str, Figure] = {}
@@ -100,7 +100,7 @@ def write_sweep(
         raise ValueError("folder = None: must be given for a sweep that was not kept in one")
     if not sweep.points:
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
-    found = records(sweep, target)
+    found = swept_runs(sweep, target)
     written = write_tables(found, folder, target, final, interval, sweep.roles)
     text = best(found, target, final, interval, sweep.roles)
     if plots:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.config.grid import Point, labels, setting_title, swept
+from fedjax_async.config.grid import GridPoint, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
@@ -31,15 +31,15 @@ TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "by
 Columns = dict[str, Any]  # equally long lists or arrays
 
 
-class Record(NamedTuple):
+class SweptRun(NamedTuple):
     """The data of a run that tables and pictures need; parameters and updates are left out."""
 
-    point: Point
+    point: GridPoint
     numbers: dict[str, Any]
     run: Run
 
 
-def record(point: Point, run: Run, target: float | None = None) -> Record:
+def swept_run(point: GridPoint, run: Run, target: float | None = None) -> SweptRun:
     """The numbers in the table row of a run; time, updates and bytes to ``target`` are NaN if it was never reached."""
     staleness = np.asarray(run.updates["staleness"])
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
@@ -56,17 +56,17 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
         "all_rejected": int(all_rejected(run.counters)),
         **({} if run.stopped is None else {"stopped_by": run.stopped.by}),
     }
-    return Record(point, numbers, run._replace(params=(), updates={}, per_client={}, best=None))
+    return SweptRun(point, numbers, run._replace(params=(), updates={}, per_client={}, best=None))
 
 
-def records(sweep: Sweep, target: float | None = None) -> list[Record]:
-    """A record for each run, in order; only one whole run is in memory at a time."""
+def swept_runs(sweep: Sweep, target: float | None = None) -> list[SweptRun]:
+    """What tables and pictures need of each run, in order; only one whole run is in memory at a time."""
     if target is not None:
         check.require(isinstance(target, float | int) and 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
-    return [record(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
+    return [swept_run(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
 
 
-def columns_of(found: Sequence[Record]) -> dict[str, str]:
+def columns_of(found: Sequence[SweptRun]) -> dict[str, str]:
     """Swept path (except the seed) -> the name of its column, which differs from those of measured columns."""
     short = labels(swept(each.point for each in found))
     finals = {f"{way}_{column}" for way in metrics.FINALS for column in _final_columns(found)}
@@ -75,19 +75,19 @@ def columns_of(found: Sequence[Record]) -> dict[str, str]:
     return {path: longer[path] if name in taken else name for path, name in short.items() if path != "seed"}
 
 
-def _final_columns(found: Sequence[Record]) -> list[str]:
+def _final_columns(found: Sequence[SweptRun]) -> list[str]:
     """Accuracy and loss, also those of a validation part if all runs have one, and other columns that all runs have."""
     validation = ["validation_accuracy", "validation_loss"] if has_validation(found) else []
     return ["accuracy", "loss", *validation, *shared_columns(each.run for each in found)]
 
 
-def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
+def _identity(each: SweptRun, columns: Mapping[str, str]) -> dict[str, Any]:
     settings = each.point.settings
     chosen = {columns[path]: value for path, value in values_of(settings, columns).items()}
     return {"run": each.point.name, **chosen, "seed": settings.seed}
 
 
-def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
+def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, Any]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
     Accuracy, loss, validation scores and other measured columns that all runs have get three final values each:
@@ -108,7 +108,7 @@ def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]
     ]
 
 
-def evaluation_columns(found: Sequence[Record]) -> Columns:
+def evaluation_columns(found: Sequence[SweptRun]) -> Columns:
     """The long table, one row per evaluation: name, swept values, seed and scores."""
     columns = columns_of(found)
     counts = [len(each.run.evaluations["time"]) for each in found]
@@ -131,11 +131,11 @@ def _evaluations(run: Run, name: str) -> np.ndarray:
     return np.full(len(run.evaluations["time"]), math.nan)  # such as validation scores
 
 
-def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
+def by_setting(found: Sequence[SweptRun]) -> dict[str, list[SweptRun]]:
     """Setting -> the runs that differ only in their seed; settings in order of first use."""
     short = labels(swept(each.point for each in found))
     names: dict[Settings, str] = {}
-    grouped: dict[str, list[Record]] = {}
+    grouped: dict[str, list[SweptRun]] = {}
     for each in found:
         key = dataclasses.replace(each.point.settings, seed=0)
         name = names.setdefault(key, setting_title(each.point.values, short))
@@ -143,27 +143,27 @@ def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def spread_of(group: Sequence[Record], metric: str, final: str = FINAL) -> metrics.Spread:
+def spread_of(group: Sequence[SweptRun], metric: str, final: str = FINAL) -> metrics.Spread:
     """The final ``accuracy`` (in percent) or ``loss`` of one setting, as mean and deviation over its seeds."""
     return metrics.spread(values_in(group)(metric, final))
 
 
-def values_in(group: Sequence[Record]) -> comparisons.Values:
+def values_in(group: Sequence[SweptRun]) -> comparisons.Values:
     return comparisons.seed_values([each.run for each in group])
 
 
-def metric_of(found: Iterable[Record]) -> str:
+def metric_of(found: Iterable[SweptRun]) -> str:
     """``accuracy``, or ``loss`` if no run has class labels."""
     return "accuracy" if metrics.has_accuracy(each.run for each in found) else "loss"
 
 
-def has_validation(group: Iterable[Record]) -> bool:
+def has_validation(group: Iterable[SweptRun]) -> bool:
     """Whether all runs were evaluated on a validation part."""
     return all("validation_loss" in each.run.evaluations for each in group)
 
 
 def setting_rows(
-    found: Sequence[Record],
+    found: Sequence[SweptRun],
     target: float | None = None,
     final: str = FINAL,
     interval: str = "t",

@@ -13,11 +13,11 @@ import jax
 
 from fedjax_async import check, notices
 from fedjax_async.config import Prepared, sweeping
-from fedjax_async.config.grid import Point, expand, swept
+from fedjax_async.config.grid import GridPoint, expand, swept
 from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.config.sweeping import Group
+from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback, Watch
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results import store, streams, sweep_folder
@@ -33,7 +33,7 @@ CHECKPOINTS = "checkpoints"  # of unfinished stacks, inside the sweep's folder
 class Sweep(NamedTuple):
     """Finished runs in the order of ``points``: kept in memory, or read from the folder one at a time."""
 
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
     folder: Path | None
     kept: tuple[Run, ...] = ()
     roles: Mapping[str, str] = {}  # path -> role, where it is not the default; see ``config/roles.py``
@@ -69,9 +69,9 @@ class Sweep(NamedTuple):
 class SweepWork(NamedTuple):
     """The runs of a sweep that are left to train. Runs are given by their index into ``points``."""
 
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
     finished: frozenset[int]
-    groups: tuple[Group, ...]  # the stacks with a run that is left to train
+    groups: tuple[SweepGroup, ...]  # the stacks with a run that is left to train
     probes: Mapping[str, Any] | None = None  # evaluated in every run
     callbacks: Callbacks = NO_CALLBACKS  # get the evaluations of every run
     roles: Mapping[str, str] = {}  # as in :class:`Sweep`
@@ -82,12 +82,12 @@ class SweepWork(NamedTuple):
         return sum(group.updates for group in self.groups)
 
 
-def resolved(points: Iterable[Point]) -> list[Point]:
+def resolved(points: Iterable[GridPoint]) -> list[GridPoint]:
     """The points with the settings of their runs: defaults that depend on the data set are filled in."""
     return [point._replace(settings=resolved_settings(point.settings)) for point in points]
 
 
-def precision(points: Sequence[Point]) -> AbstractContextManager[Any]:
+def precision(points: Sequence[GridPoint]) -> AbstractContextManager[Any]:
     """JAX's 64-bit mode for a sweep in float64; ``ValueError`` if only some of its runs are in float64."""
     wide = [point.settings.compute == "float64" for point in points]
     check.require(all(wide) or not any(wide), "compute", "float64", "that of all runs of a sweep or of none")
@@ -95,7 +95,7 @@ def precision(points: Sequence[Point]) -> AbstractContextManager[Any]:
 
 
 def plan_sweep(
-    points: Sequence[Point],
+    points: Sequence[GridPoint],
     *,
     folder: str | Path | None = None,
     memory_limit: int | None = None,
@@ -126,10 +126,10 @@ def plan_sweep(
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
 
-def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None = None) -> frozenset[int]:
+def _finished(points: Sequence[GridPoint], folder: Path, callbacks: Callbacks | None = None) -> frozenset[int]:
     """The indices of the points with a finished run in ``folder`` that ``callbacks``, if given, would not change."""
 
-    def whole(point: Point) -> bool:
+    def whole(point: GridPoint) -> bool:
         run_folder = sweep_folder.run_folder(folder, point)
         if not is_finished(run_folder, as_dict(point.settings)):
             return False
@@ -138,7 +138,7 @@ def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None
     return frozenset(index for index, point in enumerate(points) if whole(point))
 
 
-def _left(group: Group, finished: frozenset[int], points: Sequence[Point], folder: Path) -> Group:
+def _left(group: SweepGroup, finished: frozenset[int], points: Sequence[GridPoint], folder: Path) -> SweepGroup:
     """The group without the stacks in which every run is finished."""
     stacks = tuple(stack for stack in group.stacks if not finished.issuperset(stack))
     left = {member for stack in stacks for member in stack}
@@ -297,7 +297,7 @@ def sweep(
     return found
 
 
-def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
+def collect(folder: str | Path) -> tuple[Sweep, tuple[GridPoint, ...]]:
     """The finished runs of the sweep in ``folder``, and the points of the missing ones."""
     folder = Path(folder)
     points = sweep_folder.read_definition(folder)

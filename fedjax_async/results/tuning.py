@@ -14,14 +14,14 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.results import metrics, significance
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
-    Record,
+    SweptRun,
     by_setting,
     columns_of,
     has_validation,
     metric_of,
-    records,
     setting_rows,
     spread_of,
+    swept_runs,
     values_in,
 )
 from fedjax_async.results.sweeps import Sweep
@@ -66,7 +66,7 @@ class Ranked(NamedTuple):
     order: list[int]  # indices of the settings as in ``by_setting``
 
 
-def tunings(found: Sequence[Record], final: str = FINAL, roles: Roles | None = None) -> list[Tuning]:
+def tunings(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None = None) -> list[Tuning]:
     """One :class:`Tuning` for each method in each world; worlds and methods in order of first use.
 
     Settings are ordered by the mean over seeds of the final accuracy on the validation part, or of the loss if no run
@@ -120,10 +120,10 @@ def choose(sweep: Sweep, final: str = FINAL, roles: Roles | None = None) -> list
     (0.1, 'validation', 2)
     """
     check.kind("sweep", sweep, Sweep, "a Sweep, as sweep returns")
-    return tunings(records(sweep), final, sweep.roles if roles is None else roles)
+    return tunings(swept_runs(sweep), final, sweep.roles if roles is None else roles)
 
 
-def rank(found: Sequence[Record], final: str = FINAL, roles: Roles | None = None) -> Ranked:
+def rank(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None = None) -> Ranked:
     """The chosen settings of all tunings, then the second of each, and so on; see :func:`tunings`."""
     return ranked(tunings(found, final, roles), metric_of(found), final)
 
@@ -140,7 +140,7 @@ def ranked(made: Sequence[Tuning], metric: str, final: str) -> Ranked:
 
 
 def chosen_rows(
-    found: Sequence[Record],
+    found: Sequence[SweptRun],
     target: float | None = None,
     final: str = FINAL,
     interval: str = "t",
@@ -172,7 +172,7 @@ def chosen_rows(
     return chosen
 
 
-def explained(found: Sequence[Record], final: str = FINAL, roles: Roles | None = None) -> str:
+def explained(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None = None) -> str:
     """The text above :func:`chosen_rows`: how settings were chosen, with warnings if the choice is not fair."""
     columns, made = columns_of(found), tunings(found, final, roles)
     rows = sorted({len(group) for group in by_setting(found).values()})
@@ -212,7 +212,7 @@ def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
     ]
 
 
-def axes_of(found: Sequence[Record], roles: Roles | None = None) -> dict[str, list[str]]:
+def axes_of(found: Sequence[SweptRun], roles: Roles | None = None) -> dict[str, list[str]]:
     """Role -> the swept paths that have it, without the seed."""
     known = _roles(columns_of(found), roles)
     return {role: [path for path, its in known.items() if its == role] for role in ("tuned", "compared", "world")}
@@ -224,7 +224,7 @@ def plain(metric: str) -> str:
 
 
 def pair_rows(
-    found: Sequence[Record], final: str = FINAL, interval: str = "t", roles: Roles | None = None
+    found: Sequence[SweptRun], final: str = FINAL, interval: str = "t", roles: Roles | None = None
 ) -> list[dict[str, Any]]:
     """Paired tests as in :func:`fedjax_async.results.significance.pairs` between the chosen settings of a world.
 

@@ -19,7 +19,7 @@ from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.parts import PARTS, Part, with_parts
-from fedjax_async.server.privacy import PRIVACY, Privacy, private
+from fedjax_async.server.privacy import PRIVACY, Privacy, differentially_private
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
@@ -62,12 +62,12 @@ __all__ = [
     "closed",
     "cyclic",
     "delay_corrected",
+    "differentially_private",
     "discount",
     "guard_rails",
     "known",
     "mean",
     "moving_on",
-    "private",
     "rule",
     "scale_by",
     "scale_by_dominance",

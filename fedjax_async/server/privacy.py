@@ -158,7 +158,7 @@ class PrivateState(NamedTuple):
     clip: Any  # Clip; () if it does not adapt
 
 
-def private(
+def differentially_private(
     rule: ServerAlgorithm,
     *,
     clip: Number,
@@ -226,7 +226,7 @@ def private(
 
     def given(facts: Facts) -> ServerAlgorithm:
         same: dict[str, Any] = {"deviation": deviation, "quantile": quantile, "rate": rate, "stays": stays}
-        return private(known(rule, facts), clip=clip, count_deviation=count_deviation, **same)
+        return differentially_private(known(rule, facts), clip=clip, count_deviation=count_deviation, **same)
 
     closes = None if rule.close is None else close
     return ServerAlgorithm(

@@ -13,9 +13,9 @@ from fedjax_async.geometry import bezier, line
 from fedjax_async.geometry.vectors import leaves, length
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
-from fedjax_async.types import Array, Arrival, Model, Params, Parts, State
+from fedjax_async.types import Array, Arrival, DataParts, Model, Params, State
 
-Estimate = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+Estimate = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
 def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -> Array:
@@ -66,9 +66,9 @@ def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str
     check.positive("position", position)
     check.in_range("position", position, 0.0, 1.0)
     check.whole("grid", grid)
-    check.one_of("part", part, Parts._fields)
+    check.one_of("part", part, DataParts._fields)
 
-    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+    def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         uploaded = arrival.upload
         check.require(isinstance(uploaded, Curve), "upload", type(uploaded).__name__, "a Curve, as of asynccurve")
         end = jax.tree.map(jnp.add, arrival.start, uploaded.params)

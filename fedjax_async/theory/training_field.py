@@ -34,15 +34,15 @@ from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
     ClientData,
+    DataParts,
     Key,
     Message,
     Params,
-    Parts,
     Request,
     State,
 )
 
-Curl = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+Curl = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
 def local_displacement(
@@ -148,7 +148,7 @@ def curl_probe(
     jobs = _Jobs(experiment, clients, number, weighting)
     rule = rule_of(experiment.components.server, experiment.components.hyper, facts_of(experiment.schedule))
 
-    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+    def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         message = Message(rule.params(state), arrival.extra, jnp.int32(0))
         key = jax.random.fold_in(experiment.key, jax.lax.bitcast_convert_type(jnp.float32(arrival.time), jnp.uint32))
         found = jobs.curl(key, message, (parts.train.x, parts.train.y, parts.train.order), pairs)

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async.clock import make_schedule
 from fedjax_async.config import PerClient, PerExample, PerStaleness, Settings, trajectory
-from fedjax_async.engine import Components, Points, run_waves
+from fedjax_async.engine import Components, EvaluationPoints, run_waves
 from fedjax_async.engine.trajectory import make_trajectory
 from fedjax_async.local import curve_training, local_training
 from fedjax_async.server import SERVERS
@@ -220,7 +220,7 @@ def test_messages_that_are_not_due_change_nothing(after):
         time=jobs + 1.0,
         closes=True,
     )
-    case = case._replace(schedule=schedule, points=Points(np.array([0, count]), np.array([0.0, count + 1.0])))
+    case = case._replace(schedule=schedule, points=EvaluationPoints(np.array([0, count]), np.array([0.0, count + 1.0])))
     hyper = {key: jnp.asarray(value) for key, value in case.components.hyper.items()}
     found, expected = function_of(case)(hyper, case.params), run_waves(*case)
     np.testing.assert_allclose(found["loss"], expected.scores["loss"], rtol=1e-5)

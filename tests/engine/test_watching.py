@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.watching import UNDER_WAY, Observer, Verdict, Watcher
 
 
@@ -27,7 +27,7 @@ class Lazy:
 
 
 def points(*position):
-    return Points(np.array(position), np.arange(len(position), dtype=float))
+    return EvaluationPoints(np.array(position), np.arange(len(position), dtype=float))
 
 
 def test_the_host_waits_only_where_too_many_are_under_way():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.config.grid import Point, expand
+from fedjax_async.config.grid import GridPoint, expand
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import store, sweep_folder, write_comparison, write_sweep
 from fedjax_async.results.sweeps import Sweep
@@ -38,7 +38,7 @@ def save_comparison(folder: Path, runs: dict[str, list[Run]], **options: Any) ->
     return folder
 
 
-def save_sweep(folder: Path, finished: int | None = None, target: float | None = None) -> tuple[Path, list[Point]]:
+def save_sweep(folder: Path, finished: int | None = None, target: float | None = None) -> tuple[Path, list[GridPoint]]:
     """What a sweep over two values and two seeds writes; ``finished``: how many of its four runs are finished."""
     points = expand({"method": "fedasync", "updates": 9}, {"method.mixing": [0.2, 0.9]}, seeds=2)
     sweep_folder.begin(folder, points)

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async.config import Settings
 from fedjax_async.config.settings import as_dict
-from fedjax_async.config.sweeping import Group
+from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.results import sweeps
 from fedjax_async.types import Run
 from tests.results.made_up import make_run
@@ -37,13 +37,13 @@ def plan_groups(
     lanes: int | None = None,
     probes: Any = None,
     planning: Any = None,
-) -> list[Group]:
+) -> list[SweepGroup]:
     """One group per method, two runs per stack."""
     by_method: dict[str, list[int]] = {}
     for place, each in enumerate(settings):
         by_method.setdefault(each.method.partition(":")[0], []).append(place)
     return [
-        Group(
+        SweepGroup(
             tuple(members),
             tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK)),
             lanes or 1,
@@ -68,7 +68,7 @@ class Engine:
     def execute_group(
         self,
         settings: Sequence[Settings],
-        group: Group,
+        group: SweepGroup,
         *,
         on_finished: Callable[[int, Run], None],
         progress: Any = None,

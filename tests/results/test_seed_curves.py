@@ -28,7 +28,7 @@ from fedjax_async.results import (
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.metrics import FINALS, final_title, final_value, limits
 from fedjax_async.results.sweep_report import curves, pictures
-from fedjax_async.results.sweep_table import by_setting, record, setting_rows
+from fedjax_async.results.sweep_table import by_setting, swept_run, setting_rows
 from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 
@@ -226,7 +226,7 @@ def swept():
     for index, point in enumerate(points):
         early, late = 0.9 - 0.05 * index, 0.2 + 0.05 * index
         first = point.settings.seed == 0
-        found.append(record(point, make_run([0.1, early, late], [0.0, 3.0, 5.0 if first else 12.0])))
+        found.append(swept_run(point, make_run([0.1, early, late], [0.0, 3.0, 5.0 if first else 12.0])))
     return found
 
 

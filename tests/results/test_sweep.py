@@ -14,7 +14,7 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder
 from fedjax_async.results.sweep_report import write_sweep
-from fedjax_async.results.sweep_table import records, setting_rows
+from fedjax_async.results.sweep_table import setting_rows, swept_runs
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
 from tests.results import sweep_engine
 
@@ -237,5 +237,5 @@ def test_a_sweep_has_the_energy_of_its_runs_alone_and_its_table_shows_it():
     for name in ("energy", "carbon"):
         np.testing.assert_allclose(second.evaluations[name], alone.evaluations[name], rtol=1e-12)
         assert alone.evaluations[name][-1] > 0
-    (first, _) = setting_rows(records(found))
+    (first, _) = setting_rows(swept_runs(found))
     assert {"energy (kJ)", "carbon (g CO2e)"} <= set(first)

@@ -18,7 +18,14 @@ from fedjax_async.results.figure import WIDTHS, Drawing
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.sweep_files import as_columns, best, parquet_writer
 from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
-from fedjax_async.results.sweep_table import columns_of, evaluation_columns, record, records, run_rows, setting_rows
+from fedjax_async.results.sweep_table import (
+    columns_of,
+    evaluation_columns,
+    run_rows,
+    setting_rows,
+    swept_run,
+    swept_runs,
+)
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
@@ -55,7 +62,7 @@ def read_csv(path):
 
 
 def test_one_tidy_row_a_run():
-    rows = run_rows(records(TWO, target=0.4))
+    rows = run_rows(swept_runs(TWO, target=0.4))
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]
     row = rows[4]
     assert (row["lr"], row["seed"], row["rejected"]) == (0.3, 1, 1)
@@ -68,13 +75,13 @@ def test_one_tidy_row_a_run():
     assert row["bytes_to_target"] == row["bytes_up"] + row["bytes_down"]
     assert math.isnan(rows[0]["time_to_target"])  # never reached
     assert not {"programs", "waves", "mean_width"} & set(row)  # counters of the execution are not results
-    assert "time_to_target" not in run_rows(records(TWO))[0]
+    assert "time_to_target" not in run_rows(swept_runs(TWO))[0]
     with pytest.raises(ValueError, match="target = 70"):
-        records(TWO, target=70)
+        swept_runs(TWO, target=70)
 
 
 def test_what_is_swept_never_hides_what_is_measured():
-    found = records(a_sweep({"time": [5.0, 7.0], "updates": [11], "method.mixing": [0.4, 0.8]}))
+    found = swept_runs(a_sweep({"time": [5.0, 7.0], "updates": [11], "method.mixing": [0.4, 0.8]}))
     assert columns_of(found) == {"time": "setting.time", "updates": "setting.updates", "method.mixing": "mixing"}
     row = run_rows(found)[-1]
     assert (row["setting.time"], row["setting.updates"], row["updates"], row["mixing"]) == (7.0, 11, 11, 0.8)
@@ -90,7 +97,7 @@ def test_a_run_without_an_option_has_an_empty_cell(tmp_path):
 
 
 def test_the_long_table_has_a_row_an_evaluation():
-    found = records(TWO)
+    found = swept_runs(TWO)
     long = evaluation_columns(found)
     assert {len(column) for column in long.values()} == {18}
     np.testing.assert_array_equal(long["accuracy"][3:6], TWO.run(1).evaluations["accuracy"])
@@ -107,7 +114,7 @@ def test_a_sweep_over_compression_counts_values_alone_too():
             return one
         return one._replace(evaluations=one.evaluations | {"values_bytes_up": one.evaluations["bytes_up"] // 2})
 
-    found = records(a_sweep({"compress": ["none", "topk"]}, run=run))
+    found = swept_runs(a_sweep({"compress": ["none", "topk"]}, run=run))
     long, bytes_up = evaluation_columns(found), found[0].run.evaluations["bytes_up"]
     np.testing.assert_array_equal(long["values_bytes_up"], [*bytes_up, *(bytes_up // 2)])
     assert [row.get("values_bytes_up") for row in run_rows(found)] == [None, bytes_up[-1] // 2]
@@ -119,8 +126,8 @@ def test_a_sweep_over_compression_counts_values_alone_too():
 def test_parquet_and_csv_hold_the_same(tmp_path):
     write_sweep(TWO, tmp_path, plots=False, target=0.4)
     for name, expected in (
-        ("runs", as_columns(run_rows(records(TWO, 0.4)))),
-        ("evaluations", evaluation_columns(records(TWO, 0.4))),
+        ("runs", as_columns(run_rows(swept_runs(TWO, 0.4)))),
+        ("evaluations", evaluation_columns(swept_runs(TWO, 0.4))),
     ):
         table = pyarrow.parquet.read_table(tmp_path / f"{name}.parquet")
         rows = read_csv(tmp_path / f"{name}.csv")
@@ -147,7 +154,7 @@ def test_parquet_columns_of_mixed_types(tmp_path):
 
 
 def test_means_and_deviations_over_seeds():
-    rows = setting_rows(records(TWO, 0.4), 0.4)
+    rows = setting_rows(swept_runs(TWO, 0.4), 0.4)
     assert [(row["lr"], row["seeds"]) for row in rows] == [("0.1", 3), ("0.3", 3)]
     cell = rows[1]["accuracy, mean of last tenth (%)"]
     np.testing.assert_allclose([cell.mean, cell.std], [np.mean([50, 49, 50]), np.std([50, 49, 50], ddof=1)], rtol=1e-5)
@@ -176,7 +183,7 @@ def with_scores(scores):
     """Settings lr = 1, 2, ... with the given final accuracies, one per seed."""
     points = expand(BASE, {"lr": [float(k + 1) for k in range(len(scores))]}, seeds=len(scores[0]))
     flat = [value for row in scores for value in row]
-    return [record(point, make_run([0.1, value])) for point, value in zip(points, flat, strict=True)]
+    return [swept_run(point, make_run([0.1, value])) for point, value in zip(points, flat, strict=True)]
 
 
 def test_the_best_mean_wins_and_the_smaller_spread_breaks_ties():
@@ -190,14 +197,14 @@ def test_without_classes_the_loss_decides():
     points = expand(BASE, {"lr": [0.1, 0.2]})
     runs = [make_run([0.5, 0.25]), make_run([0.5, 0.4])]  # losses -log
     blind = [run._replace(evaluations=run.evaluations | {"accuracy": np.full(2, np.nan, np.float32)}) for run in runs]
-    found = [record(point, run) for point, run in zip(points, blind)]
+    found = [swept_run(point, run) for point, run in zip(points, blind)]
     assert rank(found).metric == "loss, mean of last tenth" and rank(found).order == [1, 0]
     assert "accuracy, mean of last tenth (%)" not in setting_rows(found)[0]
     assert set(pictures(found)) == {"loss"}
 
 
 def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
-    text = best(records(TWO))
+    text = best(swept_runs(TWO))
     assert "Best of 2 settings by the test accuracy (mean of last tenth), averaged over 3 seeds" in text
     assert "Tuned: lr.\nWARNING: the test set chose these settings, because the runs have no validation part" in text
     assert [line.split("|")[2].strip() for line in text.splitlines()[-2:]] == ["0.3", "0.1"]
@@ -207,14 +214,14 @@ def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
 
 
 def test_a_curve_a_setting_with_its_name():
-    axes = curves(records(TWO), "accuracy").axes[0]
+    axes = curves(swept_runs(TWO), "accuracy").axes[0]
     np.testing.assert_allclose(axes.get_lines()[1].get_ydata(), [10, 15, 100 * np.mean([0.5, 0.49, 0.5])], rtol=1e-5)
     assert [text.get_text() for text in axes.texts] == ["lr=0.1", "lr=0.3"]
     assert axes.get_title(loc="left") == ""
 
 
 def test_many_settings_show_the_best():
-    found = records(a_sweep({"lr": [round(0.01 * k, 2) for k in range(1, 16)]}))
+    found = swept_runs(a_sweep({"lr": [round(0.01 * k, 2) for k in range(1, 16)]}))
     axes = curves(found, "loss").axes[0]
     names = [text.get_text() for text in axes.texts]
     assert names == [f"lr={0.01 * k:.2g}" for k in range(6, 16)] and len(names) == MOST_CURVES
@@ -222,7 +229,7 @@ def test_many_settings_show_the_best():
 
 
 def test_a_heat_map_of_two_numbers():
-    found = records(a_sweep({"method.mixing": [0.8, 0.4], "lr": [0.3, 0.1, 0.2]}, seeds=2))
+    found = swept_runs(a_sweep({"method.mixing": [0.8, 0.4], "lr": [0.3, 0.1, 0.2]}, seeds=2))
     (grid,) = cells(found, "accuracy")
     assert grid.rows == ("mixing", [0.4, 0.8]) and grid.columns == ("lr", [0.1, 0.2, 0.3])
     np.testing.assert_allclose(grid.mean, [[29.5, 39.5, 49.5]] * 2, rtol=1e-5)
@@ -239,13 +246,13 @@ def test_a_heat_map_of_two_numbers():
     "grid", [{"lr": [0.1, 0.2]}, {"lr": [0.1], "clients": [5, 6]}], ids=["one number", "a single value"]
 )
 def test_no_heat_map_where_it_would_say_nothing(grid):
-    assert cells(records(a_sweep(grid)), "accuracy") == []
+    assert cells(swept_runs(a_sweep(grid)), "accuracy") == []
     large = {"lr": [0.01 * k for k in range(1, 22)], "clients": list(range(2, 22))}
-    assert cells(records(a_sweep(large)), "accuracy") == []  # 420 cells
+    assert cells(swept_runs(a_sweep(large)), "accuracy") == []  # 420 cells
 
 
 def test_a_heat_map_with_a_text_axis():
-    found = records(a_sweep({"method": ["fedavg", "asgd", "fedbuff"], "lr": [0.3, 0.1]}, seeds=2))
+    found = swept_runs(a_sweep({"method": ["fedavg", "asgd", "fedbuff"], "lr": [0.3, 0.1]}, seeds=2))
     (grid,) = cells(found, "accuracy")
     assert grid.rows == ("method", ["fedavg", "asgd", "fedbuff"]) and grid.columns == ("lr", [0.1, 0.3])
     np.testing.assert_allclose(grid.mean, [[29.5, 49.5]] * 3, rtol=1e-5)
@@ -255,7 +262,7 @@ def test_a_heat_map_with_a_text_axis():
 
 def test_a_heat_map_has_a_facet_for_each_combination_of_the_other_axes():
     grid = {"method": ["asgd", "fedasync"], "lr": [0.3, 0.1, 0.2], "clients": [5, 6], "batch_size": [1, 2, 4]}
-    found = records(a_sweep(grid, seeds=2))
+    found = swept_runs(a_sweep(grid, seeds=2))
     rows = dict(zip(((row["method"], row["lr"], row["clients"], row["batch_size"]) for row in setting_rows(found)),
                     setting_rows(found), strict=True))  # fmt: skip
     maps = cells(found, "accuracy")
@@ -277,7 +284,7 @@ def test_a_heat_map_has_a_facet_for_each_combination_of_the_other_axes():
 
 def test_a_facet_has_only_its_own_rows_and_columns():
     grid = {"method.mixing": [0.4, 0.8], "method.exponent": [0.5, 1.0]}
-    maps = cells(records(a_sweep(grid, points=[{"method": "fedavg"}])), "accuracy")
+    maps = cells(swept_runs(a_sweep(grid, points=[{"method": "fedavg"}])), "accuracy")
     assert [(each.title, each.mean.shape) for each in maps] == [("method=fedasync", (2, 2)), ("method=fedavg", (1, 1))]
     texts = [label.get_text() for label in heat_map(maps, "accuracy").axes[1].get_yticklabels()]
     assert texts == ["-"]
@@ -292,7 +299,7 @@ def facets_of(figure):
 @pytest.mark.parametrize("width", [None, "column", "page"])
 def test_numbers_and_names_fit_whatever_the_width(width):
     grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2, 0.4], "delay": ["rpi", "lognormal"]}
-    figure = heat_map(cells(records(a_sweep(grid, seeds=2)), "accuracy"), "accuracy", drawing=Drawing(width=width))
+    figure = heat_map(cells(swept_runs(a_sweep(grid, seeds=2)), "accuracy"), "accuracy", drawing=Drawing(width=width))
     assert width is None or figure.get_figwidth() == WIDTHS[width]
     every = facets_of(figure)
     whole = figure.get_window_extent()
@@ -309,7 +316,7 @@ def test_numbers_and_names_fit_whatever_the_width(width):
 
 def test_names_that_two_maps_share_stand_once():
     grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2], "clients": [5, 6, 7, 8]}
-    maps = cells(records(a_sweep(grid)), "accuracy")
+    maps = cells(swept_runs(a_sweep(grid)), "accuracy")
     every = facets_of(heat_map(maps, "accuracy"))
     rows = [[label.get_text() for label in axes.get_yticklabels()] for axes in every]
     columns = [[label.get_text() for label in axes.get_xticklabels()] for axes in every]
@@ -317,7 +324,7 @@ def test_names_that_two_maps_share_stand_once():
     assert rows == [["0.1", "0.2", "0.3"], [""] * 3] and columns == [["5", "6", "7", "8"]] * 2
     assert [(axes.get_ylabel(), axes.get_xlabel()) for axes in every] == [("lr", "clients"), ("", "clients")]
     stacked = facets_of(
-        heat_map(cells(records(a_sweep(grid)), "accuracy"), "accuracy", drawing=Drawing(width="column"))
+        heat_map(cells(swept_runs(a_sweep(grid)), "accuracy"), "accuracy", drawing=Drawing(width="column"))
     )
     assert [axes.get_xlabel() for axes in stacked] == ["", "clients"] and {a.get_ylabel() for a in stacked} == {"lr"}
 
@@ -349,7 +356,8 @@ def test_every_table_has_the_same_final_value(final, tmp_path):
     lines = (tmp_path / "best.md").read_text().splitlines()
     assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[4]
     assert lines[6].split("|")[2].strip() == best_lr
-    (grid,) = cells(records(a_sweep({"lr": [0.1, 0.2], "clients": [5, 6]}, seeds=3, run=long_run)), "accuracy", final)
+    found = swept_runs(a_sweep({"lr": [0.1, 0.2], "clients": [5, 6]}, seeds=3, run=long_run))
+    (grid,) = cells(found, "accuracy", final)
     np.testing.assert_array_equal(grid.mean[:, 0], [float(row[title]) for row in rows[:2]])
 
 
@@ -367,7 +375,7 @@ def test_methods_are_paired_within_each_world(tmp_path):
 
 
 def test_cells_that_the_sweep_leaves_out_stay_empty():
-    found = records(a_sweep(None, points=[{"lr": 0.1, "clients": [5, 6]}, {"lr": 0.2, "clients": 5}]))
+    found = swept_runs(a_sweep(None, points=[{"lr": 0.1, "clients": [5, 6]}, {"lr": 0.2, "clients": 5}]))
     (grid,) = cells(found, "accuracy")
     assert np.isnan(grid.mean[1, 1]) and np.isfinite(grid.mean).sum() == 3
     assert "-" in [text.get_text() for text in heat_map([grid], "accuracy").axes[0].texts]

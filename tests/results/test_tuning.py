@@ -17,7 +17,7 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import choose, collect, significance, sweep, tuning, write_sweep
 from fedjax_async.results.sweep_files import best
 from fedjax_async.results.sweep_report import curves
-from fedjax_async.results.sweep_table import by_setting, evaluation_columns, record, records, setting_rows
+from fedjax_async.results.sweep_table import by_setting, evaluation_columns, setting_rows, swept_run, swept_runs
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tuning import chosen_rows, pair_rows, rank, tunings
 from tests.results import sweep_engine
@@ -35,7 +35,7 @@ def scored(point, test, validation):
     held_out = {} if validation is None else {
         "validation_accuracy": np.array([0.1, validation]), "validation_loss": np.array([2.0, 1 - validation])
     }  # fmt: skip
-    return record(point, run._replace(evaluations=run.evaluations | held_out))
+    return swept_run(point, run._replace(evaluations=run.evaluations | held_out))
 
 
 def made_up(scores, grid=GRID, base=None, **options):
@@ -203,6 +203,7 @@ def test_a_real_sweep_is_tuned_on_its_validation_part():
     assert (each.part, each.best.lr, each.trials, each.runs) == ("validation", 0.1, 2, 4)
     scores = [(s, run.evaluations["validation_accuracy"]) for s, run in zip(found.settings, found.runs)]
     runs = {(s.lr, s.seed): np.mean(values[-(len(values) // 10) :]) for s, values in scores}
-    row = setting_rows(records(found))[each.order[0]]
+    row = setting_rows(swept_runs(found))[each.order[0]]
     assert row[VALIDATION].mean == pytest.approx(100 * np.mean([runs[0.1, 0], runs[0.1, 1]]), rel=1e-6)
-    assert isinstance(found, Sweep) and tuning.axes_of(records(found)) == {"tuned": ["lr"], "compared": [], "world": []}
+    assert isinstance(found, Sweep)
+    assert tuning.axes_of(swept_runs(found)) == {"tuned": ["lr"], "compared": [], "world": []}

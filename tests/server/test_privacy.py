@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async import tree
 from fedjax_async.config.protection import multipliers
-from fedjax_async.server import PRIVACY, SERVERS, asgd, fedbuff, known, private
+from fedjax_async.server import PRIVACY, SERVERS, asgd, differentially_private, fedbuff, known
 from fedjax_async.server.privacy import combined, noised
 from fedjax_async.types import Facts
 from tests.server.made_up import (
@@ -75,7 +75,7 @@ def test_clip_and_noise_equal_numpy(adapts):
     with jax.enable_x64(True):
         rule = fedbuff(staleness="constant")
         own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
-        path, columns = path_of(private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
+        path, columns = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
         zero = jax.tree.map(jnp.zeros_like, start_params())
         units = np.array([flat(noised(key, zero, jnp.float64(1.0))) for key in KEYS])
         draws = [0.3 * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
@@ -92,7 +92,8 @@ def test_a_rule_without_close_has_an_adaptive_clip_too():
     with jax.enable_x64(True):
         closed = asgd()
         open_one = closed._replace(receive=received(closed), close=None, given=None)
-        found = [path_of(private(r, clip=1.0, quantile=0.5), closing(UPLOADS))[1]["clip"] for r in (closed, open_one)]
+        rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
+        found = [path_of(rule, closing(UPLOADS))[1]["clip"] for rule in rules]
         np.testing.assert_array_equal(*found)
 
 
@@ -110,7 +111,7 @@ def test_noise_is_gaussian_independent_and_of_the_key():
 
 def test_private_leaves_are_neither_clipped_nor_noised():
     arrival = tree.gather(stacked(closing(random_uploads(0, 1, rejected=0.0))), 0)._replace(key=KEYS[0])
-    rule = private(asgd(), clip=0.1, deviation=1.0, stays=lambda path: path[0] == "scale")
+    rule = differentially_private(asgd(), clip=0.1, deviation=1.0, stays=lambda path: path[0] == "scale")
     state, _, _ = received(rule)(*rule.init(start_params()), arrival)
     moved = jax.tree.map(jnp.subtract, rule.params(state), start_params())
     np.testing.assert_allclose(moved["scale"], arrival.upload["scale"], rtol=1e-5)
