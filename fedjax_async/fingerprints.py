@@ -34,7 +34,7 @@ import numpy as np
 LARGEST_FILE = 2**30  # bytes; a larger memory-mapped file is hashed by its size and the time of its last change
 LENGTH = 32  # characters
 
-Named = tuple[str, Any]  # a name for error messages, and the object
+NamedObject = tuple[str, Any]  # a name for error messages, and the object
 
 
 def fingerprint(thing: Any) -> str:
@@ -100,7 +100,7 @@ class _Reader:
         self._known[id(thing)] = (thing, total.digest())
         return total.digest()
 
-    def _contents(self, thing: Any) -> Iterator[bytes | Named]:
+    def _contents(self, thing: Any) -> Iterator[bytes | NamedObject]:
         """The contents of an object: bytes, and parts that are read recursively."""
         for kinds, read in _READERS:
             if isinstance(thing, kinds):
@@ -124,25 +124,25 @@ def _shown(thing: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _plain(thing: Any) -> Iterator[bytes | Named]:
+def _plain(thing: Any) -> Iterator[bytes | NamedObject]:
     yield type(thing).__name__.encode()
     yield repr(thing).encode(errors="surrogatepass")
 
 
-def _items(thing: Mapping[Any, Any]) -> Iterator[bytes | Named]:
+def _items(thing: Mapping[Any, Any]) -> Iterator[bytes | NamedObject]:
     yield from _class_part(thing, dict)
     for key, value in thing.items():
         yield "a key", key
         yield str(key), value
 
 
-def _sequence(thing: Any) -> Iterator[bytes | Named]:
+def _sequence(thing: Any) -> Iterator[bytes | NamedObject]:
     yield from _class_part(thing, tuple, list, collections.deque)
     names = getattr(thing, "_fields", map(str, range(len(thing))))
     yield from zip(names, thing)
 
 
-def _class_part(thing: Any, *plain: type) -> Iterator[bytes | Named]:
+def _class_part(thing: Any, *plain: type) -> Iterator[bytes | NamedObject]:
     yield type(thing).__name__.encode()
     if type(thing) not in plain:
         yield "class", type(thing)
@@ -151,7 +151,7 @@ def _class_part(thing: Any, *plain: type) -> Iterator[bytes | Named]:
 # --- arrays -----------------------------------------------------------------------------------------
 
 
-def _array(thing: Any) -> Iterator[bytes | Named]:
+def _array(thing: Any) -> Iterator[bytes | NamedObject]:
     """Type, shape and entries; JAX's random keys by their data."""
     if (jax := sys.modules.get("jax")) is not None:
         if isinstance(thing, jax.core.Tracer):
@@ -178,7 +178,7 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambd
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
-def _code(code: types.CodeType) -> Iterator[bytes | Named]:
+def _code(code: types.CodeType) -> Iterator[bytes | NamedObject]:
     yield code.co_code
     yield code.co_exceptiontable
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -194,7 +194,7 @@ def _code(code: types.CodeType) -> Iterator[bytes | Named]:
         yield "a constant", constant
 
 
-def _function(thing: types.FunctionType) -> Iterator[bytes | Named]:
+def _function(thing: types.FunctionType) -> Iterator[bytes | NamedObject]:
     module = thing.__globals__.get("__name__") or "__main__"
     package, inner = package_of(module), "<locals>" in thing.__code__.co_qualname
     if package is not None:
@@ -216,7 +216,7 @@ def _function(thing: types.FunctionType) -> Iterator[bytes | Named]:
         yield from _used(thing.__code__, thing.__globals__)
 
 
-def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes | Named]:
+def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes | NamedObject]:
     """What code takes from its module: global variables, and what it imports itself."""
     modules: dict[str, Any] = {}
     for step in dis.get_instructions(code):
@@ -239,7 +239,7 @@ def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes 
             yield from _used(constant, variables)
 
 
-def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -> Iterator[bytes | Named]:
+def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -> Iterator[bytes | NamedObject]:
     """A module, as used by code that mentions ``names``; of the user's own module, the attributes with these names."""
     package = package_of(name)
     yield f"{package or ''} {name}".encode()
@@ -254,7 +254,7 @@ def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -
             yield f"{name}.{attribute}", found
 
 
-def _module(thing: types.ModuleType) -> Iterator[bytes | Named]:
+def _module(thing: types.ModuleType) -> Iterator[bytes | NamedObject]:
     yield f"{package_of(thing.__name__) or ''} {thing.__name__}".encode()
 
 
@@ -267,7 +267,7 @@ _OF_CLASSES = frozenset((
 ))  # fmt: skip
 
 
-def _class(thing: type) -> Iterator[bytes | Named]:
+def _class(thing: type) -> Iterator[bytes | NamedObject]:
     package = package_of(thing.__module__)
     yield f"class {package or ''} {thing.__qualname__}".encode()
     if package is not None:
@@ -291,19 +291,19 @@ def _class(thing: type) -> Iterator[bytes | Named]:
 # --- instances --------------------------------------------------------------------------------------
 
 
-def _described(*parts: Any) -> Iterator[bytes | Named]:
+def _described(*parts: Any) -> Iterator[bytes | NamedObject]:
     """Strings as bytes, anything else as a part."""
     for number, part in enumerate(parts):
         yield part.encode() if isinstance(part, str) else (f"part {number}", part)
 
 
-def _builtin(thing: Any) -> Iterator[bytes | Named]:
+def _builtin(thing: Any) -> Iterator[bytes | NamedObject]:
     yield f"built-in {thing.__module__} {thing.__qualname__}".encode()
     if thing.__self__ is not None and not isinstance(thing.__self__, types.ModuleType):
         yield thing.__qualname__, thing.__self__
 
 
-def _generator(thing: np.random.Generator) -> Iterator[bytes | Named]:
+def _generator(thing: np.random.Generator) -> Iterator[bytes | NamedObject]:
     return _described("random generator", thing.bit_generator.state)
 
 
@@ -347,7 +347,7 @@ _READERS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _special(thing: Any) -> Iterable[bytes | Named] | None:
+def _special(thing: Any) -> Iterable[bytes | NamedObject] | None:
     """Sentinels, types, JAX's tree structures, nnx modules, wrappers (jitted functions), arrays of other libraries."""
     if type(thing) is object:  # a sentinel
         return _described("object")
@@ -363,7 +363,7 @@ def _special(thing: Any) -> Iterable[bytes | Named] | None:
     return None
 
 
-def _instance(thing: Any) -> Iterable[bytes | Named] | None:
+def _instance(thing: Any) -> Iterable[bytes | NamedObject] | None:
     """Class and attributes of an object; ``None`` if a part of its state cannot be read."""
     kind = type(thing)
     if any(map(_written_in_c, kind.__mro__[:-1])):
@@ -393,7 +393,7 @@ def _is_cached(member: Any) -> bool:
     return isinstance(member, functools.cached_property)
 
 
-def _attributes(kind: type, named: Mapping[str, Any]) -> Iterator[bytes | Named]:
+def _attributes(kind: type, named: Mapping[str, Any]) -> Iterator[bytes | NamedObject]:
     yield "class", kind
     for name, value in named.items():
         yield name.encode()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_async.types import Array
 
 GOLDEN = 0x9E3779B9  # 2^32 divided by the golden ratio
-Stream = tuple[Array, Array]  # two words, uint32[]
+HashState = tuple[Array, Array]  # two words, uint32[]
 
 # z = s (A + B s^2) has variance 1 and kurtosis 3 when s is a centred sum of four uniform bytes
 _A, _B = 0.0064210406128, 5.7739542833e-9
@@ -29,14 +29,14 @@ def mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
-def fold(stream: Stream, number: Array | int) -> Stream:
+def fold(stream: HashState, number: Array | int) -> HashState:
     """The stream of child ``number`` (an integer, modulo 2^32); different numbers give different streams."""
     n = jnp.asarray(number).astype(jnp.uint32)
     first = mix(stream[0] + n)
     return first, mix(stream[1] ^ (first + n * jnp.uint32(GOLDEN)))
 
 
-def words(stream: Stream, count: int) -> Array:
+def words(stream: HashState, count: int) -> Array:
     """The first ``count`` numbers of a stream; uint32[count].
 
     The counter's step depends on the stream, so that two streams with one common number differ in the next.

@@ -72,7 +72,7 @@ from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.clock.topologies import TOPOLOGIES, Graph, Topology, TopologyModel
 from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
 from fedjax_async.clock.views import Choice, Finished, Policy, PolicyModel, Prior, View
-from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_chain, wave_statistics, waves
+from fedjax_async.clock.waves import SlotPlan, WaveStatistics, allocate, longest_chain, wave_statistics, waves
 
 __all__ = [
     "AVAILABILITY",
@@ -119,7 +119,7 @@ __all__ = [
     "Prior",
     "Record",
     "Scenario",
-    "Slots",
+    "SlotPlan",
     "Timing",
     "Topology",
     "TopologyModel",

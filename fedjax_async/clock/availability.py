@@ -26,7 +26,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.chance import FAMILIES, Distribution
 
-Interval = Callable[[int, float], tuple[float, float]]
+IntervalAt = Callable[[int, float], tuple[float, float]]
 
 
 class Availability(NamedTuple):
@@ -36,7 +36,7 @@ class Availability(NamedTuple):
     many at once is cheaper. It changes no interval, and returns whether there was anything to draw.
     """
 
-    interval: Interval
+    interval: IntervalAt
     leaving: str = "finish"
     prepare: Callable[[Iterable[int], float], bool] | None = None
 
@@ -309,7 +309,7 @@ AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
 }
 
 
-def together(intervals: Sequence[Interval]) -> Interval | None:
+def together(intervals: Sequence[IntervalAt]) -> IntervalAt | None:
     """The interval in which a client is online by all ``intervals``; ``None`` if there are no intervals."""
     if len(intervals) < 2:
         return intervals[0] if intervals else None

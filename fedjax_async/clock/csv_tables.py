@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-Row = tuple[str, dict[str, str]]  # its place "FILE, line 3", for errors; the text of each column
+CsvRow = tuple[str, dict[str, str]]  # its place "FILE, line 3", for errors; the text of each column
 
 
-def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> list[Row]:
+def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> list[CsvRow]:
     """The rows of a table, at least one; each has exactly the columns of the header.
 
     ``known``: columns that may occur; ``required``: columns that must. If ``device`` is known, exactly one of the
@@ -59,7 +59,7 @@ def _check_header(line: str, header: list[str], known: Sequence[str], required: 
         raise ValueError(f"{line}: must have one of the columns 'client' and 'device'")
 
 
-def label(row: Row, column: str) -> str:
+def label(row: CsvRow, column: str) -> str:
     """The text of a cell; ``ValueError`` if it is empty."""
     line, cells = row
     if not cells[column]:
@@ -67,7 +67,7 @@ def label(row: Row, column: str) -> str:
     return cells[column]
 
 
-def number(row: Row, column: str, above_zero: bool = False) -> float:
+def number(row: CsvRow, column: str, above_zero: bool = False) -> float:
     """The finite number >= 0 (or > 0) in a cell; ``ValueError`` for anything else."""
     text = label(row, column)
     try:
@@ -80,7 +80,7 @@ def number(row: Row, column: str, above_zero: bool = False) -> float:
     return value
 
 
-def client(row: Row, column: str = "client") -> int:
+def client(row: CsvRow, column: str = "client") -> int:
     """The client that a row names: the whole number in its column ``client``, or in another one."""
     text = label(row, column)
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):  # fits in int64
@@ -88,9 +88,9 @@ def client(row: Row, column: str = "client") -> int:
     return int(text)
 
 
-def distinct_clients(rows: Sequence[Row]) -> np.ndarray:
+def distinct_clients(rows: Sequence[CsvRow]) -> np.ndarray:
     """The client of each row, int64[rows]; ``ValueError`` if one has two rows."""
-    seen: dict[int, Row] = {}
+    seen: dict[int, CsvRow] = {}
     for row in rows:
         if seen.setdefault(client(row), row) is not row:
             raise ValueError(f"{row[0]}, column 'client': {client(row)} occurs twice")

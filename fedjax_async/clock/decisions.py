@@ -44,7 +44,7 @@ class Executor(Protocol):
         """The newest evaluation, empty if there is none."""
 
 
-class Table:
+class GrowingTable:
     """A table that grows: columns of equal length."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Decisions:
         self._asked: Any = policy  # without its type: a method asks only if the policy decides this
         self.record: Any = None  # the planner's, as soon as there is one
         self.looks, self.seconds = 0, 0.0
-        self._arrivals, self._chosen, self._buffers = Table(), Table(), Table()
+        self._arrivals, self._chosen, self._buffers = GrowingTable(), GrowingTable(), GrowingTable()
         self._view = View(0.0, 0, {}, {}, self._losses)
         self.uploads, self.withheld = 0, 0
         self._largest = 0.0  # norm of an upload withheld since the last upload

@@ -163,7 +163,7 @@ def pareto(
 # --- measured delays ----------------------------------------------------------------------------
 
 
-class Table(NamedTuple):
+class ProfileTable(NamedTuple):
     """Profiles as read: float64[rows] columns; ``client`` is None when clients draw devices."""
 
     mean: np.ndarray
@@ -173,7 +173,7 @@ class Table(NamedTuple):
     group: np.ndarray | None  # labels
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> ProfileTable:
     """Read a table of delays; ``ValueError`` naming file, line and column for a bad value."""
     known = ("client", "device", "mean", "std", "compute", "group")
     rows = csv_tables.read(path, known, required=("mean", "std"))
@@ -181,7 +181,7 @@ def read_table(path: str | Path) -> Table:
     for name in {"device", "group"} & columns.keys():
         for row in rows:
             csv_tables.label(row, name)
-    return Table(
+    return ProfileTable(
         mean=np.array([csv_tables.number(row, "mean", above_zero=True) for row in rows]),
         std=np.array([csv_tables.number(row, "std") for row in rows]),
         compute=np.array([csv_tables.number(row, "compute") for row in rows]) if "compute" in columns else None,
@@ -190,7 +190,7 @@ def read_table(path: str | Path) -> Table:
     )
 
 
-def rpi_table(profiles: str = "slow") -> Table:
+def rpi_table(profiles: str = "slow") -> ProfileTable:
     """The packaged table: ``slow`` (9 profiles), ``fast`` (5) or ``all``."""
     check.one_of("profiles", profiles, ("all", "slow", "fast"))
     table = read_table(Path(__file__).with_name("rpi.csv"))
@@ -202,7 +202,7 @@ def rpi_table(profiles: str = "slow") -> Table:
 
 
 def _from_table(
-    table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str, replacement: bool = False
+    table: ProfileTable, family: str, scaling: Scaling, client_speeds: Speeds, source: str, replacement: bool = False
 ) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
@@ -254,7 +254,7 @@ def rpi(
     return _from_table(table, family, scaling, client_speeds, "rpi", replacement)
 
 
-def _pooled(table: Table, family: str) -> Table:
+def _pooled(table: ProfileTable, family: str) -> ProfileTable:
     """One profile for all: mean and deviation of all rounds; for ``uniform``, those of its range."""
     mean = float(np.mean(table.mean))
     std = math.sqrt(np.mean(np.square(table.std) + np.square(table.mean)) - mean**2)
@@ -262,10 +262,10 @@ def _pooled(table: Table, family: str) -> Table:
         low, high = (_percentile(table, share) for share in (0.05, 0.95))
         mean, std = (low + high) / 2, (high - low) / math.sqrt(12)
     compute = None if table.compute is None else np.array([mean * np.sum(table.compute) / np.sum(table.mean)])
-    return Table(np.array([mean]), np.array([std]), compute, None, None)
+    return ProfileTable(np.array([mean]), np.array([std]), compute, None, None)
 
 
-def _percentile(table: Table, share: float) -> float:
+def _percentile(table: ProfileTable, share: float) -> float:
     """Seconds below which ``share`` of all rounds lie, each profile a Gaussian conditioned on being positive."""
 
     def below(seconds: float) -> float:

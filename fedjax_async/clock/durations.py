@@ -30,7 +30,7 @@ from fedjax_async.clock.chance import FAMILIES, Distribution
 # The shortest duration, as a share of the client's mean: the clock must advance.
 SMALLEST = 1e-6
 
-Sizes = int | float | np.ndarray
+Numbers = int | float | np.ndarray
 
 
 class Delays(NamedTuple):
@@ -150,7 +150,7 @@ def _durations(
     seed: int,
 ) -> Callable[..., np.ndarray]:
     def durations(
-        clients: Sizes, numbers: Sizes, local_steps: Sizes = 1, bytes_down: Sizes = 0, bytes_up: Sizes = 0
+        clients: Numbers, numbers: Numbers, local_steps: Numbers = 1, bytes_down: Numbers = 0, bytes_up: Numbers = 0
     ) -> np.ndarray:
         clients, numbers = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
         shape = np.broadcast_shapes(clients.shape, numbers.shape)
@@ -193,7 +193,7 @@ _DEEP = 4  # with at least so many jobs per client, every refill is for all clie
 
 PREDICTED = 1024  # clients predicted at once
 
-Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]
+DrawDurations = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Predict = Callable[[int], Iterable[int]]
 
 
@@ -211,7 +211,7 @@ class DurationCache:
     A wrong prediction costs time and changes no result: a duration depends on client and number alone.
     """
 
-    def __init__(self, draw: Draw, num_clients: int, predict: Predict = nobody):
+    def __init__(self, draw: DrawDurations, num_clients: int, predict: Predict = nobody):
         depth = max(1, min(_DEEPEST, _ITEMS // num_clients))
         self._draw, self._predict = draw, predict
         self._everyone = range(num_clients) if depth >= _DEEP else None

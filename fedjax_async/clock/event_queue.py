@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.availability import Interval, together
+from fedjax_async.clock.availability import IntervalAt, together
 from fedjax_async.clock.durations import PREDICTED, DurationCache, Predict
 from fedjax_async.clock.faults import job_faults
 from fedjax_async.clock.record import APPLIED, Outcome, Record
@@ -49,7 +49,7 @@ _LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPT
 _MOST_PAUSES = 1_000_000
 
 READY, UPLOAD, FREED = -1, 0, 1  # READY: the outcome of a job is decided now
-Event = tuple[float, int, int, int]  # time, kind, client, job
+QueuedEvent = tuple[float, int, int, int]  # time, kind, client, job
 
 # A job, its client, whether its event frees capacity, and whether it frees the client.
 Release = tuple[int, int, bool, bool]
@@ -111,7 +111,7 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
     return job_outcome
 
 
-def _end_with_pauses(interval: Interval, client: int, time: float, seconds: float) -> float:
+def _end_with_pauses(interval: IntervalAt, client: int, time: float, seconds: float) -> float:
     """When ``seconds`` of work that begins at ``time`` are done, if it pauses while the client is offline."""
     for _ in range(_MOST_PAUSES):
         start, end = interval(client, time)
@@ -140,7 +140,7 @@ class EventQueue:
         self._preparing = [source.prepare for source in conditions.availability if source.prepare is not None]
         interval = together([source.interval for source in conditions.availability])
         self.always_online = interval is None
-        self.interval: Interval = interval or _always
+        self.interval: IntervalAt = interval or _always
         self._predict, self._announced = predict, set[int]()
         self._limits = conditions.limits
         # True if the server applies every upload that comes, and never times out.
@@ -162,7 +162,7 @@ class EventQueue:
         self._undisturbed = self._timeout == math.inf and all(
             source.leaving == "finish" for source in conditions.availability
         )
-        self.events: list[Event] = []  # a heap
+        self.events: list[QueuedEvent] = []  # a heap
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
         self.late = set[int]()  # jobs given up
         self.withheld = set[int]()  # jobs that their clients do not upload
@@ -274,7 +274,7 @@ class EventQueue:
         if self.decisions is not None:
             self.decisions.look(self.record, time)
 
-    def pop(self, before: float) -> Event | None:
+    def pop(self, before: float) -> QueuedEvent | None:
         """Remove the next event if it comes at ``before`` or earlier; for FREED events, note the job's outcome."""
         while self.asks and self.events and self.events[0][1] == READY and self.events[0][0] <= before:
             self.settle()
@@ -292,7 +292,7 @@ class EventQueue:
             self.late.add(job)
         self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
 
-    def release(self, event: Event) -> Release:
+    def release(self, event: QueuedEvent) -> Release:
         """What an event frees. Call it before its upload is applied: a job given up still occupies its client."""
         _, kind, client, job = event
         in_time = job not in self.late

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.durations import PREDICTED, Draw, DurationCache, Predict
+from fedjax_async.clock.durations import PREDICTED, DrawDurations, DurationCache, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, fruitless
 from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
@@ -246,7 +246,7 @@ class DurationTable:
     ``jobs``: about how many will be needed in all.
     """
 
-    def __init__(self, draw: Draw, num_clients: int, jobs: float):
+    def __init__(self, draw: DrawDurations, num_clients: int, jobs: float):
         self._depth = int(min(_DEEPEST, _CELLS // num_clients, max(_SHALLOWEST, 2 * jobs / num_clients)))
         self._draw = draw
         width = self._depth + 1
@@ -288,7 +288,7 @@ class DurationTable:
         self._drawn[low] = begin + self._depth
 
 
-def make_cache(draw: Draw, num_clients: int, jobs: float, predict: Predict) -> DurationTable | DurationCache:
+def make_cache(draw: DrawDurations, num_clients: int, jobs: float, predict: Predict) -> DurationTable | DurationCache:
     """A ``DurationTable`` if it fits into memory and each client will need some jobs, else a ``DurationCache``."""
     if _CELLS // num_clients >= _SHALLOWEST and _SHALLOWEST * jobs >= num_clients:
         return DurationTable(draw, num_clients, jobs)

@@ -60,7 +60,7 @@ def in_units(faults: JobFaults, unit: float) -> JobFaults:
     )
 
 
-Draw = Callable[[np.ndarray, np.ndarray], JobFaults]
+DrawFaults = Callable[[np.ndarray, np.ndarray], JobFaults]
 
 
 class Faults(NamedTuple):
@@ -71,8 +71,8 @@ class Faults(NamedTuple):
     Copies do not change the course of events: they are drawn when the schedule is known.
     """
 
-    draw: Draw | None = None
-    draw_copies: Draw | None = None
+    draw: DrawFaults | None = None
+    draw_copies: DrawFaults | None = None
     absence: Availability | None = None
 
 
@@ -81,10 +81,10 @@ FaultModel = Callable[[int, int, int], Faults]
 
 def _with_probability(
     stream: str, probability: float, faults_of: Callable[[np.ndarray, chance.Draws], JobFaults]
-) -> Callable[[int, int], Draw]:
+) -> Callable[[int, int], DrawFaults]:
     """Every job is hit with this probability; ``faults_of(hit, draws)`` gives the faults, with one draw a job."""
 
-    def bound(seed: int, part: int) -> Draw:
+    def bound(seed: int, part: int) -> DrawFaults:
         def draw(clients: np.ndarray, numbers: np.ndarray) -> JobFaults:
             draws = chance.Draws(seed, stream, part, clients, numbers)
             return faults_of(draws.random() < probability, draws)
@@ -237,6 +237,6 @@ def _check_jobs(title: str, drawn: JobFaults, shape: tuple[int, ...]) -> None:
         check.require(fits, f"{title}.{field}", value, f"{what}, one for all or one per job")
 
 
-def job_faults(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:
+def job_faults(draws: Iterable[DrawFaults | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:
     """The faults of these jobs (arrays that broadcast) from all ``draws`` together."""
     return reduce(combined, (draw(clients, numbers) for draw in draws if draw is not None), JobFaults())

@@ -16,7 +16,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.durations import Delays
-from fedjax_async.clock.faults import FAULTS, Draw, FaultModel, Faults
+from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults
 from fedjax_async.registry import joined
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def in_units(conditions: Conditions, unit: float) -> Conditions:
         prepare = None if ready is None else lambda clients, time: ready(clients, time * unit)
         return source._replace(interval=interval, prepare=prepare)
 
-    def slower(draw: Draw | None) -> Draw | None:
+    def slower(draw: DrawFaults | None) -> DrawFaults | None:
         return None if draw is None else lambda clients, numbers: fault_models.in_units(draw(clients, numbers), unit)
 
     timeout = conditions.limits.timeout

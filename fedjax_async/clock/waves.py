@@ -105,7 +105,7 @@ def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> Wav
 # --- slots --------------------------------------------------------------------------------------
 
 
-class Slots(NamedTuple):
+class SlotPlan(NamedTuple):
     """The messages written at position p are rows ``write_bounds[p]:write_bounds[p + 1]`` of the last three fields."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
@@ -116,7 +116,7 @@ class Slots(NamedTuple):
     write_job: np.ndarray  # int64[messages]: the job it is for (the first one, if shared)
 
 
-def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
+def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> SlotPlan:
     """The fewest slots for a schedule trained in the waves ``bounds`` (greedy, optimal for intervals).
 
     ``personal`` says whether each job gets a message of its own (the server keeps a row of memory per
@@ -139,7 +139,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
     slot, count = colour(written, last_read)
     start_slot = np.full(len(schedule.client), -1, np.int32)
     start_slot[jobs] = slot[message]
-    return Slots(
+    return SlotPlan(
         count=count,
         start_slot=start_slot,
         write_bounds=np.searchsorted(written, np.arange(arrivals + 2)),

@@ -21,7 +21,7 @@ from fedjax_async.compress import clustering, sizes
 from fedjax_async.compress.payload import MOST_CENTROIDS, Centroids, Compressor, Dense, Payload, require_vector
 from fedjax_async.types import Array, Key, Params, Path, Traced
 
-Chosen = Callable[[Path, Any], bool]
+IsClustered = Callable[[Path, Any], bool]
 
 
 class Clustered(NamedTuple):
@@ -43,14 +43,16 @@ def is_weight_released(path: Path, leaf: Any) -> bool:
     return is_weight(path, leaf) and "shortcut" not in path
 
 
-def parts_of(params: Params, chosen: Chosen = is_weight) -> tuple[Params, Params]:
+def parts_of(params: Params, chosen: IsClustered = is_weight) -> tuple[Params, Params]:
     """``(rest, weights)``: the leaves that are not clustered, and those that are; ``None`` replaces the others."""
     paths = [(tree.path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)]
     picked = {path for path, leaf in paths if chosen(path, leaf)}
     return tree.split(params, picked.__contains__)
 
 
-def random_tables(params: Params, k: int, key: Key, *, reference: str = "paper", chosen: Chosen = is_weight) -> Any:
+def random_tables(
+    params: Params, k: int, key: Key, *, reference: str = "paper", chosen: IsClustered = is_weight
+) -> Any:
     """Tables to start from: zero in slot 0, and K - 1 random entries of each weight layer, ascending.
 
     ``wcp`` starts from them by default. If the reference subtracts the mean, it is subtracted here too.
@@ -76,7 +78,7 @@ def wcp(
     max_iter: Traced = 3,
     tolerance: Traced = 0.05,
     reference: str = "paper",
-    chosen: Chosen = is_weight,
+    chosen: IsClustered = is_weight,
 ) -> Clustered:
     """Weight clustering with pruning: one-dimensional k-means of each weight layer, one centroid fixed at zero.
 
@@ -169,7 +171,7 @@ def payloads(clustered: Clustered) -> tuple[Payload, ...]:
     return tuple(jax.tree.leaves(whole, is_leaf=lambda part: isinstance(part, kinds)))
 
 
-def from_payloads(message: tuple[Payload, ...], like: Params, *, chosen: Chosen = is_weight) -> Clustered:
+def from_payloads(message: tuple[Payload, ...], like: Params, *, chosen: IsClustered = is_weight) -> Clustered:
     """The inverse of :func:`payloads`: ``like`` has the shapes of the model, ``chosen`` is that of ``wcp``.
 
     A receiver passes what ``decode(data, size=[leaf.size for leaf in leaves])`` returns. Raises ``ValueError`` for

@@ -1,7 +1,7 @@
 """Bit codes of whole numbers, in NumPy, without a loop over the numbers.
 
 Streams are packed most significant bit first and padded with zeros to whole bytes. A variable-length code is two
-streams: all lengths in unary, then all remainders. Readers read bytes from the front of a :class:`Source` and raise
+streams: all lengths in unary, then all remainders. Readers read bytes from the front of a :class:`ByteReader` and raise
 ``ValueError`` for bytes that do not fit.
 
 A reader of numbers first reads the bytes of the whole stream, so a count that does not fit is refused before an array
@@ -22,7 +22,7 @@ Chunks = Iterator[np.ndarray]  # each int64[1 to 8 * CHUNK]
 
 
 @dataclass
-class Source:
+class ByteReader:
     """Bytes, and how many of them have been read."""
 
     data: memoryview
@@ -48,13 +48,13 @@ def pack(bits: np.ndarray) -> bytes:
     return np.packbits(bits).tobytes()
 
 
-def read_bits(source: Source, count: int) -> np.ndarray:
+def read_bits(source: ByteReader, count: int) -> np.ndarray:
     """The next ``count`` bits, bool[count]."""
     data = np.frombuffer(source.read_bits(count), np.uint8)
     return np.unpackbits(data, count=count).view(bool)
 
 
-def read_ones(source: Source, count: int) -> Chunks:
+def read_ones(source: ByteReader, count: int) -> Chunks:
     """Indices of the ones among the next ``count`` bits, ascending, the first bit being 0."""
     return _ones(source.read_bits(count), count)
 
@@ -76,7 +76,7 @@ def varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def read_varint(source: Source, most: int) -> int:
+def read_varint(source: ByteReader, most: int) -> int:
     """A number up to ``most``; ``ValueError`` for a larger one and for a form longer than the shortest."""
     number, shift = 0, 0
     while True:
@@ -95,7 +95,7 @@ def fixed(numbers: np.ndarray, width: int) -> bytes:
     return pack((numbers[:, None] >> shifts[None, :] & 1).astype(bool).ravel())
 
 
-def read_fixed(source: Source, count: int, width: int) -> Chunks:
+def read_fixed(source: ByteReader, count: int, width: int) -> Chunks:
     """``count`` numbers of ``width`` bits, at most 32."""
     first = 8 * source.offset
     source.read_bits(count * width)
@@ -103,7 +103,7 @@ def read_fixed(source: Source, count: int, width: int) -> Chunks:
     return (_at(source, first + width * np.arange(low, min(low + 8 * CHUNK, count)), width, width) for low in lows)
 
 
-def _at(source: Source, first: np.ndarray, width: np.ndarray | int, most: int) -> np.ndarray:
+def _at(source: ByteReader, first: np.ndarray, width: np.ndarray | int, most: int) -> np.ndarray:
     """The numbers of ``width`` <= ``most`` bits that start at the bits ``first`` of the message."""
     if most == 0:
         return np.zeros(len(first), np.int64)
@@ -122,7 +122,7 @@ def unary(numbers: np.ndarray) -> bytes:
     return pack(bits)
 
 
-def read_unary(source: Source, count: int) -> tuple[int, Chunks]:
+def read_unary(source: ByteReader, count: int) -> tuple[int, Chunks]:
     """The sum of ``count`` numbers, and the numbers."""
     unread, left, end = source.data[source.offset :], count, 0
     for ones in _ones(unread, 8 * len(unread) if count else 0):
@@ -143,7 +143,7 @@ def _gaps(chunks: Chunks) -> Chunks:
         last = indices[-1]
 
 
-def read_rice(source: Source, count: int, width: int, most: int) -> Chunks:
+def read_rice(source: ByteReader, count: int, width: int, most: int) -> Chunks:
     """``count`` numbers in Rice's code: the higher bits of each in unary, then its lowest ``width`` bits.
 
     Raises ``ValueError`` if the higher bits alone sum to more than ``most``, so that no number overflows.
@@ -156,7 +156,7 @@ def read_rice(source: Source, count: int, width: int, most: int) -> Chunks:
     return _rice(source, first, quotients, width)
 
 
-def _rice(source: Source, first: int, quotients: Chunks, width: int) -> Chunks:
+def _rice(source: ByteReader, first: int, quotients: Chunks, width: int) -> Chunks:
     for quotient in quotients:
         yield quotient << width | _at(source, first + width * np.arange(len(quotient)), width, width)
         first += width * len(quotient)
@@ -175,7 +175,7 @@ def gamma(numbers: np.ndarray) -> bytes:
     return unary(widths) + varying(numbers, widths)
 
 
-def read_gamma(source: Source, count: int, most: int) -> Chunks:
+def read_gamma(source: ByteReader, count: int, most: int) -> Chunks:
     """``count`` numbers >= 1 in Elias' gamma code, with at most ``most`` <= 32 bits after the leading one."""
     total, widths = read_unary(source, count)
     first = 8 * source.offset
@@ -183,7 +183,7 @@ def read_gamma(source: Source, count: int, most: int) -> Chunks:
     return _gamma(source, first, widths, most)
 
 
-def _gamma(source: Source, first: int, chunks: Chunks, most: int) -> Chunks:
+def _gamma(source: ByteReader, first: int, chunks: Chunks, most: int) -> Chunks:
     for width in chunks:
         widest = int(width.max())
         if widest > most:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.compress.codes import Chunks, Source
+from fedjax_async.compress.codes import ByteReader, Chunks
 
 REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}
 
@@ -34,7 +34,7 @@ def all_finite(array: np.ndarray) -> bool:
         return bool(np.isfinite(array).all())
 
 
-def read_real(source: Source, code: int, count: int) -> np.ndarray:
+def read_real(source: ByteReader, code: int, count: int) -> np.ndarray:
     """float[count]; ``ValueError`` for an unknown type and for values that are not finite."""
     dtype = REALS.get(code)
     if dtype is None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.compress import codes, sizes
-from fedjax_async.compress.codes import Chunks, Source
+from fedjax_async.compress.codes import ByteReader, Chunks
 from fedjax_async.compress.fields import REALS, read_real, read_whole, real_bytes, shaped
 from fedjax_async.compress.payload import (
     MOST_CENTROIDS,
@@ -90,7 +90,7 @@ def decode(data: bytes, *, size: int | Sequence[int] | None = None) -> Payload:
     known = tail >= head and data[: head - 1] == sizes.MAGIC[:-1]
     check.require(known, "message", data[:8], "a message of this package")
     check.require(data[head - 1] == sizes.MAGIC[-1], "message version", data[head - 1], str(sizes.MAGIC[-1]))
-    source = Source(memoryview(data)[:tail], head)
+    source = ByteReader(memoryview(data)[:tail], head)
     if zlib.crc32(source.data).to_bytes(sizes.CHECKSUM, "little") != data[tail:]:
         raise ValueError("message: the checksum differs; the message is damaged or cut off")
     if data[head : head + 1] == bytes([_TUPLE]) and tail > head:
@@ -232,7 +232,7 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
 # --- decoding ---------------------------------------------------------------------------------
 
 
-def _decode_tuple(source: Source, size: int | Sequence[int] | None) -> tuple[Payload, ...]:
+def _decode_tuple(source: ByteReader, size: int | Sequence[int] | None) -> tuple[Payload, ...]:
     count = codes.read_varint(source, _MOST_PARTS)
     if size is None:
         return tuple(_decode_part(source) for _ in range(count))
@@ -243,7 +243,7 @@ def _decode_tuple(source: Source, size: int | Sequence[int] | None) -> tuple[Pay
     return tuple(_decode_part(source, length) for length in size)
 
 
-def _decode_part(source: Source, expected: int | None = None, depth: int = 0) -> Payload:
+def _decode_part(source: ByteReader, expected: int | None = None, depth: int = 0) -> Payload:
     """One payload; ``ValueError`` if it does not represent ``expected`` scalars."""
     head = source.read(1)[0]
     reader = _READERS.get(head & 15)
@@ -255,30 +255,30 @@ def _decode_part(source: Source, expected: int | None = None, depth: int = 0) ->
     return reader(source, head >> 4, size, depth)
 
 
-def _read_dense(source: Source, detail: int, size: int, depth: int) -> Dense:
+def _read_dense(source: ByteReader, detail: int, size: int, depth: int) -> Dense:
     return Dense(read_real(source, detail, size))
 
 
-def _read_scaled(source: Source, detail: int, size: int, depth: int) -> Signs:
+def _read_scaled(source: ByteReader, detail: int, size: int, depth: int) -> Signs:
     negative = codes.read_bits(source, size)
     return Signs(negative, read_real(source, detail, 1)[0], scaled=True)
 
 
-def _read_unscaled(source: Source, detail: int, size: int, depth: int) -> Signs:
+def _read_unscaled(source: ByteReader, detail: int, size: int, depth: int) -> Signs:
     if detail not in REALS:
         raise ValueError(f"message: unknown float type {detail}")
     return Signs(codes.read_bits(source, size), np.ones((), REALS[detail]), scaled=False)
 
 
-Stream = Callable[[Source, int, int], Chunks]
+ReadChunks = Callable[[ByteReader, int, int], Chunks]
 
 
-def _read_levels(source: Source, detail: int, size: int, stream: Stream) -> Levels:
+def _read_levels(source: ByteReader, detail: int, size: int, stream: ReadChunks) -> Levels:
     norm, level, steps = _read_leveled(source, detail, size, 1, stream)
     return Levels(level, norm[0], steps)
 
 
-def _read_buckets(source: Source, detail: int, size: int, stream: Stream) -> Buckets:
+def _read_buckets(source: ByteReader, detail: int, size: int, stream: ReadChunks) -> Buckets:
     bucket = codes.read_varint(source, _MOST_LENGTH)
     if bucket == 0:
         raise ValueError("message: a bucket of 0 entries")
@@ -286,7 +286,7 @@ def _read_buckets(source: Source, detail: int, size: int, stream: Stream) -> Buc
     return Buckets(level, norm, steps, bucket)
 
 
-def _read_leveled(source: Source, detail: int, size: int, norms: int, stream: Stream) -> tuple[Any, Any, Any]:
+def _read_leveled(source: ByteReader, detail: int, size: int, norms: int, stream: ReadChunks) -> tuple[Any, Any, Any]:
     """The norms, the levels and the steps."""
     steps = int.from_bytes(source.read(2), "little")
     norm = read_real(source, detail, norms)
@@ -303,16 +303,16 @@ def _within(levels: Chunks, steps: int) -> Chunks:
         yield level
 
 
-def _fixed_levels(source: Source, size: int, steps: int) -> Chunks:
+def _fixed_levels(source: ByteReader, size: int, steps: int) -> Chunks:
     return (number - steps for number in codes.read_fixed(source, size, (2 * steps).bit_length()))
 
 
-def _gamma_levels(source: Source, size: int, steps: int) -> Chunks:
+def _gamma_levels(source: ByteReader, size: int, steps: int) -> Chunks:
     numbers = codes.read_gamma(source, size, (2 * steps).bit_length())
     return (np.where(number & 1, -(number >> 1), number >> 1) for number in numbers)
 
 
-def _read_sparse(source: Source, detail: int, size: int, depth: int) -> Sparse:
+def _read_sparse(source: ByteReader, detail: int, size: int, depth: int) -> Sparse:
     k = codes.read_varint(source, size)
     if detail >= len(_INDEX_CODES):
         raise ValueError(f"message: unknown code of indices {detail}")
@@ -328,15 +328,15 @@ def _ascending(chunks: Chunks, size: int) -> Chunks:
         yield indices
 
 
-def _read_bitmap(source: Source, size: int, k: int) -> Chunks:
+def _read_bitmap(source: ByteReader, size: int, k: int) -> Chunks:
     return codes.read_ones(source, size)
 
 
-def _read_fixed_indices(source: Source, size: int, k: int) -> Chunks:
+def _read_fixed_indices(source: ByteReader, size: int, k: int) -> Chunks:
     return codes.read_fixed(source, k, sizes.index_width(size))
 
 
-def _read_rice(source: Source, size: int, k: int) -> Chunks:
+def _read_rice(source: ByteReader, size: int, k: int) -> Chunks:
     return _summed(codes.read_rice(source, k, sizes.rice_width(size, k), size))
 
 
@@ -348,7 +348,7 @@ def _summed(gaps: Chunks) -> Chunks:
         yield indices
 
 
-def _read_centroids(source: Source, detail: int, size: int, depth: int) -> Centroids:
+def _read_centroids(source: ByteReader, detail: int, size: int, depth: int) -> Centroids:
     sent = source.read(1)[0]
     centroid = read_real(source, detail, sent)
     if not (centroid[1:] >= centroid[:-1]).all():
@@ -364,7 +364,7 @@ def _at_most(indices: Chunks, most: int) -> Chunks:
         yield index
 
 
-_READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
+_READERS: dict[int, Callable[[ByteReader, int, int, int], Payload]] = {
     _DENSE: _read_dense,
     _SCALED: _read_scaled,
     _UNSCALED: _read_unscaled,
@@ -376,7 +376,7 @@ _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _GAMMA_BUCKETS: lambda source, detail, size, depth: _read_buckets(source, detail, size, _gamma_levels),
 }
 
-_INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [
+_INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[ByteReader, int, int], Chunks]]] = [
     (_write_bitmap, _read_bitmap),
     (lambda index, size: codes.fixed(index, sizes.index_width(size)), _read_fixed_indices),
     (_write_rice, _read_rice),

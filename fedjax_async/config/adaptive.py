@@ -20,7 +20,7 @@ from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyM
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
-from fedjax_async.config.policy_steps import Steps
+from fedjax_async.config.policy_steps import PlannedSteps
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.adaptive import WavesExecutor
@@ -196,7 +196,9 @@ def looking_of(run: Resolved) -> Looking:
     return Looking(model, prior, policy)
 
 
-def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: Steps, replan: Replan) -> AdaptiveExperiment:
+def adaptive(
+    run: Resolved, looking: Looking, nominal: Experiment, steps: PlannedSteps, replan: Replan
+) -> AdaptiveExperiment:
     """The adaptive run of a nominal experiment; ``ValueError`` for settings that cannot be adaptive.
 
     ``replan(decisions)`` plans the run and asks ``decisions``.

@@ -34,7 +34,7 @@ from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, s
 from fedjax_async.engine.record import Traffic
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.ditto import with_personal_model
-from fedjax_async.local.dp_sgd import PerExample
+from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
@@ -64,7 +64,7 @@ def client_of(
     return training_of(model, s, batch_size, used)
 
 
-def factory_of(s: Settings, usual: Training) -> Callable[..., Any] | None:
+def factory_of(s: Settings, usual: TrainingDefaults) -> Callable[..., Any] | None:
     """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
     given = own.thing_of("client", s.client)
     if given is not None:
@@ -148,7 +148,7 @@ def _training(
             "batch_size": batch_size,
             "proximal": hyper.get("proximal", 0.0),
             "scale": scale,
-            "per_example": PerExample(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if per_example else None,
+            "per_example": DPSGDOptions(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if per_example else None,
         }
         own = dict(options) | numbers(hyper, "client.")
         return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
@@ -187,7 +187,7 @@ def _ditto(client: Client, personal: ClientFamily) -> ClientFamily:
 # --- compression of uploads ---------------------------------------------------------------------------
 
 
-class Training(Protocol):
+class TrainingDefaults(Protocol):
     """A method's defaults for settings of local training: a preset or a method object."""
 
     @property
@@ -200,7 +200,7 @@ class Training(Protocol):
     def client(self) -> Callable[..., Any]: ...
 
 
-class Usual(Training, Protocol):
+class Usual(TrainingDefaults, Protocol):
     """The same for a method with a server, with the compression of uploads."""
 
     @property
@@ -210,7 +210,7 @@ class Usual(Training, Protocol):
     def feedback(self) -> str | None: ...
 
 
-def with_optimizer(settings: Settings, usual: Training) -> Settings:
+def with_optimizer(settings: Settings, usual: TrainingDefaults) -> Settings:
     """Fill in the method's optimiser and learning rate where the settings leave them open."""
     return dataclasses.replace(
         settings,

@@ -25,7 +25,7 @@ from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
-from fedjax_async.config.policy_steps import Steps, decides, first_timing, naming, planned_steps, possible_steps
+from fedjax_async.config.policy_steps import PlannedSteps, decides, first_timing, naming, planned_steps, possible_steps
 from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
@@ -304,7 +304,7 @@ def built(
     schedule: Schedule,
     points: EvaluationPoints,
     probes: Mapping[str, Any] | None = None,
-    steps: Steps | None = None,
+    steps: PlannedSteps | None = None,
 ) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision ``slots``.
 

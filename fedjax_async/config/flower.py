@@ -94,7 +94,7 @@ def facts_of(clients: int, rounds: int, size: int | None, nodes: int) -> Facts:
     return Facts(clients, size == 1, updates, rounds if size is None else updates // size)
 
 
-Arrays = Mapping[str, np.ndarray]
+NamedArrays = Mapping[str, np.ndarray]
 
 
 class Rounds:
@@ -106,7 +106,7 @@ class Rounds:
         self.receive, self.dispatch = jax.jit(rule.receive), jax.jit(rule.dispatch)
         self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
 
-    def begin(self, arrays: Arrays) -> None:
+    def begin(self, arrays: NamedArrays) -> None:
         """Start again from these arrays; ``ValueError`` for a rule that sends clients more than a model."""
         self.layout = layout_of(arrays)
         self.dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -144,7 +144,7 @@ class Rounds:
 
         self.reads_steps = tree.leaves_read(received, numbers[0], message.params, self.state, self.blank)[0]
 
-    def _params(self, arrays: Arrays) -> Params:
+    def _params(self, arrays: NamedArrays) -> Params:
         """The arrays of floats; arrays of whole numbers are kept unchanged in ``fixed``."""
         whole = {name: a for name, a in arrays.items() if _kind(a) != "floats"}
         self.fixed |= whole
@@ -169,7 +169,7 @@ class Rounds:
         self.sent[node] = (message.params, self.steps)
         return self._arrays(message.params)
 
-    def reply(self, node: int, arrays: Arrays, weight: Any, now: int, last: bool, local_steps: Any = None) -> None:
+    def reply(self, node: int, arrays: NamedArrays, weight: Any, now: int, last: bool, local_steps: Any = None) -> None:
         """Receive a node's trained model; ``last``: it is the last reply of round ``now``."""
         where, waited_for = f"reply of node {node}", sorted(self.sent)
         check.require(node in self.sent, "node of a reply", node, f"one that was sent a model, once: {waited_for}")
@@ -201,7 +201,7 @@ class Rounds:
             self.steps, self.waiting = self.steps + 1, 0
 
 
-def layout_of(arrays: Arrays) -> dict[str, str]:
+def layout_of(arrays: NamedArrays) -> dict[str, str]:
     """Name -> kind and shape of each array."""
     return {name: f"{_kind(array)} {list(array.shape)}" for name, array in arrays.items()}
 
@@ -215,7 +215,7 @@ def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict  # noqa: PLC0415
     from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
 
-    def record_of(arrays: Arrays) -> Any:
+    def record_of(arrays: NamedArrays) -> Any:
         return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
     class ServerRule(FedAvg):  # type: ignore[misc, unused-ignore]

@@ -31,7 +31,7 @@ from fedjax_async.peers import PeerPreset
 from fedjax_async.server import ATTACKS, PARTS, PRIVACY, Preset
 from fedjax_async.types import ServerAlgorithm
 
-Factory = TypeVar("Factory", bound=Callable[..., Any])
+AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
 
 ENTRY_POINTS = "fedjax_async.plugins"  # of entry points in installed packages
 LOADED: list[str] = []  # files and modules that were loaded, for processes that continue a run or a sweep
@@ -64,7 +64,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a positional argument
 
 
-def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> Callable[[Factory], Factory]:
+def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> Callable[[AnyFactory], AnyFactory]:
     """Register a factory of your own under a name, to use like a built-in one: ``method="fair:limit=2"``.
 
     A decorator. The factory's keyword-only parameters are the options of the name. Annotate a number ``types.Traced``
@@ -110,7 +110,7 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     if kind == "metrics":
         require_column(name)
 
-    def decorate(factory: Factory) -> Factory:
+    def decorate(factory: AnyFactory) -> AnyFactory:
         _check_signature(kind, name, factory)
         entry: Any = factory
         if kind == "method":

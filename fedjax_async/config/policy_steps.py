@@ -19,7 +19,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.types import Schedule
 
 
-class Steps(NamedTuple):
+class PlannedSteps(NamedTuple):
     """What is known of the server steps of a run before it starts."""
 
     longest: int  # the most uploads that a step can have; corrupt ones, which are always rejected, may come on top
@@ -28,7 +28,7 @@ class Steps(NamedTuple):
     source: str = ""  # for messages: who decides this
 
 
-class Sizes(NamedTuple):
+class BufferSizes(NamedTuple):
     """The sizes that a policy gives the buffer."""
 
     first: int
@@ -36,8 +36,8 @@ class Sizes(NamedTuple):
 
 
 # Policies that decide the size of the buffer, and their sizes by their options.
-SIZES: dict[str, Callable[[Mapping[str, Any]], Sizes]] = {
-    "adaptive_buffer": lambda options: Sizes(options["size"], options["most"]),
+SIZES: dict[str, Callable[[Mapping[str, Any]], BufferSizes]] = {
+    "adaptive_buffer": lambda options: BufferSizes(options["size"], options["most"]),
 }
 
 # The most sound uploads of a server step by the options of its timing, N, and the jobs that may be in flight.
@@ -54,13 +54,13 @@ def decides(policy: Policy) -> bool:
     return policy.sizes or any(one is not None for one in (policy.choose, policy.buffer, policy.sends))
 
 
-def planned_steps(schedule: Schedule) -> Steps:
+def planned_steps(schedule: Schedule) -> PlannedSteps:
     """The server steps of a run that follows ``schedule``."""
     longest = int(np.max(np.bincount(schedule.step), initial=0))
-    return Steps(longest, longest, bool(np.all(schedule.closes)))
+    return PlannedSteps(longest, longest, bool(np.all(schedule.closes)))
 
 
-def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> Steps:
+def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSteps:
     """The server steps of a run with a policy, for any decisions."""
     if not decides(policy):
         return planned_steps(nominal)
@@ -74,7 +74,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> Steps:
         longest = reached = min(sizes.most or in_flight, in_flight)
     else:
         longest, reached, source = in_flight, 1, f"{source}, and its sizes are not known before the run"
-    return Steps(int(longest), int(reached), longest == 1 and s.faults is None, source)
+    return PlannedSteps(int(longest), int(reached), longest == 1 and s.faults is None, source)
 
 
 def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
@@ -89,7 +89,7 @@ def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
 
 
 @contextlib.contextmanager
-def naming(steps: Steps) -> Iterator[None]:
+def naming(steps: PlannedSteps) -> Iterator[None]:
     """Add to an error of a rule who decides the lengths of the steps."""
     try:
         yield
@@ -102,7 +102,7 @@ def _timing(s: Settings) -> tuple[str, dict[str, Any]]:
     return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
 
 
-def _sizes(s: Settings) -> Sizes | None:
+def _sizes(s: Settings) -> BufferSizes | None:
     """The sizes of the policy that decides the buffer; ``None`` if no policy of the package does."""
     if own.thing_of("policy", s.policy) is not None:
         return None

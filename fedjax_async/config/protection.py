@@ -18,7 +18,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
-from fedjax_async.local.dp_sgd import PerExample
+from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
@@ -47,7 +47,7 @@ def attack_of(spec: str) -> Attack:
     return made
 
 
-def per_example_of(s: Settings, takes: Collection[str]) -> PerExample | None:
+def per_example_of(s: Settings, takes: Collection[str]) -> DPSGDOptions | None:
     """Clip and noise of DP-SGD; ``ValueError`` for local training that does not take them."""
     asked = privacy_of(s.privacy).examples
     allowed = f"without dp_sgd: the local training of {s.method} does not take it"

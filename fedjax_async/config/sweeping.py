@@ -110,16 +110,18 @@ def plan_groups(
     return groups
 
 
-Alone = PeerExperiment | AdaptiveExperiment  # runs that are not trained side by side
+Unstacked = PeerExperiment | AdaptiveExperiment  # runs that are not trained side by side
 
 
-def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, Alone]]:
+def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, Unstacked]]:
     """The planned runs with a server, which can be trained side by side, and the other runs."""
     servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
     return servers, {i: e for i, e in experiments.items() if not isinstance(e, Experiment)}
 
 
-def _one_by_one(members: tuple[int, ...], each: Sequence[Alone], limit: int | None, lanes: int | None) -> SweepGroup:
+def _one_by_one(
+    members: tuple[int, ...], each: Sequence[Unstacked], limit: int | None, lanes: int | None
+) -> SweepGroup:
     """Runs without a server, or with a policy: one after the other, with the same programs; each uses all lanes."""
     needed = max(_num_bytes(e.nominal) if isinstance(e, AdaptiveExperiment) else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")

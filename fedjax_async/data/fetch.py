@@ -26,14 +26,14 @@ from fedjax_async.home import (
 )
 from fedjax_async.registry import find
 
-Progress = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def fetch(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
     source: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Path:
     """Fetch, check and prepare a published data set or pretrained model in ``data_dir``. Returns its folder.
 
@@ -84,14 +84,14 @@ def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
     return files
 
 
-def _needed(name: str, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> dict[str, bytes]:
+def _needed(name: str, home: Path, source: str | os.PathLike[str] | None, say: Report) -> dict[str, bytes]:
     """The files of a pretrained model, fetched if there is no ``source``."""
     if source is None:
         _fetch_pretrained(PRETRAINED[name], home, None, say)
     return read_pretrained(name, home)
 
 
-def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> Path:
+def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathLike[str] | None, say: Report) -> Path:
     """Fetch the files of a pretrained model unless they are there and intact; returns their folder."""
     folder = pretrained_folder(pretrained.name, pretrained.version, home)
     try:
@@ -105,7 +105,7 @@ def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathL
     return folder
 
 
-def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, say: Progress) -> None:
+def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, say: Report) -> None:
     """Write the TFDS folder if TFDS is installed and the folder is missing or the arrays are new (``fresh``)."""
     name = published.name
     if not tfds.installed():
@@ -125,7 +125,7 @@ def _intact(published: Published, folder: Path) -> Arrays | None:
 
 
 def _files(
-    published: Published | Pretrained, source: str | os.PathLike[str] | None, say: Progress
+    published: Published | Pretrained, source: str | os.PathLike[str] | None, say: Report
 ) -> tuple[dict[str, bytes], str]:
     """The needed files of a package, fetched or read from ``source``, and the name of the archive or folder."""
     with tempfile.TemporaryDirectory(prefix="fedjax_async-") as temporary:

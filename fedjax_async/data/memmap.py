@@ -104,13 +104,13 @@ CHUNK = 64 * 2**20  # bytes of x that are written at once
 FIELDS = ("x", "y", "size", "test_x", "test_y")
 OWN_TESTS = ("test_order", "test_offset", "test_size")
 
-Where = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 Decode = Callable[[Array], Array]
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # x [R, ...], y [R, ...], and client sizes that sum to R
 
 
 def write_clients(
-    folder: Where,
+    folder: AnyPath,
     chunks: Iterable[Chunk],
     *,
     test_x: np.ndarray,
@@ -160,7 +160,7 @@ def write_clients(
     return folder
 
 
-def write_folder(folder: Where, data: FederatedData) -> Path:
+def write_folder(folder: AnyPath, data: FederatedData) -> Path:
     """Write ``FederatedData`` to a new folder, client after client; virtual arrays are computed. Returns the folder.
 
     For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
@@ -173,7 +173,7 @@ def write_folder(folder: Where, data: FederatedData) -> Path:
     )  # fmt: skip
 
 
-def open_folder(folder: Where, *, decode: Decode | None = None, verify: bool = False) -> FederatedData:
+def open_folder(folder: AnyPath, *, decode: Decode | None = None, verify: bool = False) -> FederatedData:
     """The clients in a folder as ``FederatedData``: x and y memory-mapped, other arrays loaded, ``streamed`` true.
 
     ``decode``: needed if the folder was written with a function that is not in ``data.decode``. Types, shapes and

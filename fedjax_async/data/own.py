@@ -15,17 +15,17 @@ from fedjax_async.types import Array, FederatedData
 
 NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
 MOST_CLASSES = 2**31 - 1  # labels are int32
-Pair = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
+Examples = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
 
 def from_arrays(
-    clients: Sequence[Pair],
-    test: Pair | None = None,
+    clients: Sequence[Examples],
+    test: Examples | None = None,
     *,
     num_classes: int | None = None,
     decode: Callable[[Array], Array] | None = None,
     name: str = "own",
-    client_tests: Sequence[Pair] | None = None,
+    client_tests: Sequence[Examples] | None = None,
 ) -> FederatedData:
     """Client data from the arrays ``(x, y)`` of each client, for ``simulate(data=...)``.
 

@@ -19,7 +19,8 @@ from fedjax_async.check import require
 from fedjax_async.data import decode as decoders
 from fedjax_async.types import Array, FederatedData
 
-Example = Callable[[Any, Array, Array], tuple[Array, Array]]  # (parameters, client int32[], position int32[]) -> (x, y)
+# (parameters, client int32[], position int32[]) -> (x, y)
+MakeExample = Callable[[Any, Array, Array], tuple[Array, Array]]
 
 MOST_ROWS = 2**31 - 1  # row numbers are int32
 
@@ -59,7 +60,7 @@ class Generated:
     """
 
     parameters: Any
-    function: Example
+    function: MakeExample
     column: int  # which of the function's two results
     stride: int  # rows from one client's first example to the next one's
     shape: tuple[int, ...]  # [M, ...]
@@ -87,7 +88,7 @@ def _read(column: Generated, row: Array) -> Array:
 
 
 def generated(
-    function: Example,
+    function: MakeExample,
     *,
     sizes: np.ndarray,
     test_x: np.ndarray,
@@ -147,7 +148,7 @@ def generated(
     )  # fmt: skip
 
 
-def _example_shapes(function: Example, parameters: Any) -> tuple[Any, Any]:
+def _example_shapes(function: MakeExample, parameters: Any) -> tuple[Any, Any]:
     """Shapes and dtypes of one example; raises ``ValueError`` unless the function returns a pair of arrays."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     result = jax.eval_shape(function, parameters, number, number)
@@ -156,7 +157,7 @@ def _example_shapes(function: Example, parameters: Any) -> tuple[Any, Any]:
     return result
 
 
-def generate(function: Example, client: Any, position: Any, parameters: Any = ()) -> tuple[np.ndarray, np.ndarray]:
+def generate(function: MakeExample, client: Any, position: Any, parameters: Any = ()) -> tuple[np.ndarray, np.ndarray]:
     """Examples as ordinary host arrays: x ``[T, ...]``, y ``[T, ...]`` for clients and positions int[T].
 
     Client numbers of N or more give further clients, for a test set from clients that do not train.
@@ -166,5 +167,5 @@ def generate(function: Example, client: Any, position: Any, parameters: Any = ()
 
 
 @functools.lru_cache(maxsize=16)
-def _batched(function: Example) -> Any:
+def _batched(function: MakeExample) -> Any:
     return jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))

@@ -25,7 +25,7 @@ from fedjax_async.engine.programs import Measuring, evaluated
 from fedjax_async.engine.run import measured
 from fedjax_async.engine.serving import StackFacts
 from fedjax_async.engine.stack import Member, Stack, held_out
-from fedjax_async.engine.tables import Shape, event_columns, make_tables, padded_length
+from fedjax_async.engine.tables import StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
 
 LEAST = 128  # the tables of an extension have room for at least so many positions and writes
@@ -117,13 +117,13 @@ class GrowingStack:
         if self.held is not None and layout.whole:
             self._trainers.buffers = list(self.held.stores)
 
-    def _needed(self, work: ExtensionWork) -> Shape:
+    def _needed(self, work: ExtensionWork) -> StackShape:
         layout = work.layout
         positions = padded_length(len(layout.run) + layout.capacity, LEAST)
         writes = padded_length(len(layout.slots.write_slot), LEAST)
         slots = padded_length(layout.slots.count, 1 << (self._o.in_flight + 1).bit_length())
-        needed = Shape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)
-        return needed if self._shape is None else Shape(*map(max, zip(needed, self._shape)))
+        needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)
+        return needed if self._shape is None else StackShape(*map(max, zip(needed, self._shape)))
 
     def measure_up(self, work: ExtensionWork) -> None:
         """Record the sizes that an extension needs. It is not executed: the checkpoint has its results."""

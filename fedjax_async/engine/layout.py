@@ -28,7 +28,7 @@ class Merged(NamedTuple):
 
 
 class MergedSlots(NamedTuple):
-    """:class:`~fedjax_async.clock.Slots` of all runs together; ``start_slot`` has one entry a position."""
+    """:class:`~fedjax_async.clock.SlotPlan` of all runs together; ``start_slot`` has one entry a position."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     start_slot: np.ndarray  # int32[E]

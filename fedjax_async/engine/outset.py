@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.decisions import Table
+from fedjax_async.clock.decisions import GrowingTable
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among
 from fedjax_async.engine.measures import NOTHING, Measures
@@ -21,7 +21,7 @@ class GrowingPoints:
 
     def __init__(self, every: Every, horizon: float | None) -> None:
         self._every, self._horizon = every, horizon
-        self._events = Table()
+        self._events = GrowingTable()
         self._events.append({"time": np.zeros(0), "closes": np.zeros(0, np.bool_)})
         self.points = EvaluationPoints(np.zeros(0, np.int64), np.zeros(0))
         self.complete = False

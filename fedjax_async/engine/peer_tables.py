@@ -21,7 +21,7 @@ from fedjax_async.types import Array, FederatedData, Key
 LEAST_SLOTS = 12
 
 
-class Held(NamedTuple):
+class HeldOut(NamedTuple):
     """Examples that are only evaluated, and the nodes that hold them."""
 
     x: Any  # [T, ...]
@@ -58,7 +58,7 @@ class PeerTables(NamedTuple):
     inbox_weight: Array  # float[D']
     inbox_corrupt: Array  # bool[D']
     chosen: dict[str, Array]  # bool[E'] per probe: the events that it sees
-    held: Held
+    held: HeldOut
 
 
 class PeerShape(NamedTuple):
@@ -126,7 +126,7 @@ def make_peer_tables(
         "inbox_slot": of_entries(layout.inbox_slot, np.int32),
         "inbox_weight": of_entries(schedule.weight[layout.inbox], real),
         "inbox_corrupt": of_entries(corrupt_entries(schedule)[layout.inbox], np.bool_),
-        "held": Held(data.test_x, data.test_y, held_out_rows(data, "test"), held_out_rows(data, "validation")),
+        "held": HeldOut(data.test_x, data.test_y, held_out_rows(data, "test"), held_out_rows(data, "validation")),
         "chosen": {name: column(seen[order], np.bool_) for name, seen in chosen_events(probes, schedule).items()},
     }
     return PeerTables(**to_devices(columns | pool | {"key": key[None]}, sharding))

@@ -20,7 +20,7 @@ from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs, Measures
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.several import make_waves, work_of
-from fedjax_async.engine.tables import DeviceTables, Shape
+from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
@@ -272,7 +272,7 @@ def shapes_of(
     server: Server,
     client: Client,
     layout: Layout,
-    shape: Shape,
+    shape: StackShape,
     tables: DeviceTables,
     params: Params,
     facts: StackFacts,
@@ -306,7 +306,7 @@ def compile_programs(
     client: Client,
     model: Model,
     layout: Layout,
-    shape: Shape,
+    shape: StackShape,
     tables: DeviceTables,
     params: Params,
     tests: Any,

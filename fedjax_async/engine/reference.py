@@ -26,7 +26,7 @@ from fedjax_async.engine.probes import (
 )
 from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
-from fedjax_async.engine.reference_scores import Probing, Tests, mean_of
+from fedjax_async.engine.reference_scores import ReferenceProbes, Tests, mean_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.server import closed
@@ -254,7 +254,7 @@ class Walk:
         observer: Observer | None = None, facts: Facts | None = None,
     ) -> None:  # fmt: skip
         require_measurable(components.data, measures)
-        self.probing = Probing(components, schedule, params, probes)
+        self.probing = ReferenceProbes(components, schedule, params, probes)
         self.run = _Federation(components, schedule, params, key, norm_limit, per_client, measures, facts)
         self.points, self._on_bad, self._progress, self._observer = points, on_bad, progress, observer
         self.records: list[dict[str, Any]] = []

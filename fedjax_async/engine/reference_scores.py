@@ -79,7 +79,7 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
     return jax.jit(checked(name, function))
 
 
-class Probing:
+class ReferenceProbes:
     """The probes of a run and the rows that they have seen."""
 
     def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):

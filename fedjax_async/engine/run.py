@@ -35,7 +35,7 @@ from fedjax_async.engine.stack import (
     make_stack,
     shape_of,
 )
-from fedjax_async.engine.tables import Shape
+from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
@@ -300,7 +300,7 @@ def run_stacks(
 
     Yields ``(k, results of stack k)``, in the order in which the stacks end.
     """
-    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
+    shape = StackShape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
     report = _Total(progress, sum(len(layout.run) for layout in layouts))
 
     def prepared(k: int) -> Callable[[], list[EngineResult]]:

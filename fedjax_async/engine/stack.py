@@ -23,7 +23,7 @@ from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
 from fedjax_async.engine.programs import Measuring, Programs, compile_programs, shapes_of
 from fedjax_async.engine.serving import StackFacts
 from fedjax_async.engine.streaming import Feed, make_feed
-from fedjax_async.engine.tables import DeviceTables, Shape, make_tables, padded_length
+from fedjax_async.engine.tables import DeviceTables, StackShape, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.types import Key, Params, Schedule
 
@@ -80,7 +80,7 @@ class Stack(NamedTuple):
 
     members: Sequence[Member]
     layout: Layout
-    shape: Shape
+    shape: StackShape
     tables: DeviceTables
     params: Params  # [R, ...]; without the axis where R = 1
     tests: list[Any]  # per member: test inputs, targets, owners, OwnTests, validation part
@@ -164,10 +164,10 @@ def layout_of(
     return made._replace(waves_per_call=waves_per_call or 1)
 
 
-def shape_of(layout: Layout) -> Shape:
+def shape_of(layout: Layout) -> StackShape:
     """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
     slots = max(LEAST_SLOTS, layout.slots.count)
-    return Shape(
+    return StackShape(
         runs=len(layout.schedules),
         num_clients=layout.schedules[0].num_clients,
         capacity=layout.capacity,
@@ -208,7 +208,7 @@ def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding
 def make_stack(
     members: Sequence[Member],
     layout: Layout,
-    shape: Shape,
+    shape: StackShape,
     *,
     per_client: bool = False,
     mesh: Mesh | None = None,

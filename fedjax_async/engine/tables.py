@@ -92,7 +92,7 @@ class JobTables(Protocol):
     def size(self) -> Array: ...  # one entry per position
 
 
-class Shape(NamedTuple):
+class StackShape(NamedTuple):
     """Sizes of a stack's tables. Stacks of equal shape share compiled programs."""
 
     runs: int
@@ -162,7 +162,7 @@ def _probing(
 
 def make_tables(
     layout: Layout,
-    shape: Shape,
+    shape: StackShape,
     data: Sequence[FederatedData],
     keys: Sequence[Key],
     hyper: Sequence[Mapping[str, float]],
@@ -196,7 +196,7 @@ def make_tables(
 
 def event_columns(
     layout: Layout,
-    shape: Shape,
+    shape: StackShape,
     data: Sequence[FederatedData],
     applied: Sequence[np.ndarray],
     probes: Sequence[Probes],

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock.decisions import Table
+from fedjax_async.clock.decisions import GrowingTable
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED
 from fedjax_async.engine.probes import Probes, numbers_of, probe_table
@@ -24,7 +24,7 @@ class Told:
 
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
-        self._log, self._probed = Table(), {name: Table() for name in probes}
+        self._log, self._probed = GrowingTable(), {name: GrowingTable() for name in probes}
         self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
         self._rows, self._probed_rows = 0, 0  # how many the planner knows
         self._clients: Sequence[int] = ()

@@ -68,7 +68,7 @@ class Carried(NamedTuple):
     slots: Message  # start models, [S, ...]
 
 
-class Sent(NamedTuple):
+class SentMessages(NamedTuple):
     """The messages that are sent after each arrival, padded to L, the most after any one."""
 
     active: Any  # bool[E, L], false for padding
@@ -79,7 +79,7 @@ class Sent(NamedTuple):
     steps: Any  # int32[E, L]
 
 
-class Steps(NamedTuple):
+class ScanInputs(NamedTuple):
     """The inputs of the scan, one entry per arrival, in order."""
 
     client: Any  # int32[E]
@@ -94,7 +94,7 @@ class Steps(NamedTuple):
     malicious: Any  # bool[E]
     applied: Any  # bool[E]
     evaluated: Any  # bool[E], whether the model is evaluated after it
-    sent: Sent
+    sent: SentMessages
 
 
 def at(hyper: Varying, client: Any, staleness: Any = 0) -> dict[str, Any]:
@@ -148,11 +148,11 @@ def make_trajectory(
     scored = where_evaluated(score)
 
     def trajectory(hyper: Varying, params: Params) -> dict[str, Array]:
-        def step(carried: Carried, one: Steps) -> tuple[Carried, dict[str, Array]]:
+        def step(carried: Carried, one: ScanInputs) -> tuple[Carried, dict[str, Array]]:
             carried = run.arrive(hyper, carried, one)
             return carried, scored(one.evaluated, run.rule(hyper, 0).params(carried.server))
 
-        def through(carried: Carried, some: Steps) -> tuple[Carried, dict[str, Array]]:
+        def through(carried: Carried, some: ScanInputs) -> tuple[Carried, dict[str, Array]]:
             return jax.lax.scan(step, carried, some)
 
         carried = run.begin(hyper, params, first)
@@ -207,7 +207,7 @@ class _Run:
         x, y, order = self.pool
         return ClientData(x, y, order, self.offset[client], self.size[client], weight)
 
-    def begin(self, hyper: Varying, params: Params, first: Sent) -> Carried:
+    def begin(self, hyper: Varying, params: Params, first: SentMessages) -> Carried:
         """The carry at the start of the run, with the first messages sent."""
         clients = len(self.components.data.size)
 
@@ -221,10 +221,10 @@ class _Run:
         slots = jax.tree.map(lambda leaf: jnp.zeros((self.slots.count, *leaf.shape), leaf.dtype), message)
         return self.send(hyper, Carried(state, rows(memory), rows(kept), slots), first)
 
-    def send(self, hyper: Varying, carried: Carried, sent: Sent) -> Carried:
+    def send(self, hyper: Varying, carried: Carried, sent: SentMessages) -> Carried:
         """Write the messages that are due into their slots."""
 
-        def one(carried: Carried, due: Sent) -> tuple[Carried, None]:
+        def one(carried: Carried, due: SentMessages) -> tuple[Carried, None]:
             weight = self.size[due.client].astype(jnp.result_type(float))
             request = Request(due.client, due.time, due.version, due.steps, weight)
             before, memory = take(carried.memory, due.client)
@@ -241,7 +241,7 @@ class _Run:
             return one(carried, jax.tree.map(lambda column: column[0], sent))[0]
         return jax.lax.scan(one, carried, sent)[0]
 
-    def train(self, hyper: Varying, message: Message, before: State, one: Steps) -> Any:
+    def train(self, hyper: Varying, message: Message, before: State, one: ScanInputs) -> Any:
         """The upload of the job that arrives, as ``kernels.finished`` returns it."""
         numbers = at(hyper, one.client, one.staleness)
         client = bound(self.components.client, numbers)
@@ -259,7 +259,7 @@ class _Run:
         limit = jnp.asarray(self.norm_limit, jnp.result_type(float))
         return finished(client, work, message, before, limit, one.corrupt, one.applied)
 
-    def arrive(self, hyper: Varying, carried: Carried, one: Steps) -> Carried:
+    def arrive(self, hyper: Varying, carried: Carried, one: ScanInputs) -> Carried:
         """Train the job of an arrival, let the server receive it, and send what is due."""
         message, slots = take(carried.slots, one.slot)
         (before, row), (clients, memory) = take((carried.clients, carried.memory), one.client)
@@ -296,7 +296,7 @@ class _Run:
         )
         return self.send(hyper, carried, one.sent)
 
-    def steps(self, position: np.ndarray, segment: int) -> tuple[list[Steps], Sent]:
+    def steps(self, position: np.ndarray, segment: int) -> tuple[list[ScanInputs], SentMessages]:
         """The arrivals in segments, ``[segments, segment, ...]``, then the rest as one segment; the first messages."""
         s, real = self.schedule, np.dtype(jnp.result_type(float))
         job, count = s.job, len(s.job)
@@ -316,23 +316,23 @@ class _Run:
         }
         at_start = max(int(self.slots.write_bounds[1]), 1)
         first = jax.tree.map(lambda column: column[0], self._sent(0, 1, at_start, real))
-        whole = Steps(**columns, sent=self._sent(1, count + 1, self.most_sent, real))
+        whole = ScanInputs(**columns, sent=self._sent(1, count + 1, self.most_sent, real))
         whole_segments = count // segment * segment
         blocks = [(0, whole_segments, segment), (whole_segments, count, count - whole_segments)]
 
-        def cut(low: int, high: int, length: int) -> Steps:
+        def cut(low: int, high: int, length: int) -> ScanInputs:
             return jax.tree.map(lambda column: column[low:high].reshape(-1, length, *column.shape[1:]), whole)
 
         return [cut(*block) for block in blocks if block[1] > block[0]], first
 
-    def _sent(self, low: int, high: int, most: int, real: np.dtype[Any]) -> Sent:
+    def _sent(self, low: int, high: int, most: int, real: np.dtype[Any]) -> SentMessages:
         """The messages due after ``low .. high-1`` arrivals, padded to ``most`` each."""
         s, slots = self.schedule, self.slots
         per = np.diff(slots.write_bounds)[low:high]
         active = np.arange(most) < per[:, None]
         index = np.where(active, slots.write_bounds[low:high, None] + np.arange(most), 0)
         job = slots.write_job[index]
-        return Sent(
+        return SentMessages(
             active=active,
             slot=slots.write_slot[index],
             client=slots.write_client[index].astype(np.int32),

@@ -16,7 +16,7 @@ from fedjax_async.clock import trained_in_vain
 from fedjax_async.types import Schedule
 
 
-class Training(NamedTuple):
+class TrainedSchedule(NamedTuple):
     """A schedule with the jobs that are trained in vain among its arrivals (they close nothing)."""
 
     schedule: Schedule
@@ -34,12 +34,12 @@ def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     return job[vain][found], following[vain][found]
 
 
-def all_training(schedule: Schedule, stateful: bool) -> Training:
+def all_training(schedule: Schedule, stateful: bool) -> TrainedSchedule:
     """All jobs that must be trained; ``stateful``: whether clients keep anything between jobs."""
     arrivals = len(schedule.job)
     job, following = _needed(schedule) if stateful else (np.zeros(0, np.int64),) * 2
     if not len(job):
-        return Training(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
+        return TrainedSchedule(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
     due = schedule.dispatched_after[following]  # applied arrivals before each inserted job
     order = np.lexsort((job, due))
     job, due = job[order], due[order]
@@ -65,4 +65,4 @@ def all_training(schedule: Schedule, stateful: bool) -> Training:
     )
     applied = merged(np.ones(arrivals, np.bool_), np.zeros(len(job), np.bool_))
     position = np.concatenate([moved, [total]])  # counts the inserted jobs due by then: messages sent then need them
-    return Training(expanded, applied, position)
+    return TrainedSchedule(expanded, applied, position)

@@ -224,7 +224,7 @@ PHASES: dict[str, tuple[float, float]] = {
 PHASE_COLUMN = "correction_phase"  # in the updates of a run
 
 
-class Progress(NamedTuple):
+class DriftState(NamedTuple):
     """State of :func:`orthodyn`."""
 
     phase: Array  # int32[], index into the phases
@@ -268,11 +268,11 @@ def orthodyn(
     chosen = norm_falls(*(1.0 - (k + 1) / len(rules) for k in range(last))) if switch is None else switch
     _try_out(chosen, last)
 
-    def init(params: Params) -> Progress:
+    def init(params: Params) -> DriftState:
         zero = jnp.zeros((), jnp.result_type(float))
-        return Progress(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero))
+        return DriftState(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero))
 
-    def correct(delta: Params, shift: Params, state: Progress) -> tuple[Params, Progress]:
+    def correct(delta: Params, shift: Params, state: DriftState) -> tuple[Params, DriftState]:
         norm = length(leaves(delta))
         keep = jnp.asarray(decay, norm.dtype)
         weight = keep * state.weight + (1.0 - keep)
@@ -280,7 +280,7 @@ def orthodyn(
         trend = Trend(state.trend.arrivals + 1, norm, average, jnp.maximum(state.trend.largest, average))
         phase = jnp.clip(_phase(chosen, trend, last), state.phase, last)
         alpha, threshold = (jnp.asarray(column, norm.dtype)[phase] for column in zip(*rules, strict=True))
-        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), Progress(phase, weight, trend)
+        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), DriftState(phase, weight, trend)
 
     return Correction(init, correct, lambda state: {PHASE_COLUMN: state.phase})
 

@@ -17,7 +17,7 @@ from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, Key, Model, Params
 
 
-class PerExample(NamedTuple):
+class DPSGDOptions(NamedTuple):
     """Options of DP-SGD."""
 
     clip: Any  # C > 0, bound of the norm of an example's gradient
@@ -34,7 +34,7 @@ def require_usable(model: Model, optimizer: optax.GradientTransformation) -> Non
 
 
 def noised_gradient(
-    model: Model, per_example: PerExample, x: Array, y: Array, factor: Array, size: Array, job_key: Key, k: Array
+    model: Model, per_example: DPSGDOptions, x: Array, y: Array, factor: Array, size: Array, job_key: Key, k: Array
 ) -> Callable[[Params], Params]:
     """``gradient(weights)``: ``(sum_i clip_C(g_i) + z C N(0, I)) / min(B, n)`` of the B rows of a minibatch.
 

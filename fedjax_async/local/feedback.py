@@ -37,9 +37,9 @@ def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]
     return lambda path: (path[:1], group(path[1:]))
 
 
-Sizes = tuple[Array, Array]
-Send = Callable[[Params], tuple[Params, Sizes]]
-SentUpload = tuple[Params, Params, Sizes]
+Bits = tuple[Array, Array]
+Send = Callable[[Params], tuple[Params, Bits]]
+SentUpload = tuple[Params, Params, Bits]
 
 
 def feedback(
@@ -123,7 +123,7 @@ def sending(
         group = grouping(per, upload, tree.shared(message.params, message.params, private))
         wire = on_tree(compressor, upload, group=group)
 
-        def send(content: Params) -> tuple[Params, Sizes]:
+        def send(content: Params) -> tuple[Params, Bits]:
             # without the barrier XLA compresses again for each use of the payload
             payload = jax.lax.optimization_barrier(wire.compress(work[1], content))
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))

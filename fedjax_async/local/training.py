@@ -11,7 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
-from fedjax_async.local.dp_sgd import PerExample, noised_gradient, require_usable
+from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_usable
 from fedjax_async.local.private import keeping
 from fedjax_async.local.proximal_metrics import ProximalMetric, metric_of
 from fedjax_async.local.sharpness import gradients_a_step
@@ -47,7 +47,7 @@ def local_training(
     metric: ProximalMetric | str | None = None,
     keep_optimizer: bool = False,
     shuffle: bool = True,
-    per_example: PerExample | None = None,
+    per_example: DPSGDOptions | None = None,
 ) -> ClientAlgorithm:
     """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
 
@@ -154,7 +154,7 @@ def batch_gradient(
     local_step: LocalStep,
     batch_size: int,
     shuffle: bool = True,
-    per_example: PerExample | None = None,
+    per_example: DPSGDOptions | None = None,
 ) -> Callable[[Params], tuple[Params, Params]]:
     """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch, times ``data.weight`` if given.
 

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from fedjax_async import check
 from fedjax_async.models.choice import check_lowering
-from fedjax_async.models.conv import Conv, Sizes, he_normal
+from fedjax_async.models.conv import Conv, PerAxis, he_normal
 from fedjax_async.models.lowerings import GROUPED
 from fedjax_async.models.norm import Norm, normalisation
 from fedjax_async.models.wrap import check_shape, from_flax
@@ -28,7 +28,7 @@ class ConvNorm(nn.Module):
 
     features: int
     norm: Callable[..., nn.Module]
-    kernel_size: Sizes = 3
+    kernel_size: PerAxis = 3
     strides: int = 1
     padding: int = 1
     use_bias: bool = False

@@ -47,7 +47,7 @@ class ConvShape(NamedTuple):
     channels: Pair
 
 
-class Row(NamedTuple):
+class MeasuredShape(NamedTuple):
     """A line of the table: a backend, a shape and the fastest lowering."""
 
     backend: str
@@ -62,14 +62,14 @@ def check_lowering(name: str | None) -> None:
 
 
 @functools.cache
-def table(path: Path = TABLE) -> tuple[Row, ...]:
+def table(path: Path = TABLE) -> tuple[MeasuredShape, ...]:
     """The measurements that come with the package."""
     rows = []
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             kernel, stride, outputs, c_in, c_out = (int(line[name]) for name in KEY[1:])
             shape = ConvShape((kernel, kernel), (stride, stride), (outputs, outputs), (c_in, c_out))
-            rows.append(Row(line["backend"], shape, line["lowering"]))
+            rows.append(MeasuredShape(line["backend"], shape, line["lowering"]))
     return tuple(rows)
 
 

@@ -20,7 +20,7 @@ from fedjax_async.models.tiles import max_of_four
 from fedjax_async.types import Array
 
 Pair = tuple[int, int]
-Sizes = int | tuple[int, ...]
+PerAxis = int | tuple[int, ...]
 Padding = tuple[Pair, ...]
 
 
@@ -72,8 +72,8 @@ class Conv(nn.Module):
     """
 
     features: int
-    kernel_size: Sizes = 3
-    strides: Sizes = 1
+    kernel_size: PerAxis = 3
+    strides: PerAxis = 1
     padding: Any = "SAME"
     use_bias: bool = True
     feature_group_count: int = 1
@@ -152,7 +152,7 @@ def _outputs(x: Array, kernel: Array, strides: Any, padding: Any) -> Pair:
     return rows, columns
 
 
-def _sizes(value: Sizes, axes: int) -> tuple[int, ...]:
+def _sizes(value: PerAxis, axes: int) -> tuple[int, ...]:
     """One whole number for each axis."""
     if isinstance(value, int):
         return (value,) * axes

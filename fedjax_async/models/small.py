@@ -93,7 +93,7 @@ def _widths(hidden: int | str | tuple[int, ...], layers: int) -> tuple[int, ...]
     return tuple(int(p) for p in parts)
 
 
-Shape = tuple[int, int, int]
+ImageShape = tuple[int, int, int]
 
 
 class LeNet(nn.Module):
@@ -133,7 +133,9 @@ class CNN(nn.Module):
         return nn.Dense(self.num_classes, name="output")(x)
 
 
-def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: str | None, smallest: int) -> Model:
+def _checked(
+    module: nn.Module, input_shape: ImageShape, num_classes: int, lowering: str | None, smallest: int
+) -> Model:
     """Check the options, which would otherwise fail while flax traces the module; return its model."""
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=3)
@@ -143,7 +145,7 @@ def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: 
     return from_flax(module, input_shape=input_shape)
 
 
-def lenet5(*, num_classes: int = 10, input_shape: Shape = (28, 28, 1), lowering: str | None = None) -> Model:
+def lenet5(*, num_classes: int = 10, input_shape: ImageShape = (28, 28, 1), lowering: str | None = None) -> Model:
     """LeNet-5 with ReLU and max-pooling: 61,706 parameters on 28 x 28 (LeCun et al., 1998).
 
     conv 5x5x6 (padded by 2), pool, conv 5x5x16, pool, dense 120, 84, classes. Deviation: the original has sigmoid
@@ -153,7 +155,9 @@ def lenet5(*, num_classes: int = 10, input_shape: Shape = (28, 28, 1), lowering:
     return _checked(net, input_shape, num_classes, lowering, 12)
 
 
-def lenet5_orthofl(*, num_classes: int = 10, input_shape: Shape = (28, 28, 1), lowering: str | None = None) -> Model:
+def lenet5_orthofl(
+    *, num_classes: int = 10, input_shape: ImageShape = (28, 28, 1), lowering: str | None = None
+) -> Model:
     """OrthoFL's LeNet-5: no biases, no padding, average-pooling: 44,190 parameters on 28 x 28.
 
     5*5*6 + 5*5*6*16 + 256*120 + 120*84 + 84*10 = 150 + 2,400 + 30,720 + 10,080 + 840.
@@ -162,13 +166,13 @@ def lenet5_orthofl(*, num_classes: int = 10, input_shape: Shape = (28, 28, 1), l
     return _checked(net, input_shape, num_classes, lowering, 16)
 
 
-def lenet5_cifar(*, num_classes: int = 10, input_shape: Shape = (32, 32, 3), lowering: str | None = None) -> Model:
+def lenet5_cifar(*, num_classes: int = 10, input_shape: ImageShape = (32, 32, 3), lowering: str | None = None) -> Model:
     """PushCen-ADFL's wide LeNet for CIFAR-10: conv 32 and 64 channels, 256,830 parameters on 32 x 32 x 3."""
     net = LeNet(num_classes, channels=(32, 64), lowering=lowering)
     return _checked(net, input_shape, num_classes, lowering, 16)
 
 
-def cnn(*, num_classes: int = 10, input_shape: Shape = (32, 32, 3), lowering: str | None = None) -> Model:
+def cnn(*, num_classes: int = 10, input_shape: ImageShape = (32, 32, 3), lowering: str | None = None) -> Model:
     """CNN with conv 3x3x32, 3x3x64, max-pool, dense 128, dropout .25/.5: 1,626,442 parameters on 32 x 32 x 3.
 
     896 + 18,496 + (14*14*64)*128 + 128 + 1,290; on 28 x 28 x 1 it has 1,199,882.

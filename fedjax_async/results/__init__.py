@@ -29,7 +29,7 @@ from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, fi
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.privacy import Guarantee, guarantees
-from fedjax_async.results.progress import Progress, bar
+from fedjax_async.results.progress import ProgressBar, bar
 from fedjax_async.results.runs import write_comparison, write_run
 from fedjax_async.results.significance import holm, interval, paired
 from fedjax_async.results.store import load, save
@@ -42,7 +42,7 @@ __all__ = [
     "Drawing",
     "Explanation",
     "Guarantee",
-    "Progress",
+    "ProgressBar",
     "Spread",
     "Sweep",
     "Tuning",

@@ -12,7 +12,7 @@ from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.measured import column_title
-from fedjax_async.results.metrics import FINAL, Curve, Spread
+from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ MOST_BANDS = 6  # methods; the bands of more would cover each other
 class Drawn(NamedTuple):
     """The curves and the final value of one method."""
 
-    curve: Curve  # running mean over as many evaluations as the final value averages
-    raw: Curve | None  # without the running mean; None if it is the same
+    curve: SeedCurve  # running mean over as many evaluations as the final value averages
+    raw: SeedCurve | None  # without the running mean; None if it is the same
     end: Spread  # the final value, as in the tables
 
 

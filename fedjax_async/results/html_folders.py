@@ -22,12 +22,12 @@ from fedjax_async.results.metrics import FINAL, TARGET
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import SweptRun
 from fedjax_async.results.sweeps import collect
+from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
 
 MOST_ROWS = 1_000  # of a table
 
 Content = dict[str, Any]  # JSON
-Row = Mapping[str, Any]
 
 
 class Seeds(NamedTuple):
@@ -37,7 +37,7 @@ class Seeds(NamedTuple):
     members: list[SweptRun]
 
 
-class Source(NamedTuple):
+class FolderContent(NamedTuple):
     """The content of a folder."""
 
     path: Path
@@ -49,7 +49,7 @@ class Source(NamedTuple):
     notes: list[str]
 
 
-class Options(NamedTuple):
+class TableOptions(NamedTuple):
     """How the tables are made; if all are None, the tables in the folder are shown, or new ones with the defaults."""
 
     target: str | float | None = None
@@ -87,12 +87,12 @@ class Options(NamedTuple):
         return number
 
 
-AS_SAVED = Options()
+AS_SAVED = TableOptions()
 
 # --- folders ----------------------------------------------------------------------------------------
 
 
-def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
+def read(folder: str | Path, options: TableOptions = AS_SAVED) -> FolderContent:
     """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
     path = Path(folder)
     if (path / sweep_folder.DEFINITION).is_file():
@@ -100,7 +100,7 @@ def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
     if (path / store.MANIFEST).is_file():
         swept_run = _swept_run(path, "run")
         group = Seeds(str(swept_run.run.settings.get("method", "run")), [swept_run])
-        return Source(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
+        return FolderContent(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
     found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
     if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
@@ -113,13 +113,13 @@ def _swept_run(folder: Path, name: str) -> SweptRun:
     return sweep_table.swept_run(GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
-def _row(swept_run: SweptRun, options: Options) -> Row:
+def _row(swept_run: SweptRun, options: TableOptions) -> Row:
     """The row of a run in the table of runs."""
     (row,) = sweep_table.run_rows([swept_run], options.of_tables["final"])
     return {name: value for name, value in row.items() if name != "run"}
 
 
-def _sweep(path: Path, options: Options) -> Source:
+def _sweep(path: Path, options: TableOptions) -> FolderContent:
     sweep, missing = collect(path)
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
@@ -145,7 +145,7 @@ def _sweep(path: Path, options: Options) -> Source:
     groups = [Seeds(*grouped[index]) for index in ranked.order]
     folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
     shown = [table("Best settings", best), table("Settings", settings), *pairs]
-    return Source(path, "sweep", groups, folders, rows, shown, notes)
+    return FolderContent(path, "sweep", groups, folders, rows, shown, notes)
 
 
 def _pairs(path: Path) -> list[Content]:
@@ -154,7 +154,7 @@ def _pairs(path: Path) -> list[Content]:
     return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
 
 
-def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source:
+def _comparison(path: Path, folders: Sequence[Path], options: TableOptions) -> FolderContent:
     grouped: dict[str, list[SweptRun]] = {}
     by_name: dict[str, Path] = {}
     for folder in folders:
@@ -172,11 +172,11 @@ def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source
         notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
     groups = [Seeds(name, grouped[name]) for name in order]
     rows = {member.point.name: _row(member, options) for group in groups for member in group.members}
-    return Source(path, "comparison", groups, by_name, rows, shown, notes)
+    return FolderContent(path, "comparison", groups, by_name, rows, shown, notes)
 
 
 def _methods(
-    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: Options
+    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: TableOptions
 ) -> tuple[list[Content], list[str]]:
     """The table of the methods, and notes on it: ``comparison.csv``, or a new table if the file is of other runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}

@@ -19,7 +19,7 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
-from fedjax_async.results.html_folders import AS_SAVED, Content, Options, Seeds, Source, read, table_of
+from fedjax_async.results.html_folders import AS_SAVED, Content, FolderContent, Seeds, TableOptions, read, table_of
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
 from fedjax_async.results.significance import INTERVALS
@@ -34,7 +34,7 @@ ALL_SEEDS = 200  # lines of single seeds
 ALL_POINTS = 100_000  # points of all curves together
 
 
-def _settings(source: Source) -> Content:
+def _settings(source: FolderContent) -> Content:
     """The settings that are the same in all runs, a table of those that differ, and the versions."""
     runs = {member.point.name: member.run for group in source.groups for member in group.members}
     texts = {
@@ -76,7 +76,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _chosen(
-    sources: Sequence[Source], labels: Sequence[str]
+    sources: Sequence[FolderContent], labels: Sequence[str]
 ) -> tuple[dict[str, Seeds], list[tuple[str, Path]], list[str]]:
     """Name -> group with curves; name and folder of each run with details; notes on what the curves leave out."""
     share = max(1, MOST_LINES // len(sources))
@@ -97,7 +97,7 @@ def _chosen(
     return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
 
 
-def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Content:
+def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> Content:
     """Everything that the page shows, as its JSON; ``ValueError`` as in :func:`write_report`."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
@@ -191,7 +191,7 @@ def write_report(
         if not Path(folder).is_dir():
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)
-    options = Options(target, final, interval)
+    options = TableOptions(target, final, interval)
     options.require_target()
     require_final(options.of_tables["final"])
     check.one_of("interval", options.of_tables["interval"], INTERVALS)

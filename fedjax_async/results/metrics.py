@@ -253,7 +253,7 @@ class Spread(NamedTuple):
     seeds: int
 
 
-class Curve(NamedTuple):
+class SeedCurve(NamedTuple):
     """Mean and sample standard deviation over seeds of one column of the evaluations."""
 
     at: np.ndarray  # float64[P]  virtual seconds, updates, server steps or bytes
@@ -297,7 +297,7 @@ def spread(values: Sequence[float] | np.ndarray) -> Spread:
 
 def mean_curve(
     runs: Sequence[Run], unit: str = "time", column: str = "accuracy", factor: float = 1.0, final: str = "last"
-) -> Curve:
+) -> SeedCurve:
     """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
 
     Each seed's values are replaced by their running mean over as many evaluations as ``final`` averages (see
@@ -324,7 +324,7 @@ def mean_curve(
     else:
         grid = _common_grid(at)
         values = [y[np.searchsorted(x, grid, side="right") - 1] for x, y in zip(at, values, strict=True)]
-    return Curve(grid, *mean_and_std(np.stack(values, axis=-1)), steps=not matching)
+    return SeedCurve(grid, *mean_and_std(np.stack(values, axis=-1)), steps=not matching)
 
 
 def _match(runs: Sequence[Run]) -> bool:

@@ -18,7 +18,7 @@ from fedjax_async import check
 PATIENCE = 1.0  # seconds before a planning bar appears; most plans are ready by then
 
 
-class Progress(NamedTuple):
+class ProgressBar(NamedTuple):
     """``report(done, total, *, time, staleness, accuracy)`` and ``close()``."""
 
     report: Callable[..., None]
@@ -46,7 +46,7 @@ def clock_text(seconds: float) -> str:
     return f"{hours}h{minutes:02}m{whole % 60:02}s" if hours else f"{minutes}m{whole % 60:02}s"
 
 
-def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", file: TextIO | None = None) -> Progress:
+def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", file: TextIO | None = None) -> ProgressBar:
     """A bar over ``total_updates`` updates, on standard error.
 
     ``enabled``: None shows the bar on a terminal only, True always, False never. ``label``: text in front of it, such
@@ -71,7 +71,7 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
         shown.set_postfix_str(", ".join(parts), refresh=False)
         shown.update(done - shown.n)
 
-    return Progress(report, shown.close)
+    return ProgressBar(report, shown.close)
 
 
 def _hidden(enabled: bool | None) -> bool | None:

@@ -11,8 +11,8 @@ from fedjax_async import disk
 from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
-    Columns,
     SweptRun,
+    TableColumns,
     by_setting,
     evaluation_columns,
     metric_of,
@@ -21,7 +21,7 @@ from fedjax_async.results.sweep_table import (
 )
 
 
-def as_columns(rows: Sequence[tables.Row]) -> Columns:
+def as_columns(rows: Sequence[tables.Row]) -> TableColumns:
     """Rows as columns; None where a row lacks the cell."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
@@ -36,7 +36,7 @@ def _arrow(column: Any) -> Any:
     return column
 
 
-def parquet_writer() -> Callable[[Columns], bytes] | None:
+def parquet_writer() -> Callable[[TableColumns], bytes] | None:
     """A function from columns to the bytes of a Parquet file; None if pyarrow (extra ``sweep``) is not installed."""
     try:
         import pyarrow  # noqa: PLC0415
@@ -44,7 +44,7 @@ def parquet_writer() -> Callable[[Columns], bytes] | None:
     except ImportError:
         return None
 
-    def content(columns: Columns) -> bytes:
+    def content(columns: TableColumns) -> bytes:
         stream = io.BytesIO()
         arrays = {name: pyarrow.array(_arrow(column)) for name, column in columns.items()}
         parquet.write_table(pyarrow.table(arrays), stream)

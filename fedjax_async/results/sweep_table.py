@@ -28,7 +28,7 @@ EXECUTION = REAL_TIMES | {
 }  # fmt: skip
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
-Columns = dict[str, Any]  # equally long lists or arrays
+TableColumns = dict[str, Any]  # equally long lists or arrays
 
 
 class SweptRun(NamedTuple):
@@ -108,12 +108,12 @@ def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, An
     ]
 
 
-def evaluation_columns(found: Sequence[SweptRun]) -> Columns:
+def evaluation_columns(found: Sequence[SweptRun]) -> TableColumns:
     """The long table, one row per evaluation: name, swept values, seed and scores."""
     columns = columns_of(found)
     counts = [len(each.run.evaluations["time"]) for each in found]
     identities = [_identity(each, columns) for each in found]
-    repeated: Columns = {
+    repeated: TableColumns = {
         name: [identity[name] for identity, count in zip(identities, counts) for _ in range(count)]
         for name in identities[0]
     }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
-from fedjax_async.local.dp_sgd import PerExample
+from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server.rule import closed, known
 from fedjax_async.types import (
     Array,
@@ -49,7 +49,7 @@ class Privacy(NamedTuple):
     """What protects a run; ``None``: nothing of this kind."""
 
     uploads: Uploads | None = None
-    examples: PerExample | None = None
+    examples: DPSGDOptions | None = None
     least: int | None = None  # the fewest uploads of a sum that the server may see
 
 
@@ -104,7 +104,7 @@ def dp_sgd(*, clip: Traced = 1.0, noise: Traced = 1.0) -> Privacy:
     """
     check.positive("clip", clip)
     _require_noise(noise)
-    return Privacy(examples=PerExample(clip, noise))
+    return Privacy(examples=DPSGDOptions(clip, noise))
 
 
 def _require_noise(noise: Number) -> None:

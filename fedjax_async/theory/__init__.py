@@ -75,7 +75,7 @@ from fedjax_async.theory.closed_forms import (
     quadratic_displacement,
     quadratic_fixed_point,
 )
-from fedjax_async.theory.comparison import TABLE_2, Row, Setting, compare
+from fedjax_async.theory.comparison import TABLE_2, Analysis, Setting, compare
 from fedjax_async.theory.connectivity import batch_loss, learned_control_point
 from fedjax_async.theory.curve_quality import curve_probe, divergence, quality
 from fedjax_async.theory.estimate import (
@@ -155,6 +155,7 @@ from fedjax_async.theory.vector_fields import (
 __all__ = [
     "EXAMPLES",
     "TABLE_2",
+    "Analysis",
     "Bound",
     "BufferedConstants",
     "ClosedForm",
@@ -175,7 +176,6 @@ __all__ = [
     "Orbit",
     "PushCenBound",
     "PushCenConstants",
-    "Row",
     "Setting",
     "Spectrum",
     "Surrogate",

@@ -26,7 +26,7 @@ class Setting(NamedTuple):
     tau_c: Any  # the largest delay that Li et al. (2024) accept
 
 
-class Row(NamedTuple):
+class Analysis(NamedTuple):
     """One analysis: its rate, what it covers, and which assumptions it does not need."""
 
     source: str
@@ -87,27 +87,27 @@ _ALL = {"unbounded_gradient": True, "nonuniform_participation": True}
 # Corollaries 1 and 4 (K n sg2, and the compression factor). AsynFLC is Corollary 2; its theorem lacks a term (see
 # ``rates``). The text of the paper gives the rows of 2024 with sqrt(K) sg2/sqrt(Tm) instead, sqrt(K) times more. It
 # also calls tau_max tau_avgm/T better than tau_max/T, but it is only better than tau_max^2/T.
-TABLE_2: dict[str, Row] = {
-    "fedbuff": Row("Nguyen et al., AISTATS 2022", "s2/sqrt(TK) + tau_max^2 (s2 + sg2 + G2)/T", _fedbuff),
-    "fedbuff_unbounded": Row(
+TABLE_2: dict[str, Analysis] = {
+    "fedbuff": Analysis("Nguyen et al., AISTATS 2022", "s2/sqrt(TK) + tau_max^2 (s2 + sg2 + G2)/T", _fedbuff),
+    "fedbuff_unbounded": Analysis(
         "Toghani and Uribe, Allerton 2022", "(s2 + sg2)/sqrt(T) + tau_max^2 (s2 + sg2)/T", _unbounded,
         unbounded_gradient=True,
     ),
-    "multi_stage_private": Row(
+    "multi_stage_private": Analysis(
         "Li et al., TPAMI 2024", "(s2 + sg2)/sqrt(T) + tau_c^2 (s2 + G2)/T", _private
     ),
-    "mobile_relaying": Row(
+    "mobile_relaying": Analysis(
         "Bian and Xu, TVT 2024", "s2/sqrt(Tn) + tau_max^2 G2/T", _relaying, non_iid=False, quantization=True
     ),
-    "ca2fl": Row("Wang et al., ICLR 2024", _CACHED, _cached, unbounded_gradient=True),
-    "fadas": Row("Wang et al., ICML 2024", _CACHED, _cached, unbounded_gradient=True),
-    "linear_speedup": Row("Wang et al., TMC 2025", "(s2 + G2)/sqrt(Tn) + tau_max^2/T", _speedup),
-    "asynfl": Row("Yang et al. 2025, Corollary 1", "s2/sqrt(TKn) + tau_max tau_avgm/T", _asynfl, **_ALL),
-    "asynflc": Row(
+    "ca2fl": Analysis("Wang et al., ICLR 2024", _CACHED, _cached, unbounded_gradient=True),
+    "fadas": Analysis("Wang et al., ICML 2024", _CACHED, _cached, unbounded_gradient=True),
+    "linear_speedup": Analysis("Wang et al., TMC 2025", "(s2 + G2)/sqrt(Tn) + tau_max^2/T", _speedup),
+    "asynfl": Analysis("Yang et al. 2025, Corollary 1", "s2/sqrt(TKn) + tau_max tau_avgm/T", _asynfl, **_ALL),
+    "asynflc": Analysis(
         "Yang et al. 2025, Corollary 2 (IID)", "tau_max s2/(K T^(2/3))", _asynflc,
         quantization=True, sparsification=True, **_ALL,
     ),
-    "asynflc_ef": Row(
+    "asynflc_ef": Analysis(
         "Yang et al. 2025, Corollary 4", "s2/sqrt(TKn) + tau_max^2/T", _asynflc_ef,
         quantization=True, sparsification=True, error_feedback=True, **_ALL,
     ),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async.local import local_training, run_job, sharpness_aware
-from fedjax_async.local.dp_sgd import PerExample, noised_gradient, uses_of_an_example
+from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, uses_of_an_example
 from tests.local.made_up import client_data, message, pool, rows_of, softmax_regression, start_arrays
 
 CLIP, B = 0.8, 8
@@ -41,7 +41,7 @@ def test_the_gradient_of_a_minibatch_is_the_mean_of_clipped_ones(client):
         padded = np.append(rows, [rows[0]] * (B - len(rows))).astype(int)
         given = (own.x[padded], own.y[padded], jnp.asarray(mask, float), own.size, jax.random.key(0), jnp.int32(3))
         model, start = softmax_regression(), message().params
-        quiet = jax.jit(noised_gradient(model, PerExample(CLIP, 0.0), *given))(start)
+        quiet = jax.jit(noised_gradient(model, DPSGDOptions(CLIP, 0.0), *given))(start)
         want = clipped_mean(rows, min(B, len(rows_of(client))))
         np.testing.assert_allclose(quiet["w"], want[0], rtol=1e-9)
         np.testing.assert_allclose(quiet["b"], want[1], rtol=1e-9)
@@ -53,7 +53,7 @@ def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
 
         def noise(key, k, noise, clip=CLIP):
             rows = own.x[:B], own.y[:B], jnp.ones(B), own.size, key, k
-            one, quiet = (noised_gradient(model, PerExample(clip, z), *rows)(start) for z in (noise, 0.0))
+            one, quiet = (noised_gradient(model, DPSGDOptions(clip, z), *rows)(start) for z in (noise, 0.0))
             return jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, one, quiet))[0]
 
         many = jax.jit(jax.vmap(lambda k: noise(jax.random.key(1), k, 2.0)))(jnp.arange(400))
@@ -64,7 +64,7 @@ def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
 def test_local_training_takes_private_steps():
     with jax.enable_x64(True):
         make = {"optimizer": optax.sgd(0.1), "batch_size": 32}
-        private = local_training(softmax_regression(), **make, per_example=PerExample(1e6, 0.0))
+        private = local_training(softmax_regression(), **make, per_example=DPSGDOptions(1e6, 0.0))
         usual = local_training(softmax_regression(), **make)
         job = (jax.random.key(0), message(), (), client_data(2), 3)
         uploads = [run_job(one, *job)[0] for one in (private, usual)]
@@ -76,10 +76,10 @@ def test_what_would_not_protect_an_example_is_refused():
     model = softmax_regression()
     sam = sharpness_aware(optax.sgd(0.1), lambda gradient, weights: gradient)
     with pytest.raises(ValueError, match="optimizer = 'one with 2 gradients a step': must be one that computes one"):
-        local_training(model, optimizer=sam, per_example=PerExample(1.0, 1.0))
+        local_training(model, optimizer=sam, per_example=DPSGDOptions(1.0, 1.0))
     batch_norm = model._replace(train=lambda params, x, key, mask: (x, params))
     with pytest.raises(ValueError, match="privacy = 'dp_sgd': must be left out: the model has running statistics"):
-        local_training(batch_norm, optimizer=optax.sgd(0.1), per_example=PerExample(1.0, 1.0))
+        local_training(batch_norm, optimizer=optax.sgd(0.1), per_example=DPSGDOptions(1.0, 1.0))
 
 
 def test_an_example_is_used_once_an_epoch():

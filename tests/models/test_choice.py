@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.models import LOWERINGS, MODELS, Conv, ConvPool, choice, default_lowering
-from fedjax_async.models.choice import ConvShape, Row, candidates, distance, fastest
+from fedjax_async.models.choice import ConvShape, MeasuredShape, candidates, distance, fastest
 
 SHAPE = ConvShape((3, 3), (1, 1), (5, 5), (2, 3))
 
@@ -33,10 +33,10 @@ def test_the_nearest_measured_shape_decides(monkeypatch):
     near, far = SHAPE._replace(outputs=(8, 8)), SHAPE._replace(outputs=(64, 64))
     strided, other = near._replace(strides=(2, 2)), far
     rows = (
-        Row("cpu", far, "banded"),
-        Row("cpu", near, "lax"),
-        Row("gpu", other, "winograd"),
-        Row("cpu", strided, "tiled"),
+        MeasuredShape("cpu", far, "banded"),
+        MeasuredShape("cpu", near, "lax"),
+        MeasuredShape("gpu", other, "winograd"),
+        MeasuredShape("cpu", strided, "tiled"),
     )
     monkeypatch.setattr(choice, "table", lambda: rows)
 

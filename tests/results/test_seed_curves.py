@@ -28,7 +28,7 @@ from fedjax_async.results import (
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.metrics import FINALS, final_title, final_value, limits
 from fedjax_async.results.sweep_report import curves, pictures
-from fedjax_async.results.sweep_table import by_setting, swept_run, setting_rows
+from fedjax_async.results.sweep_table import by_setting, setting_rows, swept_run
 from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 

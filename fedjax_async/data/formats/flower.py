@@ -19,7 +19,7 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats import hugging_face as folders
 from fedjax_async.data.formats import parquet
 from fedjax_async.data.formats.clients import existing, read_csv, read_json
-from fedjax_async.data.formats.tables import Columns, Rows, dataset_of
+from fedjax_async.data.formats.tables import ReadColumns, Rows, dataset_of
 
 _NUMBERED = re.compile(r"(?:.*[^\d])?(\d+)")
 
@@ -50,7 +50,7 @@ def flower(
 
     Raises ``ValueError`` naming file, column and row.
     """
-    columns = Columns(x, y, None, length)
+    columns = ReadColumns(x, y, None, length)
     whole("length", length)
     root = existing(path)
     if partitions is not None:
@@ -64,7 +64,7 @@ def flower(
     return dataset_of(root.stem, train, [_owned(rows, "nobody") for rows in tested], owned)
 
 
-def _numbered(root: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
+def _numbered(root: Path, columns: ReadColumns) -> tuple[list[Rows], list[Rows]]:
     """Training and test rows of the partitions in a folder, in order of their numbers."""
     several = root.is_dir() and not folders.is_data_set(root)
     require(several, "path", str(root), "a folder of partitions, or given with partitions=FILE: it is one data set")
@@ -86,7 +86,7 @@ def _numbered(root: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
     return train, test
 
 
-def _read(path: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
+def _read(path: Path, columns: ReadColumns) -> tuple[list[Rows], list[Rows]]:
     """Training and test rows of one data set: a folder of save_to_disk, a Parquet file or an Arrow file."""
     if path.is_dir():
         parts = folders.splits(path, ("train", "test"), columns)
@@ -96,7 +96,7 @@ def _read(path: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
     return [readers[path.suffix](path, columns)], []
 
 
-def _global_test(path: Path, columns: Columns) -> list[Rows]:
+def _global_test(path: Path, columns: ReadColumns) -> list[Rows]:
     """The rows of the split ``test``, of the only split, or of a data set without splits."""
     if path.is_dir() and folders.is_split(path):
         names = folders.split_names(path)

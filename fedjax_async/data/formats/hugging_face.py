@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_async.check import require, whole
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
-from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set without splits, with splits
 FILE_FORMAT = b"ARROW1"  # a file in Arrow's file format begins with these bytes; others are in its stream format
@@ -34,7 +34,7 @@ def hugging_face(
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """
-    columns = Columns(x, y, client, length)
+    columns = ReadColumns(x, y, client, length)
     whole("length", length)
     root = existing(path)
     parts = splits(root, (train, test), columns)
@@ -42,7 +42,7 @@ def hugging_face(
     return dataset_of(root.name, parts[train], parts.get(test, []), columns)
 
 
-def splits(folder: Path, names: tuple[str, str], columns: Columns) -> dict[str, list[Rows]]:
+def splits(folder: Path, names: tuple[str, str], columns: ReadColumns) -> dict[str, list[Rows]]:
     """Those of the splits ``names`` that the folder has; a folder without splits counts as the first of them."""
     if not is_split(folder):
         return {names[0]: read(folder, columns)}
@@ -69,7 +69,7 @@ def split_names(folder: Path) -> list[str]:
     return list(known or ())
 
 
-def read(folder: Path, columns: Columns) -> list[Rows]:
+def read(folder: Path, columns: ReadColumns) -> list[Rows]:
     """The columns of all Arrow files of one data set, in order."""
     state = folder / STATE
     require(state.is_file(), "path", str(folder), "a folder that save_to_disk wrote, with a state.json")
@@ -93,7 +93,7 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_arrow(file: Path, columns: Columns) -> Rows:
+def read_arrow(file: Path, columns: ReadColumns) -> Rows:
     """The columns of an Arrow file in either format; raises ``ValueError`` if it is damaged or lacks a column."""
     pa = arrow()
     try:

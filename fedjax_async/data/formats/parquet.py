@@ -8,7 +8,7 @@ from pathlib import Path
 from fedjax_async.check import require, whole
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing
-from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
 
 
 def parquet(
@@ -32,7 +32,7 @@ def parquet(
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """
-    columns = Columns(x, y, client, length)
+    columns = ReadColumns(x, y, client, length)
     whole("length", length)
     root = existing(path)
     files, tests = _files(root), [] if test is None else _files(existing(test, "test"))
@@ -49,7 +49,7 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def read(file: Path, columns: Columns) -> Rows:
+def read(file: Path, columns: ReadColumns) -> Rows:
     """The columns of one file; raises ``ValueError`` if it is damaged or lacks a column."""
     pa = arrow()
     parquet_module = importlib.import_module("pyarrow.parquet")

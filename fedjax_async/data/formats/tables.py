@@ -25,7 +25,7 @@ IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # the image formats that Pillow
 MOST_PIXELS = 2**26  # of one image
 
 
-class Columns(NamedTuple):
+class ReadColumns(NamedTuple):
     """Which columns are read, and how."""
 
     x: str = "image"  # or several columns of numbers, joined by +
@@ -62,14 +62,14 @@ def arrow() -> Any:
         raise ValueError(f"pyarrow = not installed: needed for this format; {remedy}") from error
 
 
-def require_columns(where: Path, schema: Any, columns: Columns) -> None:
+def require_columns(where: Path, schema: Any, columns: ReadColumns) -> None:
     """Raise ``ValueError`` for the first column that a table lacks, or if one is asked for twice."""
     for name in columns.names:
         require(name in schema.names, f"'{where}': column", name, f"one of {', '.join(schema.names)}")
     require(len(set(columns.names)) == len(columns.names), f"'{where}': columns", columns.names, "different columns")
 
 
-def rows_of(where: Path, table: Any, columns: Columns) -> Rows:
+def rows_of(where: Path, table: Any, columns: ReadColumns) -> Rows:
     """The contents of a table that has at least these columns."""
     require_columns(where, table.schema, columns)
     parts = [_values(where, name, table.column(name)) for name in columns.inputs]
@@ -156,7 +156,7 @@ def _images(column_name: str, column: Any) -> np.ndarray:
     return np.stack(found) if found else np.zeros((0, 1, 1), np.uint8)
 
 
-def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: Columns) -> Dataset:
+def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: ReadColumns) -> Dataset:
     """The data set of the rows of some tables; it has natural owners only if there is a column of clients."""
     every = [*train, *test]
     names = next((rows.classes for rows in every if rows.classes is not None), None)
@@ -170,7 +170,7 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     return found if columns.client is not None else found._replace(groups=None, test_groups=None)
 
 
-def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[ClientRows]:
+def _parts(rows: Rows, columns: ReadColumns, number: dict[str, int]) -> list[ClientRows]:
     """The rows of a table by client; without clients, all rows under one name."""
     names = rows.client if rows.client is not None else ["all"] * len(rows.x)
     client = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -179,7 +179,7 @@ def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[ClientR
     return [_part(name, rows, of, columns, number) for name, of in zip(client, own)]
 
 
-def _part(client: str, rows: Rows, of: np.ndarray, columns: Columns, number: dict[str, int]) -> ClientRows:
+def _part(client: str, rows: Rows, of: np.ndarray, columns: ReadColumns, number: dict[str, int]) -> ClientRows:
     """The rows with the indices ``of`` as the part of one client."""
     texts = isinstance(rows.x, list)
     if rows.y is None:

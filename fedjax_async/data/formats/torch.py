@@ -12,7 +12,7 @@ from fedjax_async.data.checking import type_name
 from fedjax_async.data.own import as_numpy, from_arrays
 from fedjax_async.types import Array, FederatedData
 
-Key = int | str
+ColumnKey = int | str
 
 
 def from_torch(
@@ -20,8 +20,8 @@ def from_torch(
     test: Any = None,
     *,
     client_tests: Sequence[Any] | None = None,
-    x: Key = 0,
-    y: Key = 1,
+    x: ColumnKey = 0,
+    y: ColumnKey = 1,
     channels_first: bool = False,
     num_classes: int | None = None,
     decode: Callable[[Array], Array] | None = None,
@@ -69,7 +69,7 @@ def from_torch(
     )
 
 
-def _columns(where: str, dataset: Any, keys: tuple[Key, Key]) -> tuple[np.ndarray, np.ndarray]:
+def _columns(where: str, dataset: Any, keys: tuple[ColumnKey, ColumnKey]) -> tuple[np.ndarray, np.ndarray]:
     """The two columns of a map-style data set, [n, ...] each."""
     good = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     require(good, where, type_name(dataset), "a map-style data set, with a length and items")
@@ -86,7 +86,7 @@ def _columns(where: str, dataset: Any, keys: tuple[Key, Key]) -> tuple[np.ndarra
     return x, y
 
 
-def _array(where: str, item: Any, key: Key) -> np.ndarray:
+def _array(where: str, item: Any, key: ColumnKey) -> np.ndarray:
     """A component of an item as an array: a tensor, an array, an image or a number."""
     try:
         value = item[key]
