@@ -49,6 +49,8 @@ ALLOWED = {
     "cli": CONFIG | {"theory", "results", "__version__"},
     "__main__": {"cli"},
 }
+# types that mean the same wherever they are defined: local variables of a job, the state of a node, two sizes, ...
+SAME_MEANING = {"Action", "Block", "Dense", "Inbox", "Node", "Norm", "Padding", "Pair", "Stays", "Work"}
 TOP_LEVEL = {
     "pyproject.toml",
     "README.md",
@@ -148,6 +150,20 @@ def test_a_public_name_hides_no_module_but_its_own():
             for name in imports(path):
                 where, _, public = name.rpartition(".")
                 assert public not in modules or where in (package, f"{package}.{public}"), f"{name} hides a module"
+
+
+def test_a_type_has_one_meaning():
+    """No two modules define a public class or alias (in CamelCase) of the same name."""
+    defined: dict[str, list[Path]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            found = {getattr(target, "name", getattr(target, "id", "")) for target in targets}
+            for name in found:
+                if name[:1].isupper() and not name.isupper():
+                    defined.setdefault(name, []).append(path)
+    twice = {name: names(paths) for name, paths in defined.items() if len(paths) > 1 and name not in SAME_MEANING}
+    assert not twice
 
 
 def test_files_are_short():

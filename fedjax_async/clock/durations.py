@@ -30,7 +30,7 @@ from fedjax_async.clock.chance import FAMILIES, Distribution
 # The shortest duration, as a share of the client's mean: the clock must advance.
 SMALLEST = 1e-6
 
-Numbers = int | float | np.ndarray
+Amounts = int | float | np.ndarray
 
 
 class Delays(NamedTuple):
@@ -150,7 +150,7 @@ def _durations(
     seed: int,
 ) -> Callable[..., np.ndarray]:
     def durations(
-        clients: Numbers, numbers: Numbers, local_steps: Numbers = 1, bytes_down: Numbers = 0, bytes_up: Numbers = 0
+        clients: Amounts, numbers: Amounts, local_steps: Amounts = 1, bytes_down: Amounts = 0, bytes_up: Amounts = 0
     ) -> np.ndarray:
         clients, numbers = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
         shape = np.broadcast_shapes(clients.shape, numbers.shape)

@@ -15,17 +15,17 @@ from fedjax_async.types import Array, FederatedData
 
 NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
 MOST_CLASSES = 2**31 - 1  # labels are int32
-Examples = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
+ExampleArrays = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
 
 def from_arrays(
-    clients: Sequence[Examples],
-    test: Examples | None = None,
+    clients: Sequence[ExampleArrays],
+    test: ExampleArrays | None = None,
     *,
     num_classes: int | None = None,
     decode: Callable[[Array], Array] | None = None,
     name: str = "own",
-    client_tests: Sequence[Examples] | None = None,
+    client_tests: Sequence[ExampleArrays] | None = None,
 ) -> FederatedData:
     """Client data from the arrays ``(x, y)`` of each client, for ``simulate(data=...)``.
 
