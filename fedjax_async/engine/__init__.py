@@ -26,7 +26,7 @@ the loop (``loop.py``), checkpoints and devices. ``peer_result.py`` is the resul
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
-twice. A *wave* is a set of jobs that may be trained together. A wave is cut into *batches*. A *group* is the batches
+twice. A *wave* is a set of jobs that may be trained together. A wave is cut into *batches*. A *turn* is the batches
 that are trained at the same time, one in each *lane*. A lane is a host thread with its own *buffers*; each *row* of
 them holds one job. A *segment* is the local steps of a batch that one compiled call executes at one width. A *stretch*
 is a range of positions that one call of ``receive`` takes from one lane. A *slot* holds a start model, and a *write*

@@ -145,7 +145,7 @@ class WavesExecutor:
         if self._extensions == 1:
             device.begin(work, probes)
             self._read_past()
-        if self._snapshot is not None and self._extensions <= self._snapshot.groups:
+        if self._snapshot is not None and self._extensions <= self._snapshot.turns:
             self._repeat(work, probes)
             return
         device.fit(work, probes)
@@ -166,10 +166,10 @@ class WavesExecutor:
         if work.sends and self._extensions > 1:
             carry = device.send(carry)
         stops = {int(work.at[count - work.first]): count for count in due}
-        for g, group in enumerate(layout.groups):
+        for g, turn in enumerate(layout.turns):
             low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
-            if group:
-                stores = device.train(layout, group, carry, stores)
+            if turn:
+                stores = device.train(layout, turn, carry, stores)
             changes = low + 1 + np.flatnonzero(np.diff(layout.lane[low:high]))
             cuts = sorted({low, high, *changes.tolist(), *(stop for stop in stops if low <= stop < high)})
             for a, b in itertools.pairwise(cuts):
@@ -240,7 +240,7 @@ class WavesExecutor:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         self._told.repeat(work)
         self._device.measure_up(work)
-        if self._extensions < self._snapshot.groups:
+        if self._extensions < self._snapshot.turns:
             return
         structure: Any = jax.tree.structure(self._device.held)
         held = jax.tree.unflatten(structure, self._snapshot.leaves[: structure.num_leaves])

@@ -43,10 +43,10 @@ class Batch(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """Jobs dealt to lanes, group by group."""
+    """Jobs dealt to lanes, turn by turn."""
 
-    bounds: np.ndarray  # int64[G + 1]: after group g the server receives positions bounds[g] .. bounds[g+1]-1
-    groups: list[list[Batch]]  # at most one batch a lane
+    bounds: np.ndarray  # int64[G + 1]: after turn g the server receives positions bounds[g] .. bounds[g+1]-1
+    turns: list[list[Batch]]  # at most one batch a lane
     train_order: np.ndarray  # int32[E], positions
     lane: np.ndarray  # int32[E], which lane trains a position
     row: np.ndarray  # int32[E], which row of its lane's buffers a position has
@@ -54,24 +54,24 @@ class Lanes(NamedTuple):
     @property
     def lanes(self) -> int:
         """How many lanes are in use."""
-        return max((batch.lane + 1 for group in self.groups for batch in group), default=1)
+        return max((batch.lane + 1 for turn in self.turns for batch in turn), default=1)
 
     @property
     def stretches(self) -> np.ndarray:
         """Bounds of the stretches: all uploads of a stretch are in one lane's buffers; int64, positions."""
         return np.union1d(self.bounds, 1 + np.flatnonzero(np.diff(self.lane))).astype(np.int64)
 
-    def unreceived(self, group: int, capacity: int) -> list[Batch]:
-        """The jobs that are trained before ``group`` and received with it or later, each as a batch of one job."""
-        begin = self.groups[group][0].first if group < len(self.groups) else len(self.train_order)
-        index = np.flatnonzero(self.train_order[:begin] >= self.bounds[group])
+    def unreceived(self, turn: int, capacity: int) -> list[Batch]:
+        """The jobs that are trained before ``turn`` and received with it or later, each as a batch of one job."""
+        begin = self.turns[turn][0].first if turn < len(self.turns) else len(self.train_order)
+        index = np.flatnonzero(self.train_order[:begin] >= self.bounds[turn])
         position = self.train_order[index]
         segments = [[Segment(capacity, 0, 1)]] * len(index)
         return [Batch(*one) for one in zip(self.lane[position].tolist(), index.tolist(), [1] * len(index), segments)]
 
     def executed_steps(self) -> int:
         """Local steps that vmapped batches execute, padding included."""
-        return sum(s.width * (s.last - s.first) for group in self.groups for b in group for s in b.segments)
+        return sum(s.width * (s.last - s.first) for turn in self.turns for b in turn for s in b.segments)
 
 
 def ladder(top: int) -> list[int]:
@@ -199,7 +199,7 @@ def looped_lanes(
     """Deal the jobs of looped batches to lanes, so that the lanes wait for each other as little as possible.
 
     ``ready``: int[E], how many positions must have been received before the job of a position may be trained;
-    ``steps``: int[E], local steps of each position. A group is the longest range of positions that are ready at its
+    ``steps``: int[E], local steps of each position. A turn is the longest range of positions that are ready at its
     start, up to ``max_width`` jobs a lane. Each lane trains consecutive jobs of it. With ``fill``, a lane that would
     finish before the others also trains jobs of later positions that are ready already. Their rows stay occupied until
     they are received, so a lane holds at most ``capacity - max_width`` of them. Without ``fill``, rows are as in
@@ -208,7 +208,7 @@ def looped_lanes(
     ready_at, work = ready.tolist(), steps.tolist()
     spare = capacity - max_width if fill else 0
     trained, lane_of = bytearray(len(work)), np.zeros(len(work), np.int32)
-    bounds, groups, order = [0], [], list[int]()
+    bounds, turns, order = [0], [], list[int]()
     early: list[int] = []  # positions that are trained and not yet received
     while (low := bounds[-1]) < len(work):
         todo: list[int] = []
@@ -217,7 +217,7 @@ def looped_lanes(
             if not trained[high]:
                 todo.append(high)
             high += 1
-        if not todo:  # all of them are trained already: they are received with the previous group
+        if not todo:  # all of them are trained already: they are received with the previous turn
             bounds[-1] = high
             continue
         shares = _shares(todo, work, max_width, lanes)
@@ -225,7 +225,7 @@ def looped_lanes(
         if spare:
             room = [spare - sum(lane_of[position] == lane for position in early) for lane in range(lanes)]
             early += _fill(shares, room, trained, ready_at, work, low, high)
-        group = []
+        turn = []
         for lane, share in enumerate(shares):
             if not spare:
                 share.sort(key=lambda position: -work[position])
@@ -233,17 +233,17 @@ def looped_lanes(
                 trained[position], lane_of[position] = 1, lane
             if share:
                 longest = max(work[position] for position in share)
-                group.append(Batch(lane, len(order), len(share), [Segment(capacity, 0, longest)]))
+                turn.append(Batch(lane, len(order), len(share), [Segment(capacity, 0, longest)]))
                 order += share
-        groups.append(group)
+        turns.append(turn)
         bounds.append(high)
-    dealt = Lanes(np.array(bounds, np.int64), groups, np.array(order, np.int32), lane_of, np.zeros_like(lane_of))
+    dealt = Lanes(np.array(bounds, np.int64), turns, np.array(order, np.int32), lane_of, np.zeros_like(lane_of))
     return dealt._replace(row=_rows_kept(dealt, capacity) if spare else _rows(dealt, capacity, devices))
 
 
 def _rows(dealt: Lanes, capacity: int, devices: int) -> np.ndarray:
     """Rows of batches that are received as a whole; each device holds ``capacity / devices`` consecutive rows."""
-    begins = np.array([batch.first for group in dealt.groups for batch in group], np.int64)
+    begins = np.array([batch.first for turn in dealt.turns for batch in turn], np.int64)
     rank = np.arange(len(dealt.train_order))
     rank -= np.repeat(begins, np.diff(begins, append=len(rank)))
     row = np.empty_like(dealt.train_order)
@@ -252,12 +252,12 @@ def _rows(dealt: Lanes, capacity: int, devices: int) -> np.ndarray:
 
 
 def _rows_kept(dealt: Lanes, capacity: int) -> np.ndarray:
-    """Rows if some jobs of a batch are received with a later group: a row is free once its job is received."""
+    """Rows if some jobs of a batch are received with a later turn: a row is free once its job is received."""
     row = np.zeros_like(dealt.train_order)
     free = [list(range(capacity)) for _ in range(1 + int(dealt.lane.max(initial=0)))]
     kept: list[tuple[int, int]] = []  # (position, lane)
-    for high, group in zip(dealt.bounds[1:].tolist(), dealt.groups):
-        for batch in group:
+    for high, turn in zip(dealt.bounds[1:].tolist(), dealt.turns):
+        for batch in turn:
             for position in dealt.train_order[batch.first : batch.first + batch.jobs].tolist():
                 row[position] = free[batch.lane].pop()
                 kept.append((position, batch.lane))
@@ -318,24 +318,24 @@ def vmapped_lanes(
 
     ``devices`` share the jobs of a batch: the i-th longest job is trained on device ``i % devices``.
     """
-    cuts, first_of_group = [np.zeros(1, np.int64)], [0]
+    cuts, first_of_turn = [np.zeros(1, np.int64)], [0]
     for low, high in itertools.pairwise(waves.tolist()):
         inner = low + cut_wave(steps[low:high], max_width, lanes)[1:]
-        before = first_of_group[-1]
-        first_of_group += [*range(before + lanes, before + len(inner), lanes), before + len(inner)]
+        before = first_of_turn[-1]
+        first_of_turn += [*range(before + lanes, before + len(inner), lanes), before + len(inner)]
         cuts.append(inner)
     cut = np.concatenate(cuts)
     batch = np.repeat(np.arange(len(cut) - 1), np.diff(cut))
     order = np.lexsort((-steps, batch)).astype(np.int32)
     widths = widths_of(steps[order], cut, max_width, devices, costs)
-    begins = np.array(first_of_group)
+    begins = np.array(first_of_turn)
     lane = np.arange(len(cut) - 1) - np.repeat(begins[:-1], np.diff(begins))
     batches = [
         Batch(int(lane[b]), low, high - low, segments_of(steps[order[low:high]], widths))
         for b, (low, high) in enumerate(itertools.pairwise(cut.tolist()))
     ]
-    groups = [batches[first:after] for first, after in itertools.pairwise(first_of_group)]
-    dealt = Lanes(cut[begins], groups, order, lane[batch].astype(np.int32), np.zeros_like(order))
+    turns = [batches[first:after] for first, after in itertools.pairwise(first_of_turn)]
+    dealt = Lanes(cut[begins], turns, order, lane[batch].astype(np.int32), np.zeros_like(order))
     return dealt._replace(row=_rows(dealt, capacity, devices)), widths
 
 

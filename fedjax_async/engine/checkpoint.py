@@ -1,7 +1,7 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
-A checkpoint is taken between two groups of batches, in an adaptive run between two extensions. It holds the carry, the
-evaluations so far, the models that observers want kept, and the number of groups done; in an adaptive run also the
+A checkpoint is taken between two turns, in an adaptive run between two extensions. It holds the carry, the
+evaluations so far, the models that observers want kept, and the number of turns done; in an adaptive run also the
 trained uploads and what the planner was told. Everything else (schedule, layout, random numbers) follows from the
 settings, so a resumed run gives the same result bit for bit.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 from fedjax_async import check, disk
 
-FORMAT = "fedjax_async checkpoint 2"
+FORMAT = "fedjax_async checkpoint 3"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
 KEEP = 2  # checkpoints that are kept: the newest and the one before
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
@@ -35,7 +35,7 @@ PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
 class Snapshot(NamedTuple):
     """What a checkpoint holds of a stack."""
 
-    groups: int  # groups of batches that are done; in an adaptive run: extensions
+    turns: int  # done; in an adaptive run: extensions
     leaves: list[np.ndarray]  # of ``Carry``; in an adaptive run also of the stores and of ``Told.content``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
     models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves of models that observers keep
@@ -88,7 +88,7 @@ class Keeper:
         arrays = _named(snapshot)
         about = {
             "format": FORMAT,
-            "groups": snapshot.groups,
+            "turns": snapshot.turns,
             "updates": position,
             "identity": self._identity,
             "sha256": {name: _digest(array) for name, array in arrays.items()},
@@ -141,7 +141,7 @@ class Keeper:
             if name.startswith("model"):
                 _, run, local, _ = name.split(" ")
                 models.setdefault((int(run), int(local)), []).append(arrays[name])
-        return Snapshot(about["groups"], leaves, scores, models)
+        return Snapshot(about["turns"], leaves, scores, models)
 
 
 def completed(folder: Path) -> list[int]:

@@ -45,7 +45,7 @@ class ExtensionWork(NamedTuple):
     """What the device does for an extension.
 
     The first ``received`` positions of ``layout`` are received. The others are jobs under way that are trained before
-    they arrive. ``layout.groups[g]`` is trained right before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
+    they arrive. ``layout.turns[g]`` is trained right before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
     received.
     """
 
@@ -282,7 +282,7 @@ class Growing:
             positions=[every],
             waves=dealt.bounds,
             bounds=dealt.bounds,
-            groups=dealt.groups,
+            turns=dealt.turns,
             stretches=dealt.bounds,
             ranks=np.arange(count + 1),
             slots=slots,
@@ -310,11 +310,11 @@ class _Walked(NamedTuple):
 
 
 class _Dealt:
-    """The jobs of an extension dealt to lanes, group by group, and the rows that they take."""
+    """The jobs of an extension dealt to lanes, turn by turn, and the rows that they take."""
 
     def __init__(self, growing: Growing, walked: _Walked, old: int, record: Record, wanted: int | None) -> None:
         seen = walked.seen
-        self.groups: list[list[Batch]] = []
+        self.turns: list[list[Batch]] = []
         self.order: list[int] = []
         self.ahead: list[OpenJob] = []
         bounds, low, addresses = [0], 0, list[tuple[int, int]]()
@@ -335,9 +335,9 @@ class _Dealt:
         while low < len(seen):
             if seen[low].row < 0:
                 ready = [p for p in range(low, len(seen)) if is_ready(seen[p])][: max(1, growing.room(spare=False))]
-                self.groups.append(train([seen[p] for p in ready], ready))
+                self.turns.append(train([seen[p] for p in ready], ready))
             else:
-                self.groups.append([])
+                self.turns.append([])
             high = low
             while high < len(seen) and seen[high].row >= 0:
                 high += 1
@@ -350,7 +350,7 @@ class _Dealt:
             growing.make_room(record)
             position = len(seen) + len(self.ahead)
             self.ahead += asked
-            self.groups.append(train(asked, [position]))
+            self.turns.append(train(asked, [position]))
             bounds.append(low)
         addresses += [(one.lane, one.row) for one in self.ahead]
         self.bounds = np.array(bounds, np.int64)

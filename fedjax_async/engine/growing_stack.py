@@ -169,17 +169,17 @@ class GrowingStack:
         sent: Carry = programs.send(self._o.components.server, self._facts)(self.tables, carry)
         return sent
 
-    def train(self, layout: Any, group: list[Batch], carry: Carry, stores: Any) -> tuple[JobBuffers, ...]:
-        """Train the batches of a group; returns the stores with their uploads."""
+    def train(self, layout: Any, turn: list[Batch], carry: Carry, stores: Any) -> tuple[JobBuffers, ...]:
+        """Train the batches of a turn; returns the stores with their uploads."""
         if layout.whole:  # the buffers of the lanes are the stores
-            return tuple(self._trainers.train(group, carry))
+            return tuple(self._trainers.train(turn, carry))
         compiled = self.stack.programs.train
-        for width in {segment.width for batch in group for segment in batch.segments} - compiled.keys():
+        for width in {segment.width for batch in turn for segment in batch.segments} - compiled.keys():
             one = programs.train(self._o.components.client, width, "vmap", None, None)
             span, buffers = np.zeros(4, np.int32), self._trainers.buffers[0]
             compiled[width] = one.lower(self.tables, carry.slots, carry.clients, buffers, span).compile()
-        left, kept = self._trainers.train(group, carry), list(stores)
-        for batch in group:
+        left, kept = self._trainers.train(turn, carry), list(stores)
+        for batch in turn:
             rows = np.full(layout.capacity, self._rows, np.int32)
             rows[: batch.jobs] = layout.row[layout.train_order[batch.first : batch.first + batch.jobs]]
             kept[batch.lane] = programs.keep()(kept[batch.lane], left[batch.lane], rows)

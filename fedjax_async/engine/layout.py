@@ -75,13 +75,13 @@ def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
-    """The slots of all runs, for groups of batches with these ``bounds`` (positions). Runs share no slots."""
+    """The slots of all runs, for turns with these ``bounds`` (positions). Runs share no slots."""
     base, total = 0, len(merged.run)
     start = np.zeros(total, np.int32)
     slot, client, run, job, written_at = [], [], [], [], []
     for r, (s, position) in enumerate(zip(schedules, merged.positions)):
-        group = np.searchsorted(bounds, position, side="right")
-        own = np.flatnonzero(np.diff(group, prepend=-1))
+        turn = np.searchsorted(bounds, position, side="right")
+        own = np.flatnonzero(np.diff(turn, prepend=-1))
         edges = np.append(own, len(position)) if len(position) else np.zeros(1, np.int64)
         slots = allocate(s, edges, personal=personal)
         start[position] = base + slots.start_slot[s.job]
@@ -108,7 +108,7 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
 class Layout(NamedTuple):
     """What the device will do for a stack of runs that advance side by side.
 
-    *Positions* number the arrivals of all runs in one order. The batches of *group* g, at most one a lane, are trained
+    *Positions* number the arrivals of all runs in one order. The batches of *turn* g, at most one a lane, are trained
     at the same time. Then the server receives the positions ``bounds[g] .. bounds[g+1]-1``.
     """
 
@@ -118,7 +118,7 @@ class Layout(NamedTuple):
     positions: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
     waves: np.ndarray  # int64[V + 1], positions
     bounds: np.ndarray  # int64[G + 1], positions
-    groups: list[list[Batch]]
+    turns: list[list[Batch]]
     stretches: np.ndarray  # int64[stretches + 1], positions: all uploads of a stretch are in one lane's buffers
     ranks: np.ndarray  # int64[ranks + 1], positions: the arrivals of a rank belong to different runs
     slots: MergedSlots
@@ -136,7 +136,7 @@ class Layout(NamedTuple):
     @property
     def dealt(self) -> Lanes:
         """Which lane trains which jobs, and when."""
-        return Lanes(self.bounds, self.groups, self.train_order, self.lane, self.row)
+        return Lanes(self.bounds, self.turns, self.train_order, self.lane, self.row)
 
     @property
     def lanes(self) -> int:
@@ -152,7 +152,7 @@ class Layout(NamedTuple):
 def digest(layout: Layout) -> str:
     """A fingerprint of the order, the lanes and the batches in which jobs are trained."""
     decided = (layout.run, layout.source, layout.bounds, layout.train_order, layout.lane, layout.row)
-    return digest_of((layout.batching, layout.capacity, layout.groups), *decided, layout.slots.start_slot)
+    return digest_of((layout.batching, layout.capacity, layout.turns), *decided, layout.slots.start_slot)
 
 
 def digest_of(plain: tuple[Any, ...], *columns: np.ndarray) -> str:
@@ -206,7 +206,7 @@ def make_layout(
         positions=merged.positions,
         waves=merged.waves,
         bounds=dealt.bounds,
-        groups=dealt.groups,
+        turns=dealt.turns,
         stretches=stretches,
         ranks=rank_bounds(merged.run, stretches),
         slots=merge_slots(schedules, merged, dealt.bounds, personal),

@@ -1,4 +1,4 @@
-"""The loop of a run: train a group of batches, apply their uploads, evaluate, take checkpoints."""
+"""The loop of a run: train the batches of a turn, apply their uploads, evaluate, take checkpoints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedjax_async.engine.several import Piece
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 
-# How many groups of batches the host may be ahead of the device. The limit bounds memory, and without it the progress
-# bar would run ahead of the training.
-GROUPS_AHEAD = 8
-CHECK_EVERY = 4  # groups between two checks of how far the device is; each check costs a transfer
+# How many turns the host may be ahead of the device. The limit bounds memory, and without it the progress bar would run
+# ahead of the training.
+TURNS_AHEAD = 8
+CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
 
 class Calls(NamedTuple):
@@ -48,17 +48,17 @@ def advance(
     scores: Scores,
     watcher: Watcher,
     *,
-    groups: int = 0,
+    turns: int = 0,
     on_bad: str = "reject",
     progress: Progress | None = None,
     keeper: Keeper | None = None,
 ) -> Any:
-    """Train all groups but the first ``groups``, which are done; returns the last carry.
+    """Train all turns but the first ``turns``, which are done; returns the last carry.
 
-    The host waits for the device only to stay at most ``GROUPS_AHEAD`` groups of batches and a few observed evaluations
+    The host waits for the device only to stay at most ``TURNS_AHEAD`` turns and a few observed evaluations
     ahead of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
-    high, tokens, total, turn = 0, deque[Any](), len(dealt.train_order), groups
+    high, tokens, total, done = 0, deque[Any](), len(dealt.train_order), turns
     waiting: list[Piece] = []  # pieces for the next call
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
@@ -66,25 +66,25 @@ def advance(
     def perform(carry: Any, pieces: Sequence[Piece]) -> tuple[Any, Any]:
         if calls.together is not None:
             return calls.together(carry, pieces)
-        ((group, low, high),) = pieces
-        buffers = trainers.buffers if group is None else trainers.train(dealt.groups[group], carry)
+        ((turn, low, high),) = pieces
+        buffers = trainers.buffers if turn is None else trainers.train(dealt.turns[turn], carry)
         return calls.apply(carry, buffers[lane_of[low]], low, high)
 
-    for g in range(groups, len(dealt.groups)):
-        group: int | None = g
+    for g in range(turns, len(dealt.turns)):
+        turn: int | None = g
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
-            waiting.append(Piece(group, low, high))
-            group = None
+            waiting.append(Piece(turn, low, high))
+            turn = None
             if len(waiting) == calls.most or scores.due(high) or high == total or (keeper and keeper.due(high)):
                 (carry, rejected), waiting = perform(carry, waiting), []
                 scores.evaluate(high, partial(calls.evaluate, carry))
         if waiting:
             continue
-        if turn % CHECK_EVERY == 0:
+        if done % CHECK_EVERY == 0:
             tokens.append(rejected)
-        turn += 1
+        done += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
-        if len(tokens) > GROUPS_AHEAD // CHECK_EVERY and int(tokens.popleft()) and on_bad == "raise":
+        if len(tokens) > TURNS_AHEAD // CHECK_EVERY and int(tokens.popleft()) and on_bad == "raise":
             refuse(calls.rejected(carry, high), on_bad)
         if keeper is not None and keeper.due(high) and high < total:
             keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
@@ -100,7 +100,7 @@ def advance(
 def restored(
     keeper: Keeper | None, carry: Any, scores: Scores, watcher: Watcher, model: Any, sharding: Any
 ) -> tuple[Any, int]:
-    """The carry of the newest checkpoint, and how many groups are done; ``(carry, 0)`` without a checkpoint.
+    """The carry of the newest checkpoint, and how many turns are done; ``(carry, 0)`` without a checkpoint.
 
     Its evaluations are put into ``scores`` and handed to the observers again. ``model``: any model of the structure
     that observers keep.
@@ -112,11 +112,11 @@ def restored(
     scores.at = dict(snapshot.scores)
     models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}
     watcher.restore(scores.at, models)
-    return carry, snapshot.groups
+    return carry, snapshot.turns
 
 
-def _snapshot(groups: int, carry: Any, scores: Scores, watcher: Watcher) -> Snapshot:
+def _snapshot(turns: int, carry: Any, scores: Scores, watcher: Watcher) -> Snapshot:
     watcher.hand_over(wait=True)
     models = {moment: jax.tree.leaves(model) for moment, model in watcher.models.items()}
     leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
-    return Snapshot(groups, leaves, seen, models)
+    return Snapshot(turns, leaves, seen, models)

@@ -45,7 +45,7 @@ def peer_digest(layout: PeerLayout) -> str:
     """A fingerprint of the order, the lanes and the batches in which events are trained."""
     dealt = layout.dealt
     columns = (layout.order, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, layout.slot)
-    return digest_of((layout.batching, layout.capacity, dealt.groups), *columns)
+    return digest_of((layout.batching, layout.capacity, dealt.turns), *columns)
 
 
 def make_peer_layout(
@@ -140,16 +140,16 @@ def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.
     return bounds, np.repeat(schedule.inbox_bounds[:-1][order], sizes) + within
 
 
-def _slots(schedule: PeerSchedule, order: np.ndarray, groups: np.ndarray) -> tuple[int, np.ndarray]:
+def _slots(schedule: PeerSchedule, order: np.ndarray, bounds: np.ndarray) -> tuple[int, np.ndarray]:
     """How many slots there are, and the slot of each message of the plan; int32[E, F].
 
-    A message keeps its slot until the group of batches in which its last reader is written. A run that resumes before
-    that group may train the reader again.
+    A message keeps its slot until the turn in which its last reader is written. A run that resumes before
+    that turn may train the reader again.
     """
     written = np.full(len(schedule.client), len(order) + 1)
     written[order] = np.arange(len(order)) + 1
     read = np.full(len(schedule.client), -1)
-    read[order] = np.repeat(groups[:-1], np.diff(groups))
+    read[order] = np.repeat(bounds[:-1], np.diff(bounds))
     return peer_slots(schedule, written, read)
 
 

@@ -247,11 +247,11 @@ def run_peers(
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", peer_digest(layout))
             keeper.identify("probes", [described(member.probes), sorted(member.nodes_probes)])
-        carry, groups = restored(keeper, carry, scores, watcher, run.params, everywhere(run.mesh))
+        carry, turns = restored(keeper, carry, scores, watcher, run.params, everywhere(run.mesh))
         if not scores.at:
             scores.evaluate(0, partial(evaluate, carry))
-        if groups:
-            trainers.train_again(layout.dealt.unreceived(groups, layout.capacity), carry)
+        if turns:
+            trainers.train_again(layout.dealt.unreceived(turns, layout.capacity), carry)
         calls = Calls(
             apply=apply,
             evaluate=evaluate,
@@ -259,7 +259,7 @@ def run_peers(
             enough=lambda carry: int(layout.stops[watcher.ends[0][0]]),
             status=partial(_status, layout),
         )
-        options: dict[str, Any] = {"groups": groups, "on_bad": on_bad, "progress": progress, "keeper": keeper}
+        options: dict[str, Any] = {"turns": turns, "on_bad": on_bad, "progress": progress, "keeper": keeper}
         carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
         watcher.hand_over(wait=True)
     return _result(run, carry, scores, watcher)
@@ -331,7 +331,7 @@ def _result(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) ->
         counters={
             "waves": layout.waves,
             "mean_width": len(layout.order) / layout.waves if layout.waves else 0.0,
-            "batches": sum(map(len, layout.dealt.groups)),
+            "batches": sum(map(len, layout.dealt.turns)),
             "widest": int(widths.max(initial=0)),
             "widths": list(layout.widths),
             "slots": layout.slot_count,

@@ -83,7 +83,7 @@ def run_stack(
 
     def together(carry: Carry, pieces: Sequence[Piece]) -> tuple[Carry, Any]:
         waves = cast(Callable[..., Any], programs.waves)
-        work = work_of(pieces, layout.groups, layout.widths, ranks, layout.waves_per_call)
+        work = work_of(pieces, layout.turns, layout.widths, ranks, layout.waves_per_call)
         given = tables, carry, trainers.buffers[0], work, np.int32(len(pieces))
         carry, trainers.buffers[0], rejected = waves(*given)
         return carry, rejected
@@ -94,7 +94,7 @@ def run_stack(
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(layout))
         keeper.identify("probes", described(stack.members[0].probes))
-    carry, groups = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
+    carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
     if not scores.at:
         scores.evaluate(0, partial(evaluate, carry))
     calls = Calls(
@@ -107,9 +107,9 @@ def run_stack(
         together=None if programs.waves is None else together,
     )
     with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, carry), stack.feed) as trainers:
-        if groups:
-            trainers.train_again(layout.dealt.unreceived(groups, layout.capacity), carry)
-        options: dict[str, Any] = {"groups": groups, "on_bad": on_bad, "progress": progress, "keeper": keeper}
+        if turns:
+            trainers.train_again(layout.dealt.unreceived(turns, layout.capacity), carry)
+        options: dict[str, Any] = {"turns": turns, "on_bad": on_bad, "progress": progress, "keeper": keeper}
         carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
     return [_result(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
@@ -272,7 +272,7 @@ def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: i
         counters={
             "waves": len(own),
             "mean_width": until / len(own) if len(own) else 0.0,
-            "batches": sum(map(len, layout.groups)),
+            "batches": sum(map(len, layout.turns)),
             "widths": list(layout.widths),
             "slots": layout.slots.count,
             "useful_steps": layout.useful_steps,

@@ -15,9 +15,9 @@ from fedjax_async.types import Array
 
 
 class Piece(NamedTuple):
-    """Positions ``low .. high-1``, received from one lane's buffers, and the group that is trained before, or None."""
+    """Positions ``low .. high-1``, received from one lane's buffers, and the turn that is trained before, or None."""
 
-    group: int | None
+    turn: int | None
     low: int
     high: int
 
@@ -37,7 +37,7 @@ def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., 
             for level, train in enumerate(trains.values()):
                 span = work[i, level]
 
-                # a loop of one turn or none, since a conditional would copy the buffers on a CPU
+                # a loop of one pass or none, since a conditional would copy the buffers on a CPU
                 def trained(_: Array, buffers: JobBuffers, train: Any = train, span: Array = span) -> JobBuffers:
                     left: JobBuffers = train(tables, carry.slots, carry.clients, buffers, span)
                     return left
@@ -53,7 +53,7 @@ def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., 
 
 def work_of(
     pieces: Sequence[Piece],
-    groups: Sequence[Sequence[Batch]],
+    turns: Sequence[Sequence[Batch]],
     widths: Sequence[int],
     ranks: np.ndarray | None,
     length: int,
@@ -67,8 +67,8 @@ def work_of(
     """
     work = np.zeros((length, len(widths) + 1, 4), np.int32)
     level = {width: k for k, width in enumerate(sorted(widths, reverse=True))}
-    for rows, (group, low, high) in zip(work, pieces):
-        for batch in [] if group is None else groups[group]:
+    for rows, (turn, low, high) in zip(work, pieces):
+        for batch in [] if turn is None else turns[turn]:
             for width, first, last in batch.segments:
                 rows[level[width]] = batch.first, batch.jobs, first, last
         rows[-1, :2] = (low, high) if ranks is None else np.searchsorted(ranks, [low, high])

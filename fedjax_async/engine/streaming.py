@@ -51,7 +51,7 @@ def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Any
     """
     offset = np.zeros(len(client), np.int32)
     longest = 1
-    for batch in itertools.chain.from_iterable(dealt.groups):
+    for batch in itertools.chain.from_iterable(dealt.turns):
         positions = dealt.train_order[batch.first : batch.first + batch.jobs]
         offset[positions] = packed_offsets(data, client[positions])
         longest = max(longest, int(data.size[client[positions]].sum(dtype=np.int64)))

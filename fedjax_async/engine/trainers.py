@@ -1,4 +1,4 @@
-"""Train the batches of a group, each lane in a host thread of its own."""
+"""Train the batches of a turn, each lane in a host thread of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_async.engine.streaming import Feed
 class Trainers:
     """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
 
-    The layout decides which lane trains a job, and the batches of a group are independent of each other. So results
+    The layout decides which lane trains a job, and the batches of a turn are independent of each other. So results
     do not depend on the timing of threads.
     """
 
@@ -82,8 +82,8 @@ class Trainers:
         for batch in batches:
             self._train_and_wait(batch, carry)
 
-    def train(self, group: Sequence[Batch], carry: Any) -> list[Any]:
-        """Train the batches of ``group``; returns the buffers of all lanes."""
+    def train(self, turn: Sequence[Batch], carry: Any) -> list[Any]:
+        """Train the batches of ``turn``; returns the buffers of all lanes."""
         one = self._train_and_wait if self._pool is not None or self._in_step else self._train
-        self.each([partial(one, batch, carry) for batch in group])
+        self.each([partial(one, batch, carry) for batch in turn])
         return self.buffers

@@ -42,7 +42,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
             run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity), progress=killer(at))
     assert len(completed(tmp_path)) == 2
     restored = Keeper(tmp_path, 5, identity).restore()
-    assert restored.groups > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
+    assert restored.turns > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
     have = run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity))
     for a, b in zip(jax.tree.leaves((want.params, want.scores, want.records)),
                     jax.tree.leaves((have.params, have.scores, have.records)), strict=True):  # fmt: skip
@@ -74,7 +74,7 @@ def again(folder, **settings):
 def test_the_newest_checkpoint_comes_back_as_it_was(saved):
     assert completed(saved) == [5, 10]
     snapshot = again(saved)
-    assert snapshot.groups == 10 and snapshot.scores[0, 0]["loss"] == 10
+    assert snapshot.turns == 10 and snapshot.scores[0, 0]["loss"] == 10
     assert [leaf.dtype for leaf in snapshot.leaves] == [np.float32, np.bool_, np.int32]
     np.testing.assert_array_equal(snapshot.leaves[0], np.arange(10, dtype=np.float32))
     assert Keeper(saved / "nothing", 5, {}).restore() is None
@@ -108,7 +108,7 @@ def test_every_type_and_shape_survives(tmp_path):
 def test_the_newest_two_are_kept_and_nothing_of_a_killed_write(saved):
     (saved / ".15.npz.1.tmp").write_bytes((saved / "10.npz").read_bytes())
     (saved / ".20.npz.1.tmp").write_bytes(b"PK")
-    assert completed(saved) == [5, 10] and again(saved).groups == 10
+    assert completed(saved) == [5, 10] and again(saved).turns == 10
     Keeper(saved, 5, {"settings": {"lr": 0.1}}).save(15, Snapshot(15, [np.ones(3)], {}))
     assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "15.npz"]
 
@@ -122,7 +122,7 @@ def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_intact(saved, s
         again(saved)
     assert "\n" not in str(error.value)
     path.unlink()
-    assert again(saved).groups == 5
+    assert again(saved).turns == 5
 
 
 def test_a_changed_byte_anywhere_is_found_or_does_no_harm(saved):
@@ -137,7 +137,7 @@ def test_a_changed_byte_anywhere_is_found_or_does_no_harm(saved):
             found += 1
             assert "damaged or of another format" in str(error) and "\n" not in str(error)
         else:
-            assert have.groups == want.groups and have.scores == want.scores, place
+            assert have.turns == want.turns and have.scores == want.scores, place
             for a, b in zip(have.leaves, want.leaves, strict=True):
                 assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), place
     assert found > len(content) / 2
@@ -147,7 +147,7 @@ def test_files_of_others_are_refused(saved):
     path = saved / "10.npz"
     arrays = disk.read_npz(path)
     about = arrays["about"].tobytes()
-    for text in (about.replace(b"fedjax_async checkpoint 2", b"something else"), b"{", b"[]", b"\xff"):
+    for text in (about.replace(b"fedjax_async checkpoint 3", b"something else"), b"{", b"[]", b"\xff"):
         disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(text, np.uint8)}))
         with pytest.raises(ValueError, match="damaged or of another format"):
             again(saved)
@@ -165,6 +165,6 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_intact(saved, m
     monkeypatch.setattr("fedjax_async.disk.os.fsync", full)
     with pytest.raises(OSError, match=r"could not be written .*No space left.*earlier checkpoints are intact"):
         keeper.save(15, Snapshot(15, [np.ones(3)], {}))
-    assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "5.npz"] and again(saved).groups == 10
+    assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "5.npz"] and again(saved).turns == 10
     monkeypatch.undo()
     assert keeper.due(15), "the write is tried again"

@@ -87,7 +87,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, rule):
         for at in (6, 12):
             with pytest.raises(Killed):
                 run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}), progress=killer(at))
-        assert Keeper(tmp_path, 4, {}).restore().groups > 0
+        assert Keeper(tmp_path, 4, {}).restore().turns > 0
         have = run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}))
     for a, b in zip(jax.tree.leaves((want.params, want.scores)), jax.tree.leaves((have.params, have.scores))):
         np.testing.assert_array_equal(a, b)

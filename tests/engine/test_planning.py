@@ -75,9 +75,9 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
     ready = schedule.dispatched_after[schedule.job]
     done, received = np.zeros(len(schedule.job), int), 0
     in_rows: dict[tuple[int, int], int] = {}  # (lane, row) -> position, from its training until it is received
-    for g, group in enumerate(made.groups):
-        assert len({batch.lane for batch in group}) == len(group) <= lanes and made.bounds[g] == received
-        for lane, first, jobs, segments in group:
+    for g, turn in enumerate(made.turns):
+        assert len({batch.lane for batch in turn}) == len(turn) <= lanes and made.bounds[g] == received
+        for lane, first, jobs, segments in turn:
             order = made.train_order[first : first + jobs]
             assert 0 < jobs <= max_width + SPARE and len({*order.tolist()}) == jobs
             assert (ready[order] <= received).all(), "a start model is not there yet"
@@ -102,7 +102,7 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
         assert len({*made.lane[low:high].tolist()}) == 1
     assert made.useful_steps == done.sum() <= made.executed_steps
     if batching == "loop":
-        assert made.executed_steps == made.useful_steps and len(made.groups) <= len(made.waves) + len(done) // max_width
+        assert made.executed_steps == made.useful_steps and len(made.turns) <= len(made.waves) + len(done) // max_width
 
 
 def test_lanes_wait_for_each_other_as_little_as_can_be():
@@ -111,7 +111,7 @@ def test_lanes_wait_for_each_other_as_little_as_can_be():
     filled, plain = (make_layout([schedule], max_width=16, lanes=2, batching="loop", fill=f) for f in (True, False))
 
     def turns(layout):
-        return sum(max(batch.jobs for batch in group) for group in layout.groups)
+        return sum(max(batch.jobs for batch in turn) for turn in layout.turns)
 
     assert turns(filled) <= 1.05 * 1000 < 1.1 * 1000 < turns(plain)
 

@@ -186,7 +186,7 @@ def test_a_resumed_run_has_the_same_tables(tmp_path):
             with pytest.raises(ValueError, match="probes differ"):
                 run_waves(*given, batching="loop", probes=others, keeper=Keeper(tmp_path, 3, {}))
         keeper = Keeper(tmp_path, 3, {})
-        assert keeper.restore().groups > 0
+        assert keeper.restore().turns > 0
         same(run_waves(*given, batching="loop", probes=PROBES, keeper=keeper).probes, want.probes)
 
 

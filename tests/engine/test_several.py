@@ -48,8 +48,8 @@ def test_the_results_are_the_same(way, calls):
     same(have, want)
     assert have.counters["waves"] == want.counters["waves"] > 6
     assert len(calls) < have.counters["waves"] and max(map(len, calls)) <= options["waves_per_call"]
-    groups = [piece.group for pieces in calls for piece in pieces if piece.group is not None]
-    assert groups == list(range(have.counters["batches"]))
+    turns = [piece.turn for pieces in calls for piece in pieces if piece.turn is not None]
+    assert turns == list(range(have.counters["batches"]))
     ends = {pieces[-1].high for pieces in calls}
     assert set(range(7, 25, 7)) <= ends, "an evaluation sees exactly the arrivals before it"
 
@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_at_a_whole_wave(tmp_path, calls):
         run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}), progress=killed)
     calls.clear()
     same(run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {})), want)
-    assert calls[0][0].group is not None and calls[0][0].low > 0
+    assert calls[0][0].turn is not None and calls[0][0].low > 0
 
 
 def test_with_fixed_steps_xla_knows_the_length_of_the_loop_and_no_unfinished_job_is_kept():
