@@ -49,7 +49,7 @@ class Schedule(NamedTuple):
     dispatched_after: np.ndarray  # int64[J]  arrivals applied before the dispatch
     version: np.ndarray  # int64[J]  server steps closed before the dispatch
     # one entry per arrival, in order of application
-    job: np.ndarray  # int64[E]
+    job: np.ndarray  # int64[E]  its job, an index into the entries per job
     time: np.ndarray  # float64[E]  when the server applies it (for a window: the end of the window)
     closes: np.ndarray  # bool[E]  whether this arrival completes its server step
     step: np.ndarray  # int64[E]  server steps closed before this arrival is applied
@@ -214,7 +214,9 @@ class ClientAlgorithm(NamedTuple):
     ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times. It has no
     ``message.local_steps``: count the steps in ``work`` if the upload depends on them.
     Optional: ``info(client_state)``, scalars to record about an upload, accepted or not, from the state after its job;
-    ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
+    ``unsent(before, after)``, the state after a job if the server never applies its upload (lost, late, dropped as too
+    stale), by default ``after``. If the engine rejects the upload (not finite, or of too large a norm), the client
+    keeps the state from before the job; if the rule gives it weight 0, the client keeps ``after``;
     ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;
     ``gradients(local_steps, examples)``, how many gradients of the loss a job of so many steps on so many examples
     computes (both and the result int64[J]), by default one per step.
@@ -293,19 +295,19 @@ class Run(NamedTuple):
 
     ``evaluations``, one row per evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down; where clients
     have validation parts, also validation_loss and validation_accuracy on all of them together. ``updates``, one row
-    per arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, gradients
-    (of the loss, that its job computed), weight, upload_norm, accepted, closes, step_changed, used. With compressed
-    uploads evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. With the
-    setting ``energy`` both have energy (J) and carbon (g CO2e): of all clients so far, and of the job. ``per_client``:
-    accuracy and loss [rows, N], and own_accuracy and own_loss if clients have models of their own; or empty.
-    ``counters``: updates, unused, server_steps, local_steps and gradients (of all arrivals), unchanged_steps (closed
-    without an accepted upload), rejected (not finite, too large, too stale, or given
-    weight 0 by the rule), trained_in_vain, lost, late, ...
-    (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also attackers and malicious (uploads of
-    attackers); the wave engine adds batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: one
-    table per probe, one row per chosen arrival: update (its number, from 0), client, time and the columns of the probe.
-    ``stopped``: why the run ended before its budget; all tables end there, and ``params`` are those of the last
-    evaluation. ``best``: with ``keep_best``.
+    per arrival: client, job (the client's n-th, from 0: ``Schedule.number``), dispatch_time, arrival_time (when it was
+    applied), step, staleness, local_steps, gradients (of the loss, that its job computed), weight, upload_norm,
+    accepted, closes, step_changed, used. With compressed uploads evaluations also have values_bytes_up, and updates
+    have upload_bytes and upload_values_bytes. With the setting ``energy`` both have energy (J) and carbon (g CO2e): of
+    all clients so far, and of the job. ``per_client``: accuracy and loss [rows, N], and own_accuracy and own_loss if
+    clients have models of their own; or empty. ``counters``: updates, unused, server_steps, local_steps and gradients
+    (of all arrivals), unchanged_steps (closed without an accepted upload), rejected (not finite, too large, given
+    weight 0 by the rule, or too stale for ``max_staleness``: these have no row in ``updates``), trained_in_vain, lost,
+    late, ... (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also attackers and malicious
+    (uploads of attackers); the wave engine adds batches, widths, slots, useful_steps, executed_steps, programs.
+    ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0), client, time and the
+    columns of the probe. ``stopped``: why the run ended before its budget; all tables end there, and ``params`` are
+    those of the last evaluation. ``best``: with ``keep_best``.
 
     A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
     ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.

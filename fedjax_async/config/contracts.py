@@ -205,7 +205,7 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     kind = "begin(key, message, state, data) -> work"
     work = returned("client.begin", kind, client.begin, key, message, state, rows, note=note)
     work = jax.tree.map(jnp.asarray, work)
-    kind, extra = "step(work, k, message, data) -> work", f"message.extra is {_shown(message.extra)}"
+    kind, extra = "step(work, k, message, data) -> work", f"this rule sends message.extra = {_shown(message.extra)}"
     stepped = returned("client.step", kind, client.step, work, zero, message, rows, note=extra)
     alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
