@@ -7,6 +7,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from tests.results.made_up import make_run
+
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "orthofl"
 
 
@@ -29,3 +33,10 @@ def test_the_open_numbers_are_those_with_the_highest_validation_accuracy(monkeyp
         best = max(found, key=lambda value: float(found[value]["validation accuracy (%)"]))
         assert [value for value, row in found.items() if row["chosen"]] == [best]
         assert study.METHODS[method] == spec.format(f"{best:g}")
+
+
+def test_the_accuracy_of_a_row_is_the_mean_of_the_last_tenth_of_its_evaluations():
+    accuracy = [0.1] * 18 + [0.5, 0.9]
+    (row,) = module("study").rows_of("mnist", {"orthofl": [make_run(accuracy)]}, "fedavg")
+    found = [row[f"{name} (%)"].mean for name in ("accuracy", "last", "best")]
+    np.testing.assert_allclose(found, [70, 90, 90], rtol=1e-6)

@@ -14,7 +14,7 @@ from typing import Any
 from study import METHODS, TASKS, Variant, rows_of, setting_of, study
 
 from fedjax_async.results import tables
-from fedjax_async.results.metrics import final_accuracy, to_target
+from fedjax_async.results.metrics import FINAL, final_accuracy, to_target
 from fedjax_async.types import Run
 
 RATES = (0.2, 0.4, 0.6, 0.8)
@@ -48,7 +48,7 @@ def to_fedavgs(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> l
     for row in rows:
         ratios = []
         for run, reference in zip(runs[row["variant"]], runs[baseline], strict=True):
-            goal = 0.95 * final_accuracy(reference)
+            goal = 0.95 * final_accuracy(reference, FINAL)
             ratios.append(to_target(run, goal) / to_target(reference, goal))
         row[f"time / {baseline}"] = tables.spread(ratios)
     return rows

@@ -22,7 +22,7 @@ from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.metrics import best_accuracy, final_accuracy, relative_time
+from fedjax_async.results.metrics import FINAL, best_accuracy, final_accuracy, relative_time
 from fedjax_async.types import Run
 
 __all__ = [
@@ -176,7 +176,7 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
     rows: list[dict[str, Any]] = []
     for name, seeds in runs.items():
         accuracy = {
-            "accuracy (%)": tables.spread([100 * final_accuracy(run) for run in seeds]),
+            "accuracy (%)": tables.spread([100 * final_accuracy(run, FINAL) for run in seeds]),
             "last (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
             "best (%)": tables.spread([100 * best_accuracy(run) for run in seeds]),
         }

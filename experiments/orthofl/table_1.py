@@ -18,7 +18,7 @@ from typing import Any
 from study import HERE, METHODS, TASKS, Variant, setting_of, study
 
 from fedjax_async.results import tables
-from fedjax_async.results.metrics import final_accuracy
+from fedjax_async.results.metrics import FINAL, final_accuracy
 from fedjax_async.results.sweeps import sweep
 
 VARIANTS = [Variant(name, {"method": spec}) for name, spec in METHODS.items()]
@@ -33,7 +33,7 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
     base = {**alone, "updates": updates, "eval_updates": updates}
     folder = given.out / "runs" / "20newsgroups-ceiling"
     done = sweep(base, seeds=given.seeds, out=folder, progress=False if given.quiet else None, overwrite=True)
-    accuracy = tables.spread([100 * final_accuracy(run) for run in done.runs])
+    accuracy = tables.spread([100 * final_accuracy(run, FINAL) for run in done.runs])
     return {"task": "20newsgroups", "variant": "centralised (ceiling)", "accuracy (%)": accuracy, "seeds": given.seeds}
 
 
