@@ -22,7 +22,7 @@ SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.n
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_4", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
-LONG |= {"tuning", "quantisers", "signs", "partitions", "figure_3"}
+LONG |= {"tuning", "times", "quantisers", "signs", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 LONG |= {"table", "dp_fedavg"}  # rules against attacks, DP-FedAvg
 LONG |= {"learn", "worlds", "policies"}  # policies, and what they cost

@@ -8,14 +8,7 @@ A round's compute time grows with its epochs; the measured compute time is taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from study import METHODS, TASKS, Variant, rows_of, setting_of, study
-
-from fedjax_async.results import tables
-from fedjax_async.results.metrics import FINAL, final_accuracy, to_target
-from fedjax_async.types import Run
+from study import METHODS, TASKS, Variant, rows_against, setting_of, study
 
 RATES = (0.2, 0.4, 0.6, 0.8)
 EPOCHS = (1.0, 5.0, 10.0)
@@ -42,17 +35,5 @@ def variants(task: str, scale: str) -> list[Variant]:
     return rates + [variant(name, METHODS[name], e, f"epochs {e:g}") for e in EPOCHS for name in COMPARED]
 
 
-def to_fedavgs(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
-    """The rows of all variants, with the time to 95 % of the baseline's accuracy in the same seed."""
-    rows = rows_of(task, runs, baseline)
-    for row in rows:
-        ratios = []
-        for run, reference in zip(runs[row["variant"]], runs[baseline], strict=True):
-            goal = 0.95 * final_accuracy(reference, FINAL)
-            ratios.append(to_target(run, goal) / to_target(reference, goal))
-        row[f"time / {baseline}"] = tables.spread(ratios)
-    return rows
-
-
 if __name__ == "__main__":
-    study(__doc__, "figure_10", ["mnist"], variants, baseline=BASELINE, rows_of_runs=to_fedavgs)
+    study(__doc__, "figure_10", ["mnist"], variants, baseline=BASELINE, rows_of_runs=rows_against)

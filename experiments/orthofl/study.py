@@ -8,6 +8,7 @@ changes. ``smoke`` only shows that the script runs; it uses the data in the pack
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.metrics import FINAL, best_accuracy, final_accuracy, relative_time
+from fedjax_async.results.metrics import FINAL, best_accuracy, final_accuracy, relative_time, to_target
 from fedjax_async.types import Run
 
 __all__ = [
@@ -30,12 +31,15 @@ __all__ = [
     "METHODS",
     "TASKS",
     "Variant",
+    "beside_the_paper",
     "common",
     "crossed",
     "missing",
     "options",
     "parse",
     "report",
+    "rows_against",
+    "rows_of",
     "setting_of",
     "study",
 ]
@@ -188,6 +192,30 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
         own = row["accuracy (%)"]
         near = own.mean >= best.mean - max(own.std, best.std)
         row["near best"] = "-" if row["seeds"] == 1 else "yes" if near else "no"
+    return rows
+
+
+def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
+    """As :func:`rows_of`, but the target of a run is 95 % of the baseline's accuracy in the same seed."""
+    rows = rows_of(task, runs, baseline)
+    for row in rows:
+        ratios = []
+        for run, reference in zip(runs[row["variant"]], runs[baseline], strict=True):
+            goal = 0.95 * final_accuracy(reference, FINAL)
+            ratios.append(to_target(run, goal) / to_target(reference, goal))
+        row[f"time / {baseline}"] = tables.spread(ratios)
+    return rows
+
+
+def beside_the_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each row the numbers of the paper's Table 1; its method is the variant's name up to a comma."""
+    with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:
+        paper = {(row["dataset"], row["method"]): row for row in csv.DictReader(file)}
+    for row in rows:
+        theirs = paper.get((row["task"], row["variant"].partition(",")[0]))
+        if theirs is not None:
+            row["paper (%)"] = f"{theirs['accuracy_mean']} ± {theirs['accuracy_std']}"
+            row["paper time"] = float(theirs["relative_time"])
     return rows
 
 

@@ -12,10 +12,9 @@ each task is Figure 5, accuracy against virtual time.
 from __future__ import annotations
 
 import argparse
-import csv
 from typing import Any
 
-from study import HERE, METHODS, TASKS, Variant, setting_of, study
+from study import METHODS, TASKS, Variant, beside_the_paper, setting_of, study
 
 from fedjax_async.results import tables
 from fedjax_async.results.metrics import FINAL, final_accuracy
@@ -37,18 +36,11 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
     return {"task": "20newsgroups", "variant": "centralised (ceiling)", "accuracy (%)": accuracy, "seeds": given.seeds}
 
 
-def beside_the_paper(rows: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Add the paper's numbers, and the ceiling of the LoRA runs if any; returns the rows."""
+def finish(rows: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Add the ceiling of the LoRA runs, if any, and the paper's numbers; returns the rows."""
     if any(row["task"] == "20newsgroups" and row["variant"] != "not run" for row in rows):
         rows.append(ceiling(given))
-    with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:
-        paper = {(row["dataset"], row["method"]): row for row in csv.DictReader(file)}
-    for row in rows:
-        theirs = paper.get((row["task"], row["variant"]))
-        if theirs is not None:
-            row["paper (%)"] = f"{theirs['accuracy_mean']} ± {theirs['accuracy_std']}"
-            row["paper time"] = float(theirs["relative_time"])
-    return rows
+    return beside_the_paper(rows)
 
 
 if __name__ == "__main__":
@@ -58,5 +50,5 @@ if __name__ == "__main__":
         [task for task in TASKS if task != "smoke"],
         VARIANTS,
         baseline="fedavg",
-        finish=beside_the_paper,
+        finish=finish,
     )
