@@ -58,7 +58,10 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
     try:
         return function(*given)
     except Exception as error:
-        line = " ".join(str(error).split())
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            line = "a Python condition on a value that is known only in the compiled run; take jnp.where"
+        else:
+            line = " ".join(str(error).split())
         kind = contract if contract.startswith(("a ", "an ")) else f"a function {contract}"
         note = f" ({note})" if note else ""
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error

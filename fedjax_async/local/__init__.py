@@ -21,7 +21,7 @@ from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping, wrapping
 from fedjax_async.local.proximal_metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
-from fedjax_async.local.training import WithinJob, local_training, without_statistics
+from fedjax_async.local.training import Scale, WithinJob, decay_factor, local_training, without_statistics
 from fedjax_async.local.warm import warmed
 from fedjax_async.types import ClientAlgorithm
 
@@ -38,11 +38,13 @@ __all__ = [
     "OPTIMIZERS",
     "PROXIMAL_METRICS",
     "Curve",
+    "Scale",
     "WithinJob",
     "anchored_training",
     "arrival_key",
     "batch",
     "curve_training",
+    "decay_factor",
     "ef21",
     "euclidean",
     "feedback",

@@ -12,7 +12,7 @@ import optax
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import centroids
 from fedjax_async.local.private import keeping
-from fedjax_async.local.training import local_training, without_statistics
+from fedjax_async.local.training import Scale, local_training, without_statistics
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, Path, State, Traced
 
 _CLUSTERING = 2**31 + 2  # folded into the job's key: the random entries of a clustering
@@ -60,7 +60,7 @@ def anchored_training(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
     anchor: Traced = 0.1,
     mask: bool = True,
     max_iter: int = 3,

@@ -5,7 +5,6 @@ Source: Acar et al., "Federated learning based on dynamic regularization" (2021)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local import local_training
+from fedjax_async.local import Scale, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
 from fedjax_async.registry import takes
@@ -122,7 +121,7 @@ def feddyn_client(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
     alpha: Traced = 0.01,
 ) -> ClientAlgorithm:
     """Local training on ``F_i(w) - <h_i, w> + (alpha / 2) ||w - x||^2`` from x; uploads the model delta.

@@ -5,14 +5,13 @@ Source: An et al., "Federated learning with manifold regularization and normaliz
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local import hyperbolic, local_training
+from fedjax_async.local import Scale, hyperbolic, local_training
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.rule import guard_rails, rule
@@ -81,7 +80,7 @@ def fedmrur_client(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
     sigma: Traced = 1.0,
     beta: Traced = 1.0,
 ) -> ClientAlgorithm:

@@ -8,7 +8,6 @@ the size of V models, and means of vertices are means of centroids and offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,7 +20,15 @@ from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
-from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, without_statistics
+from fedjax_async.local.training import (
+    Scale,
+    batch_gradient,
+    decay_factor,
+    proximal_term,
+    replaced,
+    shared_part,
+    without_statistics,
+)
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
@@ -147,7 +154,7 @@ def floco_client(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
 ) -> ClientAlgorithm:
     """Train all vertices of a simplex; uploads the change of the simplex, a :class:`Simplex`.
 
@@ -186,7 +193,7 @@ def floco_client(
             return pulled(each, vertices, start), point, moved
 
         gradient, point, moved = gradients(work.vertices)
-        factor = None if scale is None else scale(jnp.asarray(message.version))
+        factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
         vertices, state = tree.optimize(
             optimizer,
             gradient,

@@ -5,7 +5,6 @@ Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for feder
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local import local_training
+from fedjax_async.local import Scale, decay_factor, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
 from fedjax_async.registry import takes
@@ -102,7 +101,7 @@ class Work(NamedTuple):
 
     inner: State
     control: Params  # c_i
-    steps: Array  # int32[], local steps so far
+    factors: Array  # float[], sum of the learning rate's factors of the local steps so far
 
 
 def scaffold_client(
@@ -111,15 +110,16 @@ def scaffold_client(
     lr: Traced,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
 ) -> ClientAlgorithm:
     """SGD along ``g - c_i + c``; uploads a :class:`Change`.
 
     ``w_{k+1} = w_k - eta (g(w_k) - c_i + c)``, and after K steps ``c_i+ = c_i - c + (w_0 - w_K) / (K eta)``: option II
-    of the paper, eq. 4. It holds for plain SGD alone, so the optimiser is fixed. State: c_i, zero at first.
+    of the paper, eq. 4. It holds for plain SGD alone, so the optimiser is fixed. With ``scale`` K is the sum of its
+    factors, so that c_i+ is the mean of the gradients, weighted by the rates of their steps. State: c_i, zero at first.
 
     Args:
-      lr: ``eta > 0``; multiplied by ``scale(version)`` if ``scale`` is given.
+      lr: ``eta > 0``.
       batch_size, proximal, scale: as in ``local_training``.
     """
 
@@ -137,16 +137,17 @@ def scaffold_client(
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         inner, control = client_state
-        return Work(base.begin(key, message, inner, data), control, jnp.int32(0))
+        return Work(base.begin(key, message, inner, data), control, jnp.zeros((), jnp.result_type(float)))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         controlled = message._replace(extra=(message.extra, work.control))
-        return Work(base.step(work.inner, k, controlled, data), work.control, work.steps + 1)
+        factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
+        factors = work.factors + (1.0 if factor is None else factor.astype(work.factors.dtype))
+        return Work(base.step(work.inner, k, controlled, data), work.control, factors)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Change, State]:
         delta, inner = base.finish(work.inner, message, client_state[0])
-        rate = jnp.asarray(lr, jnp.result_type(float)) * (1.0 if scale is None else scale(jnp.asarray(message.version)))
-        mean_gradient = scaled(weights_of(delta), -1.0 / (work.steps.astype(rate.dtype) * rate))
+        mean_gradient = scaled(weights_of(delta), -1.0 / (work.factors * jnp.asarray(lr, work.factors.dtype)))
         change = jax.tree.map(jnp.subtract, mean_gradient, message.extra)
         return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))
 

@@ -103,6 +103,10 @@ BROKEN = {
         rule(receive=lambda state, memory, arrival: 1 / 0),
         r"method.receive: must be a function .*; it raised ZeroDivisionError: division by zero",
     ),
+    "a condition on a traced value": (
+        rule(receive=lambda state, memory, arrival: 1 if arrival.weight > 0 else 2),
+        r"method.receive: must be a function .*; it raised TracerBoolConversionError: a Python condition .*; take jnp.where ",
+    ),
     "a family of nothing": ({"method": Method(lambda hyper: None)}, "method.server returned None: must return a Serve"),
     "step of other work": (
         client(step=lambda work, k, message, data: 0.0), r"client.step returned 0.0: must return work of the structure"

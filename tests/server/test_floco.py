@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async import simulate
 from fedjax_async.geometry import sample_weights
-from fedjax_async.local import local_training, run_job
+from fedjax_async.local import DECAYS, local_training, run_job
 from fedjax_async.server import closed, floco, known
 from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
 from fedjax_async.server.floco import _POINT, Simplex, floco_client
@@ -88,8 +88,11 @@ def test_the_server_averages_every_vertex_by_examples():
         np.testing.assert_allclose(flat(server.params(state)), want.mean(axis=0), rtol=1e-12)
 
 
-def by_hand(vertices, steps, lr, mu):
-    """SGD on the vertices: each along its weight times the gradient at a point drawn from the simplex."""
+def by_hand(vertices, steps, lr, mu, floor=1.0):
+    """SGD on the vertices: each along its weight times the gradient at a point drawn from the simplex.
+
+    The rate falls linearly within the job, from ``lr`` to ``floor`` times it.
+    """
     x, y, _ = pool()
     start, now = vertices, vertices
     for k, rows in enumerate(groups(KEY, 0, BATCH, steps)):
@@ -97,17 +100,19 @@ def by_hand(vertices, steps, lr, mu):
         share = np.asarray(sample_weights(key, V))
         point = share @ now
         gw, gb = textbook.gradient(point[3:].reshape(4, 3), point[:3], x[rows], y[rows])
-        now = now - lr * (share[:, None] * np.concatenate([gb, gw.ravel()]) + mu * (now - start))
+        rate = lr * (1 - (1 - floor) * k / steps)
+        now = now - rate * (share[:, None] * np.concatenate([gb, gw.ravel()]) + mu * (now - start))
     return now - start
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu):
+@pytest.mark.parametrize(("mu", "floor"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.2)])
+def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
     with jax.enable_x64(True):
-        client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu)
+        scale = None if floor == 1 else DECAYS["linear"](floor=floor)
+        client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu, scale=scale)
         message = first_message(floco())
         upload, _ = job(client, message, 9)
-        want = by_hand(vertices_of(message.params, message.extra), 9, 0.3, mu)
+        want = by_hand(vertices_of(message.params, message.extra), 9, 0.3, mu, floor)
         np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
         assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
 

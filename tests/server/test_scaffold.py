@@ -147,6 +147,18 @@ def test_after_one_step_a_control_variate_is_the_gradient(decay):
     np.testing.assert_allclose(new, gradient(START, 2), rtol=0, atol=1e-12)
 
 
+def test_a_rate_that_changes_within_a_job_weights_the_gradients():
+    """c_i+ is the mean of the gradients along the path, weighted by the rates of their steps."""
+    c, own, delta, _, new = controls(5, local.DECAYS["linear"](floor=0.2))
+    weights, gradients, factors = np.array(START), [], 1 - 0.8 * np.arange(5) / 5
+    for factor in factors:
+        gradients.append(gradient(weights, 2))
+        weights = weights - LR * factor * (gradients[-1] - own + c)
+    np.testing.assert_allclose(delta, weights - START, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(new, np.average(gradients, axis=0, weights=factors), rtol=0, atol=1e-12)
+    assert np.abs(new - np.mean(gradients, axis=0)).max() > 1e-3  # the weights matter
+
+
 def test_one_client_alone_is_sgd():
     """Its c_i equals c, so the corrections cancel, though neither is zero."""
     timetable = [[Job(0, t)] for t in range(20)]
