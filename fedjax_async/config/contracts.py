@@ -58,10 +58,8 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
     try:
         return function(*given)
     except Exception as error:
-        if isinstance(error, jax.errors.TracerBoolConversionError):
-            line = "a Python condition on a value that is known only in the compiled run; take jnp.where"
-        else:
-            line = " ".join(str(error).split())
+        condition = isinstance(error, jax.errors.TracerBoolConversionError)
+        line = "a Python condition on a traced value; take jnp.where" if condition else " ".join(str(error).split())
         kind = contract if contract.startswith(("a ", "an ")) else f"a function {contract}"
         note = f" ({note})" if note else ""
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error
@@ -204,17 +202,18 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     zero = jnp.int32(0)
     rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
     state = jax.tree.map(jnp.asarray, returned("client.init", "init(params) -> state", client.init, params))
-    note = f"client.init returned {_shown(state)}"
+    note, extra = f"client.init returned {_shown(state)}", f"this rule sends message.extra = {_shown(message.extra)}"
     kind = "begin(key, message, state, data) -> work"
-    work = returned("client.begin", kind, client.begin, key, message, state, rows, note=note)
+    work = returned("client.begin", kind, client.begin, key, message, state, rows, note=f"{note}; {extra}")
     work = jax.tree.map(jnp.asarray, work)
-    kind, extra = "step(work, k, message, data) -> work", f"this rule sends message.extra = {_shown(message.extra)}"
+    kind = "step(work, k, message, data) -> work"
     stepped = returned("client.step", kind, client.step, work, zero, message, rows, note=extra)
     alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
     ended = message._replace(local_steps=())  # the engine has no local steps where it calls finish
+    at_end = f"{note}; {extra}; message.local_steps is missing in finish"
     found = returned(
-        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, ended, state, note=note
+        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, ended, state, note=at_end
     )
     upload, after = _pair("client.finish", found, kind)
     fits(all(map(is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")

@@ -21,6 +21,7 @@ from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.parts import PARTS, Part, with_parts
 from fedjax_async.server.privacy import PRIVACY, Privacy, differentially_private
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
+from fedjax_async.server.running_statistics import rebased
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
@@ -68,6 +69,7 @@ __all__ = [
     "known",
     "mean",
     "moving_on",
+    "rebased",
     "rule",
     "scale_by",
     "scale_by_dominance",

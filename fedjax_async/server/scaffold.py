@@ -147,8 +147,10 @@ def scaffold_client(
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Change, State]:
         delta, inner = base.finish(work.inner, message, client_state[0])
-        mean_gradient = scaled(weights_of(delta), -1.0 / (work.factors * jnp.asarray(lr, work.factors.dtype)))
-        change = jax.tree.map(jnp.subtract, mean_gradient, message.extra)
+        total = work.factors * jnp.asarray(lr, work.factors.dtype)
+        moved = total > 0  # at a rate of zero nothing was learnt about the gradient, so c_i stays
+        mean_gradient = scaled(weights_of(delta), -1.0 / jnp.where(moved, total, 1.0))
+        change = jax.tree.map(lambda g, c: jnp.where(moved, g - c, 0.0), mean_gradient, message.extra)
         return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))
 
     return wrapping(base, init=init, begin=begin, step=step, finish=finish)

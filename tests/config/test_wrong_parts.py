@@ -134,7 +134,11 @@ PARTS = [
     # clients
     (
         {"client": client(begin=lambda key, message, state, data: state["a"])},
-        r"^client.begin: .*it raised TypeError: .* \(client.init returned \(\)\)",
+        r"^client.begin: .*it raised TypeError: .* \(client.init returned \(\); this rule sends message.extra = \(\)\)",
+    ),
+    (
+        {"client": client(finish=lambda w, message, state: (w / message.local_steps, state))},
+        r"^client.finish: .*it raised TypeError: .*; message.local_steps is missing in finish\)",
     ),
     (
         {"client": client(init=lambda p: jnp.ones(3), finish=lambda w, message, state: (message.params, ()))},

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async.server import SERVERS, known
-from fedjax_async.types import Arrival, Facts
+from fedjax_async.server import SERVERS, known, rebased
+from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
@@ -57,6 +57,30 @@ def test_statistics_become_the_mean_of_the_clients_own(name):
         statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
         np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
         assert np.all(weights > 0)
+
+
+def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
+    def by_hand():
+        def receive(state, memory, arrival):
+            params, total = state
+            upload = rebased(arrival, params).upload
+            return (params, jax.tree.map(lambda t, d: t + d / 2, total, upload)), memory, Info(jnp.asarray(1.0))
+
+        def close(state, memory):
+            return (jax.tree.map(jnp.add, *state), jax.tree.map(jnp.zeros_like, state[1])), memory
+
+        def init(params):
+            return (params, jax.tree.map(jnp.zeros_like, params)), ()
+
+        return ServerAlgorithm(
+            init, receive, lambda state, memory, _: (Message(state[0]), memory), lambda s: s[0], close
+        )
+
+    monkeypatch.setitem(SERVERS, "by_hand", by_hand)
+    with jax.enable_x64(True):
+        uploads = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
+        for ours, theirs in zip(after_steps("by_hand", *uploads), after_steps("fedbuff", *uploads), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 PAIRS = st.tuples(*[st.tuples(*[st.floats(0.0, 10.0)] * 2)] * 2)

@@ -159,6 +159,12 @@ def test_a_rate_that_changes_within_a_job_weights_the_gradients():
     assert np.abs(new - np.mean(gradients, axis=0)).max() > 1e-3  # the weights matter
 
 
+def test_at_a_rate_of_zero_a_client_learns_nothing():
+    """As after the last step of a cosine: no division by zero, which would reject the upload."""
+    _, own, delta, change, new = controls(3, lambda version: 0.0 * version.astype(float))
+    np.testing.assert_array_equal([delta, change, new - own], 0.0)
+
+
 def test_one_client_alone_is_sgd():
     """Its c_i equals c, so the corrections cancel, though neither is zero."""
     timetable = [[Job(0, t)] for t in range(20)]
