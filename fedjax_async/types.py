@@ -156,8 +156,9 @@ class Arrival(NamedTuple):
     A rejected upload (not finite, or too large) comes with ``weight`` 0 and an ``upload`` of zeros. It must add nothing
     to the server's state. ``receive`` decides how it changes the client's memory. ``closes`` still holds.
 
-    Running statistics (BatchNorm) must not be added like weights, because those of stale clients would overshoot:
-    ``server.rebased(arrival, params)`` makes an upload count from the server's present ones. ``server.rule`` does so.
+    Changes of running statistics (BatchNorm) from several stale clients must not be added up: they would overshoot.
+    ``server.rebased(arrival, params)`` returns the arrival as if its client had started from the server's present
+    statistics. ``server.rule`` does this.
     """
 
     upload: Any  # any pytree; by default the model delta, trained - start

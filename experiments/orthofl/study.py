@@ -196,7 +196,7 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
 
 
 def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
-    """As :func:`rows_of`, but the target of a run is 95 % of the baseline's accuracy in the same seed."""
+    """The rows of :func:`rows_of` with another time: to 95 % of the baseline's final accuracy in the same seed."""
     rows = rows_of(task, runs, baseline)
     for row in rows:
         ratios = []

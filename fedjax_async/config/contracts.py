@@ -59,7 +59,7 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
         return function(*given)
     except Exception as error:
         condition = isinstance(error, jax.errors.TracerBoolConversionError)
-        line = "a Python condition on a traced value; take jnp.where" if condition else " ".join(str(error).split())
+        line = "a Python condition on a traced value; use jnp.where" if condition else " ".join(str(error).split())
         kind = contract if contract.startswith(("a ", "an ")) else f"a function {contract}"
         note = f" ({note})" if note else ""
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error

@@ -115,8 +115,9 @@ def scaffold_client(
     """SGD along ``g - c_i + c``; uploads a :class:`Change`.
 
     ``w_{k+1} = w_k - eta (g(w_k) - c_i + c)``, and after K steps ``c_i+ = c_i - c + (w_0 - w_K) / (K eta)``: option II
-    of the paper, eq. 4. It holds for plain SGD alone, so the optimiser is fixed. With ``scale`` K is the sum of its
-    factors, so that c_i+ is the mean of the gradients, weighted by the rates of their steps. State: c_i, zero at first.
+    of the paper, eq. 4. It holds for plain SGD alone, so the optimiser is fixed. With ``scale``, K is
+    replaced by the sum of the steps' factors: c_i+ is then the mean of the gradients, weighted by the rates of their
+    steps. If the sum is 0, c_i stays. State: c_i, zero at first.
 
     Args:
       lr: ``eta > 0``.
@@ -148,7 +149,7 @@ def scaffold_client(
     def finish(work: Work, message: Message, client_state: State) -> tuple[Change, State]:
         delta, inner = base.finish(work.inner, message, client_state[0])
         total = work.factors * jnp.asarray(lr, work.factors.dtype)
-        moved = total > 0  # at a rate of zero nothing was learnt about the gradient, so c_i stays
+        moved = total > 0
         mean_gradient = scaled(weights_of(delta), -1.0 / jnp.where(moved, total, 1.0))
         change = jax.tree.map(lambda g, c: jnp.where(moved, g - c, 0.0), mean_gradient, message.extra)
         return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))

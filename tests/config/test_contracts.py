@@ -105,7 +105,7 @@ BROKEN = {
     ),
     "a condition on a traced value": (
         rule(receive=lambda state, memory, arrival: 1 if arrival.weight > 0 else 2),
-        r"method.receive: must be .* it raised TracerBoolConversionError: a Python condition .*; take jnp.where ",
+        r"method.receive: must be .* it raised TracerBoolConversionError: a Python condition .*; use jnp.where ",
     ),
     "a family of nothing": ({"method": Method(lambda hyper: None)}, "method.server returned None: must return a Serve"),
     "step of other work": (
