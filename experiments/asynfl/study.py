@@ -182,7 +182,7 @@ def add_reductions(runs: Mapping[str, Sequence[Run]], rows: Rows) -> None:
 
 def draw(runs: Mapping[str, Sequence[Run]], given: argparse.Namespace, name: str, task: str) -> None:
     """Draw accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
-    if not runs:  # ``--variants`` chose none of this figure
+    if not runs:  # ``--variants`` chose no variant of this figure
         return
     for figure, end in ((accuracy_curve(runs, final="last"), ""), (loss_curve(runs, final="last"), "_loss")):
         figure.axes[0].set_title(TASKS[task].title)

@@ -77,7 +77,7 @@ def parse_tasks(
 
 def with_variants(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser with ``--variants``, for scripts that call :func:`asked_for`."""
-    parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
+    parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="run only these variants [all]")
     return parser
 
 

@@ -208,7 +208,7 @@ def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) ->
 
 
 def beside_the_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each row the numbers of the paper's Table 1; its method is the variant's name up to a comma."""
+    """Add the paper's Table 1 to the rows; the variant's name up to the first comma is the method in the paper."""
     with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:
         paper = {(row["dataset"], row["method"]): row for row in csv.DictReader(file)}
     for row in rows:

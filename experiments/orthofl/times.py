@@ -2,10 +2,10 @@
 
     python experiments/orthofl/times.py --scale laptop
 
-FedAdam's server rate and the buffers of FedBuff and CA2FL are in neither the paper nor its code; Table 1 has the values
-that ``tuning.py`` chose on MNIST. This script runs each value that ``tuning.py`` tried, on HAR. ``time / fedavg`` is
-the time to 95 % of FedAvg's final accuracy in the same seed, divided by FedAvg's time; beside it are the paper's
-numbers.
+FedAdam's server rate and the buffers of FedBuff and CA2FL are in neither the paper nor its code; ``table_1.py`` uses
+the values that ``tuning.py`` chose on MNIST. This script runs each value that ``tuning.py`` tried, on HAR.
+``time / fedavg`` is the time to 95 % of FedAvg's final accuracy in the same seed, divided by FedAvg's time; beside it
+are the paper's numbers.
 """
 
 from __future__ import annotations

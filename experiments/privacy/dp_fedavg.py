@@ -67,7 +67,7 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
     for (name, clip, noise), seeds in zip(cases, runs.values()):
         found = [guarantees(run, delta=DELTA) for run in seeds]
         by_participation = [one[0].epsilon for one in found]
-        known = None not in by_participation  # else no bound holds for all seeds
+        known = None not in by_participation  # None: no bound is known for that seed
         by_sampling = [one[1].epsilon for one in found if len(one) > 1]
         rows.append(
             {"method": name, "clip": clip, "noise": noise}

@@ -310,7 +310,7 @@ AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
 
 
 def together(intervals: Sequence[IntervalAt]) -> IntervalAt | None:
-    """The interval in which a client is online by all ``intervals``; ``None`` if there are no intervals."""
+    """A function for the interval in which a client is online according to all ``intervals``; ``None`` without any."""
     if len(intervals) < 2:
         return intervals[0] if intervals else None
 

@@ -2,8 +2,8 @@
 
 A *counter* is one or more integers, such as client and job, as in counter-based generators. Draws of a client or a
 job are *hashed*: the number is a hash of (seed, stream, client, job). Any batch of them costs a few array operations
-and no memory. NumPy's generators make what is one sequence for the whole schedule: permutations, cohorts, draws
-without replacement.
+and no memory. Permutations, cohorts and draws without replacement are each one sequence for the whole schedule:
+NumPy's generators draw them.
 
 Draws are exact on one machine: the same NumPy version on the same kind of processor gives the same bits,
 whatever the size of a batch. On another machine they may differ in the last bit, because NumPy's logarithms and
@@ -60,7 +60,7 @@ def _scramble(words: np.ndarray) -> np.ndarray:
 class Draws:
     """Random numbers at many counters, with the methods of a NumPy generator.
 
-    ``counter`` are integers >= 0 or arrays of them that broadcast. Every call gives one number for each counter:
+    ``counter``: integers >= 0, or arrays of them that broadcast. Every call gives one number for each counter:
     float64 of the common ``shape`` (at least 1-d), statistically independent of earlier calls. With ``where``, a mask
     of that shape, a call gives only the numbers of the marked counters. A number depends only on the seed, the stream,
     its counter and how many calls came before.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-CsvRow = tuple[str, dict[str, str]]  # its place "FILE, line 3", for errors; the text of each column
+CsvRow = tuple[str, dict[str, str]]  # its line, such as "FILE, line 3", for errors; the text of each column
 
 
 def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> list[CsvRow]:

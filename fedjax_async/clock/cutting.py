@@ -15,8 +15,8 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
 
     ``time`` must not be before the last of these arrivals. A job without an outcome by then gets UNDER_WAY, or GIVEN_UP
-    if its timeout has passed (DROPPED_LATE only if its upload has come, WITHHELD only if the server knows it).
-    Its ``upload_time`` stays.
+    if its timeout has passed. It stays DROPPED_LATE only if its upload has come by then, and WITHHELD only if the
+    server knows it by then. Its ``upload_time`` stays.
 
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """
@@ -27,7 +27,7 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     freed = columns["freed_time"] <= time * SLACK
     applied = np.zeros(len(schedule.client), np.bool_)
     applied[schedule.job[:arrivals]] = True
-    late = np.isin(columns["outcome"], (Outcome.LATE, *DROPPED))  # if the timeout comes before the upload
+    late = np.isin(columns["outcome"], (Outcome.LATE, *DROPPED))  # if freed before the upload: timed out
     came = columns["upload_time"] <= time * SLACK
     dropped = np.isin(columns["outcome"], DROPPED)
     was_applied = np.isin(columns["outcome"], (Outcome.APPLIED, Outcome.LATE))

@@ -19,8 +19,8 @@ from fedjax_async.clock.record import Record
 from fedjax_async.clock.views import Choice, Finished, Policy, View, read_only
 from fedjax_async.types import Schedule
 
-# Without an upload in so many jobs in a row, by number of clients and at least, none is expected to come: they are all
-# trained, which takes longer than planning.
+# After so many withheld jobs in a row, no upload is expected any more: a number per client, and the least in all. The
+# run then stops with an error, because the withheld jobs are trained, which takes longer than planning.
 _PATIENCE, _LEAST_PATIENCE = 20, 1000
 
 
@@ -76,8 +76,8 @@ class Decisions:
 
     ``seconds``: wall-clock time of the policy, including the losses that it asked clients for. ``tables``: ``chosen``,
     with update, client, time and score of each client that it chose, and ``buffer``, with update, time and size of each
-    buffer. Where the policy decides about uploads, ``uploads`` counts those that it let through, and ``withheld`` the
-    jobs withheld since the last one.
+    buffer. If the policy decides about uploads, ``uploads`` counts the uploads that it let through, and ``withheld``
+    counts the jobs withheld since the last upload.
     """
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
@@ -88,7 +88,7 @@ class Decisions:
         self._arrivals, self._chosen, self._buffers = GrowingTable(), GrowingTable(), GrowingTable()
         self._view = View(0.0, 0, {}, {}, self._losses)
         self.uploads, self.withheld = 0, 0
-        self._largest = 0.0  # norm of an upload withheld since the last upload
+        self._largest = 0.0  # the largest norm of an upload withheld since the last one let through
         self._arrivals.append(_nothing(policy))
 
     @property
@@ -123,7 +123,7 @@ class Decisions:
             self._arrivals.append(_observed(record, known) | rows)
 
     def _losses(self, clients: Any) -> np.ndarray:
-        """The losses that a policy asks for; ``ValueError`` unless ``clients`` are numbers of clients."""
+        """The losses that a policy asks for; ``ValueError`` unless ``clients`` are client numbers."""
         asked, count = _array(clients), self.record.num_clients
         whole = asked is not None and asked.ndim == 1 and (asked.dtype.kind in "iu" or not len(asked))
         good = whole and bool(((asked >= 0) & (asked < count)).all())
@@ -131,7 +131,7 @@ class Decisions:
         return self._executor.losses(np.asarray(asked, np.int64)) if len(asked) else np.zeros(0)
 
     def _answer(self, call: str, kind: str, function: Callable[..., Any], *given: Any) -> Any:
-        """What a function of the policy returns; another error than ``Ended`` becomes one that names the ``call``."""
+        """What a policy's function returns. Its errors except ``Ended`` become a ``ValueError`` that names ``call``."""
         begin = clock_time.perf_counter()
         try:
             return function(*given)
@@ -175,7 +175,7 @@ class Decisions:
         Raises ``ValueError`` if no client uploads any more.
         """
         self.look(record, time)
-        if record.applied > len(self._arrivals):  # the view stays older, but not the model
+        if record.applied > len(self._arrivals):  # the view may stay older, the model must be current
             self._advance(record)
         norm, bits = self._executor.finished(record, job)
         if self.policy.sends is None or self._sends(Finished(record.client[job], number, norm, bits)):
@@ -198,8 +198,8 @@ class Decisions:
         field = f"policy = {self.policy.spec!r}" if self.policy.spec else "policy"
         return ValueError(
             f"{field}: must let clients upload, but no client uploads: the last {self.withheld:,} jobs were all "
-            f"withheld, and the largest norm among them was {self._largest:.4g} (if the policy waits for a norm: a "
-            "smaller one)"
+            f"withheld, and the largest norm among them was {self._largest:.4g} (if the policy has a "
+            "threshold for the norm, choose a smaller one)"
         )
 
     def schedule(self) -> Schedule:
@@ -233,7 +233,7 @@ def _array(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """A score; an array as a copy that cannot be written to."""
+    """The score; a read-only copy if it is an array."""
     return read_only(value.copy()) if isinstance(value, np.ndarray) else value
 
 
@@ -247,7 +247,7 @@ def _checked(choice: Any, idle: np.ndarray, count: int, alone: bool) -> tuple[np
     columns = clients is not None and scores is not None and clients.ndim == 1 and scores.shape == clients.shape
     check.require(columns, field, choice, f"{_CHOICE} of equal length")
     whole = clients.dtype.kind in "iu" or not len(clients)
-    check.require(whole, field, choice, f"{_CHOICE} with the numbers of clients, integers")
+    check.require(whole, field, choice, f"{_CHOICE} in which clients are integers")
     real = scores.dtype.kind in "biuf" or not len(scores)
     check.require(real, field, choice, f"{_CHOICE} with scores that are real numbers or NaN")
     distinct = len(np.unique(clients)) == len(clients) and bool(np.isin(clients, idle).all())

@@ -45,7 +45,7 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     """
     cut, needs = first_cuts(schedule, cuts), _Needs(schedule)
     reached = cut.tolist()
-    level = array("q")  # counted from the beginning of the event's stretch
+    level = array("q")  # counted anew after each cut
     for event, needed in enumerate(needs):
         here = reached[event]
         level.append(1 + max((level[source] for source in needed if reached[source] == here), default=-1))

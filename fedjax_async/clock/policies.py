@@ -189,7 +189,7 @@ def bind(spec: PolicyModel | str) -> PolicyModel:
 
 
 def _named(spec: str, model: PolicyModel) -> PolicyModel:
-    """The model of a spec; errors about its options, and its policy, name the spec."""
+    """The model of a spec. Errors about its options name the spec; its policy has the spec as ``spec``."""
 
     def named(prior: Prior) -> Policy:
         with registry.naming("policy", spec, registry.options_of(_factory(spec))):
@@ -205,10 +205,10 @@ def _factory(spec: str) -> Callable[..., PolicyModel]:
 
 
 def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
-    """One policy that decides what any of these does.
+    """One policy that makes the decisions of all of these.
 
-    It looks as often as the one that looks most often among those that have the option ``every``, choose clients or
-    size buffers; the others are asked at every upload and need no look of their own.
+    It looks as often as the policy that looks most often. Only policies that choose clients, size buffers or have the
+    option ``every`` count here; the others are asked at every upload and need no look of their own.
     """
     given: dict[str, Any] = {}
     whose: dict[str, str] = {}

@@ -30,7 +30,7 @@ class Prior(_Prior):
 
 
 def read_only(column: np.ndarray) -> np.ndarray:
-    """The same values, which cannot be written to."""
+    """A read-only view of ``column``."""
     column = column.view()
     column.setflags(write=False)
     return column
@@ -44,8 +44,8 @@ class View(NamedTuple):
     also loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the
     model from which its job started. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``:
     the mean loss of the server's current model on the examples of each of these clients, float64. The current model is
-    that of the last look, or of the last question to ``sends`` if that was later: before it, all earlier arrivals are
-    applied.
+    the model at the last look, or at the last decision about an upload if that was later. All arrivals before that
+    moment are applied to it.
     """
 
     time: float

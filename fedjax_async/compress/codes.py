@@ -1,8 +1,8 @@
 """Bit codes of whole numbers, in NumPy, without a loop over the numbers.
 
 Streams are packed most significant bit first and padded with zeros to whole bytes. A variable-length code is two
-streams: all lengths in unary, then all remainders. Readers read bytes from the front of a :class:`ByteReader` and raise
-``ValueError`` for bytes that do not fit.
+streams: all lengths in unary, then all remainders. The functions ``read_...`` take bytes from the front of a
+:class:`ByteReader` and raise ``ValueError`` for bytes that do not fit.
 
 A reader of numbers first reads the bytes of the whole stream, so a count that does not fit is refused before an array
 of that length is allocated. Then it yields the numbers in chunks, int64 arrays of at most ``8 * CHUNK`` numbers: a

@@ -3,7 +3,7 @@
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy (with
-``policy_steps.py``: the server steps that a policy can make); all use ``resolving.py``.
+``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``.
 
 Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (where each setting has an effect),
 ``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts

@@ -169,17 +169,17 @@ class AdaptiveExperiment(NamedTuple):
 
 
 class Looking(NamedTuple):
-    """A policy before the run."""
+    """The policy of a run, before the run starts."""
 
     model: PolicyModel
     prior: Prior
-    policy: Policy  # only for checks before the run, which has a policy of its own
+    policy: Policy  # only for checks before the run; the run makes another one
 
 
 def looking_of(run: Resolved) -> Looking:
     """The policy of a run; ``ValueError`` for settings that cannot be adaptive, and for a wrong policy."""
     s, data = run.settings, run.components.data
-    allowed = "a timing of the package: one of your own asks no policy"
+    allowed = "a timing of the package: a timing of your own does not ask the policy"
     check.require(not contracts.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
     check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")
     model = policy_of(s)
@@ -224,7 +224,7 @@ def checked_policy(model: Any, prior: Prior) -> Policy:
     try:
         found = model(prior)
     except Exception as error:
-        if isinstance(error, ValueError) and ": must be " in str(error):  # a check of the policy's own
+        if isinstance(error, ValueError) and ": must be " in str(error):  # from a check in the policy itself
             raise
         line = " ".join(str(error).split())
         raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
@@ -246,7 +246,10 @@ def policy_of(s: Settings) -> PolicyModel:
 
 
 def _until_its_end(run: Run) -> dict[str, dict[str, np.ndarray]]:
-    """The tables of a run without what the policy decided after its end; a run that is stopped was planned further."""
+    """The tables of a run without the policy's decisions after the end of the run.
+
+    A run that is stopped early has such decisions: it was planned beyond its end.
+    """
     rows, tables = {"chosen": len(run.schedule.client)}, dict(run.probes)
     if "buffer" in tables:
         table, end = tables["buffer"], run.evaluations["time"][-1] * SLACK

@@ -91,7 +91,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def _pair(part: str, found: Any, contract: str) -> Any:
-    fits(type(found) is tuple and len(found) == 2, part, found, contract)  # a NamedTuple is one of the two
+    fits(type(found) is tuple and len(found) == 2, part, found, contract)  # a NamedTuple is one value, not a pair
     return found
 
 
@@ -210,7 +210,7 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     stepped = returned("client.step", kind, client.step, work, zero, message, rows, note=extra)
     alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
-    ended = message._replace(local_steps=())  # the engine has no local steps where it calls finish
+    ended = message._replace(local_steps=())  # as the engine calls finish: without local_steps
     at_end = f"{note}; {extra}; message.local_steps is missing in finish"
     found = returned(
         "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, ended, state, note=at_end

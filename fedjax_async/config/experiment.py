@@ -318,7 +318,8 @@ def built(
     facts = facts_of(schedule)._replace(every_closes=steps.every_closes)
     state, _ = shapes_of_server(components, run.shapes, facts)
     with naming(steps):
-        rule_of(components.server, components.hyper, facts._replace(longest_step=steps.reached))  # it may refuse this
+        # this raises if the rule cannot work with a step of so many uploads
+        rule_of(components.server, components.hyper, facts._replace(longest_step=steps.reached))
         check_capacity(state, schedule._replace(step=np.zeros(steps.longest, np.int64)))
     if s.per_client:
         owners(components.data)

@@ -33,7 +33,7 @@ from fedjax_async.types import ServerAlgorithm
 
 AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
 
-ENTRY_POINTS = "fedjax_async.plugins"  # of entry points in installed packages
+ENTRY_POINTS = "fedjax_async.plugins"  # the group of entry points in installed packages
 LOADED: list[str] = []  # files and modules that were loaded, for processes that continue a run or a sweep
 _calls: list[tuple[str, str]] = []  # every call of register, also repeated ones
 _without_parts: set[str] = set()  # files and modules that were imported and registered nothing

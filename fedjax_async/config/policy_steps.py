@@ -1,6 +1,7 @@
 """How many uploads a server step can have in a run with a policy. Rules must know it before the run.
 
-The nominal plan does not say it: with other clients, or another size of the buffer, steps have other lengths.
+The nominal plan does not tell it: if the policy chooses other clients, or another size of the buffer, server steps
+have other numbers of uploads.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from fedjax_async.types import Schedule
 class PlannedSteps(NamedTuple):
     """What is known of the server steps of a run before it starts."""
 
-    longest: int  # the most uploads that a step can have; corrupt ones, which are always rejected, may come on top
-    reached: int  # as far as is known, some step can have so many
+    longest: int  # the most uploads that a step can have; corrupt ones, always rejected, may come in addition
+    reached: int  # the most uploads that a step is known to be able to have
     every_closes: bool  # whether every arrival completes its server step
-    source: str = ""  # for messages: who decides this
+    source: str = ""  # for error messages: what decides these numbers
 
 
 class BufferSizes(NamedTuple):
@@ -35,12 +36,13 @@ class BufferSizes(NamedTuple):
     most: int | None  # None: the number of clients in flight
 
 
-# Policies that decide the size of the buffer, and their sizes by their options.
+# For each policy that decides the size of the buffer: its sizes, from its options.
 SIZES: dict[str, Callable[[Mapping[str, Any]], BufferSizes]] = {
     "adaptive_buffer": lambda options: BufferSizes(options["size"], options["most"]),
 }
 
-# The most sound uploads of a server step by the options of its timing, N, and the jobs that may be in flight.
+# For each timing: the largest number of uploads in a server step, without corrupt ones. It follows from the timing's
+# options, the number of clients and the largest number of jobs in flight.
 LONGEST: dict[str, Callable[[Mapping[str, Any], int, int], int]] = {
     "every": lambda options, clients, in_flight: 1,
     "buffer": lambda options, clients, in_flight: options["size"],
@@ -65,7 +67,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
     if not decides(policy):
         return planned_steps(nominal)
     name, options = _timing(s)
-    clients, source = nominal.num_clients, f"policy = {str(s.policy)!r} decides it"
+    clients, source = nominal.num_clients, f"policy = {str(s.policy)!r} decides how many uploads a step has"
     in_flight = options.get("concurrency") or clients
     if policy.buffer is None:
         # a late upload may come after the server has given its place to another client
@@ -73,7 +75,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
     elif (sizes := _sizes(s)) is not None:
         longest = reached = min(sizes.most or in_flight, in_flight)
     else:
-        longest, reached, source = in_flight, 1, f"{source}, and its sizes are not known before the run"
+        longest, reached, source = in_flight, 1, f"{source}, and the buffer sizes are not known before the run"
     return PlannedSteps(int(longest), int(reached), longest == 1 and s.faults is None, source)
 
 
@@ -90,7 +92,7 @@ def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
 
 @contextlib.contextmanager
 def naming(steps: PlannedSteps) -> Iterator[None]:
-    """Add to an error of a rule who decides the lengths of the steps."""
+    """Add to the error message of a rule what decides the number of uploads in a step."""
     try:
         yield
     except ValueError as error:
@@ -98,7 +100,7 @@ def naming(steps: PlannedSteps) -> Iterator[None]:
 
 
 def _timing(s: Settings) -> tuple[str, dict[str, Any]]:
-    """Name and options, also the defaults, of a timing of the package."""
+    """Name and options of a timing of the package; options that are not given have their defaults."""
     return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
 
 

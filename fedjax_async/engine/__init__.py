@@ -1,7 +1,7 @@
 """The engine: executes schedules. It knows no methods by name; ``config`` gives it objects.
 
 Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` several, from the first message to the
-outcome.
+result.
 
 Order of reading: ``components.py`` (what is trained), ``layout.py`` and ``batches.py`` (which jobs are trained
 together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
@@ -27,11 +27,11 @@ the loop (``loop.py``), checkpoints and devices. ``peer_result.py`` is the resul
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
 twice. A *wave* is a set of jobs that may be trained together. A wave is cut into *batches*. A *turn* is the batches
-that are trained at the same time, one in each *lane*. A lane is a host thread with its own *buffers*; each *row* of
-them holds one job. A *segment* is the local steps of a batch that one compiled call executes at one width. A *stretch*
-is a range of positions that one call of ``receive`` takes from one lane. A *slot* holds a start model, and a *write*
-puts a message into a slot. In an adaptive run, a *look* is a moment at which the policy sees the results so far, and an
-*extension* is what the plan has gained since the last look.
+that are trained at the same time, at most one in each *lane*. A lane is a host thread with its own *buffers*; each
+*row* of them holds one job. A *segment* is the local steps of a batch that one compiled call executes at one width. A
+*stretch* is a range of positions that one call of ``receive`` takes from one lane. A *slot* holds a start model, and a
+*write* puts a message into a slot. In an adaptive run, a *look* is a moment at which the policy sees the results so
+far, and an *extension* is what the plan has gained since the last look.
 """
 
 from typing import TYPE_CHECKING

@@ -199,7 +199,7 @@ def looped_lanes(
     """Deal the jobs of looped batches to lanes, so that the lanes wait for each other as little as possible.
 
     ``ready``: int[E], how many positions must have been received before the job of a position may be trained;
-    ``steps``: int[E], local steps of each position. A turn is the longest range of positions that are ready at its
+    ``steps``: int[E], local steps of each position. A turn covers the longest range of positions that are ready at its
     start, up to ``max_width`` jobs a lane. Each lane trains consecutive jobs of it. With ``fill``, a lane that would
     finish before the others also trains jobs of later positions that are ready already. Their rows stay occupied until
     they are received, so a lane holds at most ``capacity - max_width`` of them. Without ``fill``, rows are as in

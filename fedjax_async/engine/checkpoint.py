@@ -1,9 +1,9 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
-A checkpoint is taken between two turns, in an adaptive run between two extensions. It holds the carry, the
-evaluations so far, the models that observers want kept, and the number of turns done; in an adaptive run also the
-trained uploads and what the planner was told. Everything else (schedule, layout, random numbers) follows from the
-settings, so a resumed run gives the same result bit for bit.
+A checkpoint is taken between two turns, or in an adaptive run between two extensions. It holds the carry, the
+evaluations so far, the models that observers keep, and the number of turns or extensions done. In an adaptive run it
+also holds the trained uploads and what the planner was told. Everything else (schedule, layout, random numbers) follows
+from the settings, so a resumed run gives the same result bit for bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
 class Snapshot(NamedTuple):
     """What a checkpoint holds of a stack."""
 
-    turns: int  # done; in an adaptive run: extensions
+    turns: int  # turns done; in an adaptive run: extensions done
     leaves: list[np.ndarray]  # of ``Carry``; in an adaptive run also of the stores and of ``Told.content``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
     models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves of models that observers keep

@@ -19,8 +19,8 @@ from fedjax_async.engine.several import Piece
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 
-# How many turns the host may be ahead of the device. The limit bounds memory, and without it the progress bar would run
-# ahead of the training.
+# About how many turns (compiled calls, with ``waves_per_call``) the host may be ahead of the device. The limit bounds
+# memory, and without it the progress bar would run ahead of the training.
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
@@ -55,8 +55,8 @@ def advance(
 ) -> Any:
     """Train all turns but the first ``turns``, which are done; returns the last carry.
 
-    The host waits for the device only to stay at most ``TURNS_AHEAD`` turns and a few observed evaluations
-    ahead of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
+    The host waits for the device only to stay within about ``TURNS_AHEAD`` turns and a few observed evaluations
+    of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
     high, tokens, total, done = 0, deque[Any](), len(dealt.train_order), turns
     waiting: list[Piece] = []  # pieces for the next call

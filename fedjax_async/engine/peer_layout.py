@@ -143,8 +143,8 @@ def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.
 def _slots(schedule: PeerSchedule, order: np.ndarray, bounds: np.ndarray) -> tuple[int, np.ndarray]:
     """How many slots there are, and the slot of each message of the plan; int32[E, F].
 
-    A message keeps its slot until the turn in which its last reader is written. A run that resumes before
-    that turn may train the reader again.
+    A message keeps its slot until the turn in which the last event that mixes it is written, because a run that resumes
+    before that turn may train that event again.
     """
     written = np.full(len(schedule.client), len(order) + 1)
     written[order] = np.arange(len(order)) + 1

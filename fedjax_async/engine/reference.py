@@ -3,7 +3,8 @@
 Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
 code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
 rejected, and has its own evaluation. From the engine it takes types (``Components``, ``EvaluationPoints``,
-``EngineResult``), the checks of user input and the lists of each client's test rows.
+``EngineResult``), the helpers that build rule and client from the components, the checks of user input and the lists of
+each client's test rows.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def run_stack(
 
     Continues from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
 
-    ``observers``: one per member. A member that its observer stops is trained on as long as other members are; its
-    results end at the evaluation that stopped it.
+    ``observers``: one per member. A member that its observer stops may still be trained while other members are;
+    its results end at the evaluation that stopped it.
     """
     layout, tables, programs = stack.layout, stack.tables, stack.programs
     carry = programs.start(tables, stack.params)

@@ -15,7 +15,7 @@ from fedjax_async.types import Array
 
 
 class Piece(NamedTuple):
-    """Positions ``low .. high-1``, received from one lane's buffers, and the turn that is trained before, or None."""
+    """A turn to train, or None; then positions ``low .. high-1`` to receive, all from one lane's buffers."""
 
     turn: int | None
     low: int

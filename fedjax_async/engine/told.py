@@ -34,7 +34,7 @@ class Told:
     # --- what is recorded -------------------------------------------------------------------------
 
     def decided(self, clients: Sequence[int], closes: np.ndarray) -> None:
-        """Know the plan so far: the client of each job, and which arrivals close their server step."""
+        """Keep the plan so far: the client of each job, and which arrivals close their server step."""
         self._clients, self._closes = clients, closes
 
     def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Told:
     def repeat(self, work: ExtensionWork) -> None:
         """As :meth:`note`, with the records of the checkpoint.
 
-        ``ValueError`` if the plan is not that of the checkpoint: its records are those of other jobs.
+        ``ValueError`` if the plan differs from the checkpoint's, because the saved records would not fit this plan.
         """
         begin = len(self._log)
         jobs, arrivals, first = len(self._clients), len(self._closes), self._repeated
@@ -125,8 +125,8 @@ class Told:
         )
         self._repeated = jobs
         alike = all(np.array_equal(before, now) for before, now in pairs)
-        allowed = "deterministic to be resumed, but it decides otherwise now (draw random numbers from prior.seed)"
-        check.require(alike, "policy", "the one of the checkpoint", allowed)
+        allowed = "deterministic, so that the run can be resumed (draw random numbers from prior.seed)"
+        check.require(alike, "policy", "decisions that differ from those before the checkpoint", allowed)
         self._log.append(
             {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
         )

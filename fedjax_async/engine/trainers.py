@@ -1,4 +1,4 @@
-"""Train the batches of a turn, each lane in a host thread of its own."""
+"""Train the batches of a turn, the lanes at the same time in several host threads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Observers of evaluations: the engine hands evaluations over while it runs, and keeps the models that they ask for.
 
-An evaluation is handed over once it is computed. The host waits for one only where more than ``UNDER_WAY`` are.
-An observer sees each run's evaluations in order, so its decisions do not depend on timing. A run that is stopped may
-have been trained further by then, but its results end at the evaluation that stopped it.
+An evaluation is handed over once it is computed. The host waits for one only if more than ``UNDER_WAY`` evaluations
+are under way. An observer sees each run's evaluations in order, so its decisions do not depend on timing. A run that is
+stopped may have been trained further by then, but its results end at the evaluation that stopped it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedjax_async.types import Params
 UNDER_WAY = 4  # evaluations, each with its model, that may be under way on the device
 
 Scored = Mapping[str, Any]  # an evaluation: its scores by name
-Moment = tuple[int, int]  # a run of the stack, and how many of its arrivals came before
+Moment = tuple[int, int]  # a run of the stack, and the number of its arrivals before the evaluation
 
 
 class Verdict(NamedTuple):

@@ -4,9 +4,9 @@ Start with :func:`local_training` (``training.py``): minibatch steps of any opta
 minibatches, ``job.py`` runs one job. Three files wrap a client algorithm: ``private.py`` keeps some params on the
 client, ``feedback.py`` compresses uploads, ``ditto.py`` also trains a personal model. ``optimizers.py`` holds
 optimisers and learning rate decays by name, ``sharpness.py`` SAM and ASAM, ``proximal_metrics.py`` the metrics of
-proximal terms. ``curve.py`` trains a curve from the start to the end (AsyncCurve); its Adam takes its first moments
-from ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradients of examples
-and adds noise.
+proximal terms. ``curve.py`` trains a model and a curve to it from the start model (AsyncCurve); its Adam starts from
+the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradient of
+each example and adds noise.
 """
 
 from collections.abc import Callable

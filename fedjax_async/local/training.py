@@ -141,7 +141,7 @@ LocalStep = tuple[Array, Key, Array]  # the seed that orders the job's minibatch
 
 
 def decay_factor(scale: Scale, message: Message, k: Array, steps: Array) -> Array | None:
-    """The factor on update ``k`` of ``steps`` in a job; ``None`` for 1."""
+    """The factor on update ``k`` of ``steps`` in a job; ``None`` without a decay."""
     if isinstance(scale, WithinJob):
         return scale.factor(k, steps)
     return None if scale is None else scale(jnp.asarray(message.version))

@@ -172,7 +172,7 @@ def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
 
 
 def measured(shape: ConvShape, repeats: int = 3) -> dict[str, float]:
-    """Milliseconds of one step, forward and backward, of each candidate: the least of `repeats` interleaved ones.
+    """Milliseconds of one step, forward and backward, of each candidate: least of `repeats` interleaved measurements.
 
     On a CPU this is processor time, since each core trains other clients.
     """

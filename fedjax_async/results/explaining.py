@@ -170,7 +170,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
 
 
 def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, EvaluationPoints]:
-    """The schedule and the evaluations of the run: planned again; with a policy, the schedule that it made."""
+    """The schedule and the evaluation points of the run: planned again; with a policy, the schedule that it made."""
     if resolved.settings.policy is None:
         return planned(resolved)
     return run.schedule, evaluation_points(run.schedule, every_of(resolved.settings))

@@ -39,11 +39,11 @@ def peer_gantt(
 ) -> Figure:
     """A Gantt chart: a row per node, a bar per compute event, a line per message from its sender to its receiver.
 
-    A line begins where its sender has trained and ends where the message arrives; its colour is the message's outcome
-    (``MESSAGE_STYLES``). A tick marks the time at which an event mixes its inbox. Where a node has not joined yet, or
-    has left, its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many
-    nodes are shown. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough
-    for about five events per node).
+    A line begins where its sender has trained and ends where the message arrives; the line of a lost message ends on
+    the way. The colour shows the outcome (``MESSAGE_STYLES``). A tick marks the time at which an event mixes its inbox.
+    Where a node has not joined yet, or has left, its row is grey. Messages to and from nodes that are not shown are
+    left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which. ``until``:
+    virtual seconds shown (default: enough for about five events per node).
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)

@@ -221,7 +221,7 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
         if index in work.finished:
             if work.callbacks.streams:
                 looking.stream_again(store.load(run_folder), work.callbacks, run_folder, point.name)
-        elif not known or (run_folder / store.MANIFEST).is_file():  # of other settings, or with other callbacks
+        elif not known or (run_folder / store.MANIFEST).is_file():  # a run of other settings or callbacks
             streams.clear(run_folder)
 
 

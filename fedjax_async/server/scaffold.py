@@ -57,9 +57,9 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Mean of the deltas, with a control variate that follows the clients' mean (Karimireddy et al. 2020).
 
     ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the clients S of a server
-    step; if every arrival closes its step, ``|S| = 1``. If an upload is lost, its client does not learn it and keeps
-    its new c_i; then c differs from the clients' mean. The clients run :func:`scaffold_client`. A message holds x and
-    c, an upload is a :class:`Change`: both are twice as long as FedAvg's. ``clip`` bounds the deltas.
+    step; if every arrival closes its step, ``|S| = 1``. If an upload is lost, its client does not learn of the loss and
+    keeps its new c_i; then c differs from the clients' mean. The clients run :func:`scaffold_client`. A message holds x
+    and c, an upload is a :class:`Change`: both are twice as long as FedAvg's. ``clip`` bounds the deltas.
 
     Args:
       server_lr: ``eta_g > 0``.
@@ -101,7 +101,7 @@ class Work(NamedTuple):
 
     inner: State
     control: Params  # c_i
-    factors: Array  # float[], sum of the learning rate's factors of the local steps so far
+    factors: Array  # float[], sum of the factors on the learning rate over the local steps so far
 
 
 def scaffold_client(

@@ -128,7 +128,7 @@ def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
 
 @pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
 def test_a_run_that_is_stopped_has_no_rows_after_its_end():
-    """A run whose uploads differ in size is trained on after the stop, to count their bytes."""
+    """If uploads differ in size, training continues after the stop, to count their bytes."""
     norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
     stops = [lambda one: Stop("enough") if one.number == 3 else None]
     common = {"probes": norms, "eval_updates": 3, "callbacks": stops}

@@ -91,7 +91,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
                 run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {}), progress=killer(at))
         assert len(completed(tmp_path)) == 2
         restored = Keeper(tmp_path, 5, {}).restore()
-        assert restored.turns > 0 and len(restored.scores) > 1, "there must be something to go on from"
+        assert restored.turns > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
         equal(run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {})), want)
 
 

@@ -89,9 +89,9 @@ def test_the_server_averages_every_vertex_by_examples():
 
 
 def by_hand(vertices, steps, lr, mu, floor=1.0):
-    """SGD on the vertices: each along its weight times the gradient at a point drawn from the simplex.
+    """SGD on the vertices: each vertex's gradient is its weight times the gradient at a point drawn from the simplex.
 
-    The rate falls linearly within the job, from ``lr`` to ``floor`` times it.
+    The rate falls linearly within the job, from ``lr`` towards ``floor * lr``.
     """
     x, y, _ = pool()
     start, now = vertices, vertices

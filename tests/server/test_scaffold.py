@@ -156,11 +156,11 @@ def test_a_rate_that_changes_within_a_job_weights_the_gradients():
         weights = weights - LR * factor * (gradients[-1] - own + c)
     np.testing.assert_allclose(delta, weights - START, rtol=0, atol=1e-12)
     np.testing.assert_allclose(new, np.average(gradients, axis=0, weights=factors), rtol=0, atol=1e-12)
-    assert np.abs(new - np.mean(gradients, axis=0)).max() > 1e-3  # the weights matter
+    assert np.abs(new - np.mean(gradients, axis=0)).max() > 1e-3  # the plain mean differs
 
 
 def test_at_a_rate_of_zero_a_client_learns_nothing():
-    """As after the last step of a cosine: no division by zero, which would reject the upload."""
+    """A cosine decay ends at a rate of zero. A division by zero would make the server reject the upload."""
     _, own, delta, change, new = controls(3, lambda version: 0.0 * version.astype(float))
     np.testing.assert_array_equal([delta, change, new - own], 0.0)
 
