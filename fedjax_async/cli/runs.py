@@ -127,7 +127,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     )
     if "look_seconds" in counters:  # not in a run that was read from its folder
         took = 1000 * counters["look_seconds"] / max(counters["looks"], 1)
-        print(f"{counters['looks']} looks of the policy, each {took:.1f} ms besides training")
+        print(f"{counters['looks']} looks of the policy, {took:.1f} ms each on average, besides training")
     if run.stopped is not None:
         print(f"stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: {run.stopped.why}")
     if run.best is not None:

@@ -15,8 +15,8 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
 
     ``time`` must not be before the last of these arrivals. A job without an outcome by then gets UNDER_WAY, or GIVEN_UP
-    if its timeout has passed. It stays DROPPED_LATE only if its upload has come by then, and WITHHELD only if the
-    server knows it by then. Its ``upload_time`` stays.
+    if its timeout has passed. A job keeps DROPPED_LATE only if its upload has come by then, and WITHHELD only if
+    the server knows it by then. Its ``upload_time`` stays.
 
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """

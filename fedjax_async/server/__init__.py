@@ -21,7 +21,7 @@ from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.parts import PARTS, Part, with_parts
 from fedjax_async.server.privacy import PRIVACY, Privacy, differentially_private
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
-from fedjax_async.server.running_statistics import rebased
+from fedjax_async.server.running_statistics import rebased, weights_of
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
@@ -80,6 +80,7 @@ __all__ = [
     "step_size",
     "stepping",
     "towards_client",
+    "weights_of",
     "with_facts",
     "with_parts",
 ]
