@@ -17,7 +17,7 @@ SHARED = {
     "variants.py",
     "accelerator_parts.py",
 }  # imported by the others
-SHARED |= {"corrections.py", "late.py", "phases.py"}
+SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks

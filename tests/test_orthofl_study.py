@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib.util
 import sys
@@ -40,3 +41,27 @@ def test_the_accuracy_of_a_row_is_the_mean_of_the_last_tenth_of_its_evaluations(
     (row,) = module("study").rows_of("mnist", {"orthofl": [make_run(accuracy)]}, "fedavg")
     found = [row[f"{name} (%)"].mean for name in ("accuracy", "last", "best")]
     np.testing.assert_allclose(found, [70, 90, 90], rtol=1e-6)
+
+
+def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, tmp_path):
+    study = module("study")
+    shared, known_runs = study.shared, study.known_runs
+    setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6, "eval_updates": 3}
+    variants = [study.Variant("fedasync", {"method": "fedasync"}), study.Variant("orthofl", {"method": "orthofl"})]
+
+    def run(known, out, seeds=2):
+        given = argparse.Namespace(name="table", out=tmp_path / out, seeds=seeds, quiet=True, known=known)
+        rows = study.rows_of("mnist", shared.run_variants("mnist", setting, variants, given), "fedasync")
+        return repr(rows)  # one seed has no deviation: NaN
+
+    one = run([], "one", seeds=1)
+    rows = run([tmp_path / "one" / "table_mnist_curves.csv"], "two")
+    trained = list((tmp_path / "two" / "runs" / "mnist" / "runs").iterdir())
+    assert len(trained) == 2, "the second seed of each variant"
+    assert rows == run([], "three")
+    monkeypatch.setattr(shared, "_train", None)
+    assert rows == run([tmp_path / "two" / "table_mnist_curves.csv"], "four")
+    assert one == run([tmp_path / "two" / "table_mnist_curves.csv"], "five", seeds=1)
+    copy = (tmp_path / "four" / "table_mnist_curves.csv").read_bytes()
+    assert copy == (tmp_path / "two" / "table_mnist_curves.csv").read_bytes()
+    assert len(known_runs.read([tmp_path / "four" / "table_mnist_curves.csv"])) == 4

@@ -7,7 +7,7 @@
 
 Each checkout has a process of its own, which stays for all rows; both use this environment, on a CPU. First each
 executes the row with ``--updates`` updates, and the results are compared: every column of numbers in the schedule, in
-``updates`` (bytes among them) and in ``evaluations``, and the final parameters. Then the two take turns, repeat after
+``updates`` and in ``evaluations`` (bytes among them), and the final parameters. Then the two take turns, repeat after
 repeat, at a run of about a second. The ratio is the time before divided by the time after, so above 1 the new version
 is faster. The table has its median over the repeats and the 90 % interval of this median (bootstrap). Compilation is
 not timed, nor is preparation, except in ``sweep-8``.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import common
+import known_runs
 
 from fedjax_async import Settings
 from fedjax_async.config import prepare
@@ -99,7 +100,8 @@ def run_variants(
 ) -> dict[str, list[Run]]:
     """Run every variant of a setting with every seed, in one sweep; returns variant -> its runs.
 
-    Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds.
+    Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds. Runs
+    in the files of ``--known`` are not trained.
 
     ``numbers(setting, seed)`` returns further settings of one run.
     """
@@ -110,10 +112,21 @@ def run_variants(
         for seed in range(given.seeds):
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
-    folder = given.out / "runs" / task
-    done = sweep(base, points=points, out=folder, progress=False if given.quiet else None, overwrite=True)
-    runs = iter(done.runs)
-    return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
+    known = known_runs.read(getattr(given, "known", ()))
+    keys = [known_runs.key(base | point) for point in points]
+    absent = [point for point, key in zip(points, keys) if key not in known]
+    trained = iter(_train(base, absent, given.out / "runs" / task, given) if absent else ())
+    runs = [known[key] if key in known else next(trained) for key in keys]
+    names = [variant.name for variant in variants for _ in range(given.seeds)]
+    if hasattr(given, "known"):
+        seeds = [point["seed"] for point in points]
+        known_runs.write(given.out / f"{given.name}_{task}_curves.csv", keys, names, seeds, runs)
+    return {variant.name: [run for run, name in zip(runs, names) if name == variant.name] for variant in variants}
+
+
+def _train(base: Mapping[str, Any], points: Rows, folder: Path, given: argparse.Namespace) -> Sequence[Run]:
+    """The runs of a sweep over ``points``."""
+    return sweep(base, points=points, out=folder, progress=False if given.quiet else None, overwrite=True).runs
 
 
 def draw(

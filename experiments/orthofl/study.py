@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
+import known_runs
 import variants as shared
 from variants import Variant, common, parse, report
 
@@ -240,7 +241,8 @@ def study(
 
     ``variants``: a list for all tasks, or a function ``variants(task, scale)``.
     """
-    given = shared.parse_tasks(shared.with_variants(options(about, name)), TASKS, tasks, SEEDS)
+    parser = known_runs.with_known(shared.with_variants(options(about, name)))
+    given = shared.parse_tasks(parser, TASKS, tasks, SEEDS)
 
     def rows(task: str) -> shared.Rows:
         chosen = shared.asked_for(variants(task, given.scale) if callable(variants) else variants, given)
