@@ -65,3 +65,16 @@ def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, t
     copy = (tmp_path / "four" / "table_mnist_curves.csv").read_bytes()
     assert copy == (tmp_path / "two" / "table_mnist_curves.csv").read_bytes()
     assert len(known_runs.read([tmp_path / "four" / "table_mnist_curves.csv"])) == 4
+
+
+def test_columns_that_only_some_runs_have_are_kept(tmp_path):
+    known_runs = module("study").known_runs
+    plain = make_run([0.1, 0.2])
+    other = plain._replace(evaluations=plain.evaluations | {"values_bytes_up": np.array([0.0, 7.5])})
+    known_runs.write(tmp_path / "curves.csv", ["a", "b"], ["plain", "other"], [0, 0], [plain, other])
+    found = known_runs.read([tmp_path / "curves.csv"])
+    for key, run in (("a", plain), ("b", other)):
+        assert found[key].evaluations.keys() == run.evaluations.keys()
+        for column, values in run.evaluations.items():
+            np.testing.assert_array_equal(found[key].evaluations[column], values)
+        assert len(found[key].updates["client"]) == len(run.updates["client"])

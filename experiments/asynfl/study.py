@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
+import known_runs
 import variants as shared
 from variants import Rows, Variant, parse, report
 
@@ -194,12 +195,16 @@ def study(
     name: str,
     variants: Callable[[str, dict[str, Any]], Sequence[Variant]],
     finish: Callable[[str, dict[str, list[Run]], Rows, argparse.Namespace], None],
+    *,
+    from_curves: bool = False,
 ) -> None:
     """Run an experiment: parse the options, run every task, ``finish`` its rows and pictures, write the table.
 
     ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
+    ``from_curves``: whether the evaluations are all that it needs of the runs, so that there is an option ``--known``.
     """
-    given = shared.parse_tasks(shared.with_variants(options(about, name)), TASKS, USUAL, SEEDS)
+    parser = shared.with_variants(options(about, name))
+    given = shared.parse_tasks(known_runs.with_known(parser) if from_curves else parser, TASKS, USUAL, SEEDS)
 
     def rows(task: str) -> Rows:
         setting, target = setting_of(task, given.scale)

@@ -8,6 +8,7 @@ time budget included. Only results are kept: these runs have neither parameters 
 from __future__ import annotations
 
 import argparse
+import collections
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +20,13 @@ import numpy as np
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
-COLUMNS = {"time": "f8", "update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}  # of the evaluations
-TYPES = {"settings": "U12", "variant": "U99", "seed": "i8", "updates": "i8"} | COLUMNS
+RUN = {
+    "settings": "U12",
+    "variant": "U99",
+    "seed": "i8",
+    "updates": "i8",
+}  # columns that are equal in all rows of a run
+EVALUATIONS = {"update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}  # the others, such as bytes, are float64
 
 
 def with_known(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -39,10 +45,11 @@ def read(paths: Iterable[Path]) -> dict[str, Run]:
     """The runs in the files, by key; each has its evaluations and the number of its updates only."""
     found: dict[str, Run] = {}
     for path in paths:
-        table = files.csv_columns(path.read_bytes(), TYPES)
+        table = files.csv_columns(path.read_bytes(), collections.defaultdict(lambda: "f8", RUN | EVALUATIONS))
         for name in dict.fromkeys(table["settings"].tolist()):
             rows = table["settings"] == name
-            evaluations = {column: table[column][rows] for column in COLUMNS}
+            evaluations = {column: values[rows] for column, values in table.items() if column not in RUN}
+            evaluations = {column: values for column, values in evaluations.items() if not np.isnan(values).all()}
             updates = {"client": np.zeros(table["updates"][rows][0], np.int32)}
             found[name] = Run({}, (), evaluations, updates, {}, {}, None)
     return found
@@ -50,13 +57,16 @@ def read(paths: Iterable[Path]) -> dict[str, Run]:
 
 def write(path: Path, keys: Sequence[str], variants: Sequence[str], seeds: Sequence[int], runs: Sequence[Run]) -> None:
     """Write the evaluations of all runs. The file gets its name only when complete."""
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in TYPES}
+    evaluated = list(dict.fromkeys(column for run in runs for column in run.evaluations))
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in [*RUN, *evaluated]}
     for name, variant, seed, run in zip(keys, variants, seeds, runs, strict=True):
+        count = len(run.evaluations["time"])
         same = {"settings": name, "variant": variant, "seed": seed, "updates": len(run.updates["client"])}
         for column, value in same.items():
-            columns[column].append(np.full(len(run.evaluations["time"]), value))
-        for column, kind in COLUMNS.items():
-            columns[column].append(np.asarray(run.evaluations[column]).astype(kind))
+            columns[column].append(np.full(count, value))
+        for column in evaluated:
+            values = run.evaluations.get(column, np.full(count, np.nan))  # for example without compression
+            columns[column].append(np.asarray(values).astype(EVALUATIONS.get(column, "f8")))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(files.csv_bytes({name: np.concatenate(parts) for name, parts in columns.items()}))
