@@ -2,7 +2,8 @@
 
 A script with the option ``--known`` writes ``NAME_TASK_curves.csv`` beside its table. Given such files, it trains only
 the runs that they lack, and its table and pictures have all of them. A run is known by a hash of its settings, seed and
-time budget included. Only results are kept: these runs have neither parameters nor a schedule.
+time budget included; which version of the package trained it is not recorded. Only results are kept: these runs have
+neither parameters nor a schedule.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ import numpy as np
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
-RUN = {
-    "settings": "U12",
-    "variant": "U99",
-    "seed": "i8",
-    "updates": "i8",
-}  # columns that are equal in all rows of a run
-EVALUATIONS = {"update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}  # the others, such as bytes, are float64
+# Types of the columns that are equal in all rows of a run, and of those of its evaluations; others, such as bytes, are
+# float64.
+RUN = {"settings": "U12", "variant": "U99", "seed": "i8", "updates": "i8"}
+EVALUATIONS = {"update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}
 
 
 def with_known(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser with ``--known``."""
     about = "curves (NAME_TASK_curves.csv) of runs that need not be trained again"
-    parser.add_argument("--known", nargs="+", type=Path, default=[], metavar="CSV", help=about)
+    parser.add_argument("--known", nargs="+", type=existing, default=[], metavar="CSV", help=about)
     return parser
+
+
+def existing(text: str) -> Path:
+    """The path of a file that exists."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file")
+    return Path(text)
 
 
 def key(settings: Mapping[str, Any]) -> str:
