@@ -206,10 +206,10 @@ def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path)
     last = Policy(choose=lambda view, idle, count: Choice(idle[-count:], np.zeros(count)))
     with pytest.raises(Killed):
         adaptive(WavesExecutor, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **options)
-    with pytest.raises(ValueError, match=r"policy = .*must be deterministic to be resumed"):
+    with pytest.raises(ValueError, match=r"policy = .*must be deterministic, so that the run can be resumed"):
         adaptive(WavesExecutor, given, timing, last, keeper=Keeper(tmp_path, 3, {}), **options)
     sizes = Policy(choose=first.choose, buffer=lambda view: 1)
-    with pytest.raises(ValueError, match=r"policy = .*must be deterministic to be resumed"):
+    with pytest.raises(ValueError, match=r"policy = .*must be deterministic, so that the run can be resumed"):
         adaptive(WavesExecutor, given, timing, sizes, keeper=Keeper(tmp_path, 3, {}), **options)
 
 
