@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.results.made_up import make_run
 
@@ -64,17 +65,29 @@ def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, t
     assert one == run([tmp_path / "two" / "table_mnist_curves.csv"], "five", seeds=1)
     copy = (tmp_path / "four" / "table_mnist_curves.csv").read_bytes()
     assert copy == (tmp_path / "two" / "table_mnist_curves.csv").read_bytes()
-    assert len(known_runs.read([tmp_path / "four" / "table_mnist_curves.csv"])) == 4
+    assert len(known_runs.read([tmp_path / "five" / "table_mnist_curves.csv"])) == 4, "also those of the known file"
+    assert one == run([tmp_path / "one" / "table_mnist_curves.csv"], "two", seeds=1)
+    assert len(known_runs.read([tmp_path / "two" / "table_mnist_curves.csv"])) == 4, "also those of the file before"
+
+
+def test_only_files_of_curves_are_known(tmp_path):
+    known_runs = module("study").known_runs
+    (tmp_path / "table.csv").write_text("task,variant\nmnist,fedavg\n")
+    for name, why in (("table.csv", "must be a file of curves"), ("nothing.csv", "no such file")):
+        with pytest.raises(argparse.ArgumentTypeError, match=why):
+            known_runs.curves_file(str(tmp_path / name))
 
 
 def test_columns_that_only_some_runs_have_are_kept(tmp_path):
     known_runs = module("study").known_runs
     plain = make_run([0.1, 0.2])
     other = plain._replace(evaluations=plain.evaluations | {"values_bytes_up": np.array([0.0, 7.5])})
-    known_runs.write(tmp_path / "curves.csv", ["a", "b"], ["plain", "other"], [0, 0], [plain, other])
+    known = {"a": known_runs.Known("plain", 0, plain), "b": known_runs.Known("other", 3, other)}
+    known_runs.write(tmp_path / "curves.csv", known)
     found = known_runs.read([tmp_path / "curves.csv"])
     for key, run in (("a", plain), ("b", other)):
-        assert found[key].evaluations.keys() == run.evaluations.keys()
+        assert found[key][:2] == known[key][:2]
+        assert found[key].run.evaluations.keys() == run.evaluations.keys()
         for column, values in run.evaluations.items():
-            np.testing.assert_array_equal(found[key].evaluations[column], values)
-        assert len(found[key].updates["client"]) == len(run.updates["client"])
+            np.testing.assert_array_equal(found[key].run.evaluations[column], values)
+        assert len(found[key].run.updates["client"]) == len(run.updates["client"])

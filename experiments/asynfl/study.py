@@ -201,7 +201,7 @@ def study(
     """Run an experiment: parse the options, run every task, ``finish`` its rows and pictures, write the table.
 
     ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
-    ``from_curves``: whether the evaluations are all that it needs of the runs, so that there is an option ``--known``.
+    ``from_curves``: whether ``finish`` needs only the evaluations of the runs; if so, there is an option ``--known``.
     """
     parser = shared.with_variants(options(about, name))
     given = shared.parse_tasks(known_runs.with_known(parser) if from_curves else parser, TASKS, USUAL, SEEDS)

@@ -10,7 +10,7 @@ executes the row with ``--updates`` updates, and the results are compared: every
 ``updates`` and in ``evaluations`` (bytes among them), and the final parameters. Then the two take turns, repeat after
 repeat, at a run of about a second. The ratio is the time before divided by the time after, so above 1 the new version
 is faster. The table has its median over the repeats and the 90 % interval of this median (bootstrap). Compilation is
-not timed, nor is preparation, except in ``sweep-8``.
+not timed; preparation is timed only in ``sweep-8``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def columns(run: Any) -> dict[str, np.ndarray]:
 def work() -> None:
     """Answer requests, one JSON object per line: ``load`` a row, ``save`` its result, ``time`` it."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    assert Path(fedjax_async.__file__).is_relative_to(Path.cwd()), "the package of this checkout"
+    assert Path(fedjax_async.__file__).is_relative_to(Path.cwd()), f"{fedjax_async.__file__} is not in this checkout"
     call: Callable[[], list[Any]] = list
     for line in sys.stdin:
         request = json.loads(line)
@@ -127,7 +127,7 @@ class Worker:
         """The answer to one request; ``RuntimeError`` if the process has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the empty answer says it
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: its answer below is empty
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         line = self.process.stdout.readline()

@@ -1,9 +1,9 @@
 """The evaluations of runs as one CSV file: several days, or several machines, can train the runs of one table.
 
 A script with the option ``--known`` writes ``NAME_TASK_curves.csv`` beside its table. Given such files, it trains only
-the runs that they lack, and its table and pictures have all of them. A run is known by a hash of its settings, seed and
-time budget included; which version of the package trained it is not recorded. Only results are kept: these runs have
-neither parameters nor a schedule.
+those of its runs that are not in them. A run is recognised by a hash of its settings (with seed and time budget); the
+version of the package is not recorded. Only evaluations and the number of updates are kept: these runs have no
+settings, parameters, counters or schedule.
 """
 
 from __future__ import annotations
@@ -12,59 +12,76 @@ import argparse
 import collections
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
-# Types of the columns that are equal in all rows of a run, and of those of its evaluations; others, such as bytes, are
-# float64.
+# RUN: types of the columns with one value per run. EVALUATIONS: of those with one value per evaluation; all others,
+# such as bytes, are float64.
 RUN = {"settings": "U12", "variant": "U99", "seed": "i8", "updates": "i8"}
-EVALUATIONS = {"update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}
+EVALUATIONS = {"time": "f8", "update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}
+
+
+class Known(NamedTuple):
+    """A run with its row and its seed in a table."""
+
+    variant: str
+    seed: int
+    run: Run
 
 
 def with_known(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser with ``--known``."""
     about = "curves (NAME_TASK_curves.csv) of runs that need not be trained again"
-    parser.add_argument("--known", nargs="+", type=existing, default=[], metavar="CSV", help=about)
+    parser.add_argument("--known", nargs="+", type=curves_file, default=[], metavar="CSV", help=about)
     return parser
 
 
-def existing(text: str) -> Path:
-    """The path of a file that exists."""
-    if not Path(text).is_file():
+def curves_file(text: str) -> Path:
+    """The path of an existing file of curves."""
+    path = Path(text)
+    if not path.is_file():
         raise argparse.ArgumentTypeError(f"{text}: there is no such file")
-    return Path(text)
+    with path.open(encoding="utf-8") as file:
+        if file.readline().split(",")[: len(RUN)] != list(RUN):
+            raise argparse.ArgumentTypeError(f"{text}: must be a file of curves, with columns {', '.join(RUN)}, ...")
+    return path
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that stand for the settings of a run."""
-    return hashlib.sha256(json.dumps(files.plain(settings), sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits that stand for the settings of a run; floats count with ten digits."""
+    rounded = {k: float(f"{v:.10g}") if isinstance(v, float) else v for k, v in settings.items()}
+    return hashlib.sha256(json.dumps(files.plain(rounded), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read(paths: Iterable[Path]) -> dict[str, Run]:
-    """The runs in the files, by key; each has its evaluations and the number of its updates only."""
-    found: dict[str, Run] = {}
+def read(paths: Iterable[Path]) -> dict[str, Known]:
+    """The runs in the files, by key; of two with the same key the last one."""
+    found: dict[str, Known] = {}
     for path in paths:
         table = files.csv_columns(path.read_bytes(), collections.defaultdict(lambda: "f8", RUN | EVALUATIONS))
         for name in dict.fromkeys(table["settings"].tolist()):
-            rows = table["settings"] == name
-            evaluations = {column: values[rows] for column, values in table.items() if column not in RUN}
-            evaluations = {column: values for column, values in evaluations.items() if not np.isnan(values).all()}
-            updates = {"client": np.zeros(table["updates"][rows][0], np.int32)}
-            found[name] = Run({}, (), evaluations, updates, {}, {}, None)
+            rows = {column: values[table["settings"] == name] for column, values in table.items()}
+            evaluations = {
+                column: values
+                for column, values in rows.items()
+                if column in EVALUATIONS or (column not in RUN and not np.isnan(values).all())
+            }
+            updates = {"client": np.zeros(rows["updates"][0], np.int32)}
+            run = Run({}, (), evaluations, updates, {}, {}, None)
+            found[name] = Known(str(rows["variant"][0]), int(rows["seed"][0]), run)
     return found
 
 
-def write(path: Path, keys: Sequence[str], variants: Sequence[str], seeds: Sequence[int], runs: Sequence[Run]) -> None:
-    """Write the evaluations of all runs. The file gets its name only when complete."""
-    evaluated = list(dict.fromkeys(column for run in runs for column in run.evaluations))
+def write(path: Path, found: Mapping[str, Known]) -> None:
+    """Write the evaluations of runs, by key. The file gets its name only when complete."""
+    evaluated = list(dict.fromkeys(column for known in found.values() for column in known.run.evaluations))
     columns: dict[str, list[np.ndarray]] = {name: [] for name in [*RUN, *evaluated]}
-    for name, variant, seed, run in zip(keys, variants, seeds, runs, strict=True):
+    for name, (variant, seed, run) in found.items():
         count = len(run.evaluations["time"])
         same = {"settings": name, "variant": variant, "seed": seed, "updates": len(run.updates["client"])}
         for column, value in same.items():

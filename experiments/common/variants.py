@@ -98,10 +98,11 @@ def run_variants(
     given: argparse.Namespace,
     numbers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda own, seed: {},
 ) -> dict[str, list[Run]]:
-    """Run every variant of a setting with every seed, in one sweep; returns variant -> its runs.
+    """The runs of every variant of a setting with every seed, trained in one sweep; returns variant -> its runs.
 
-    Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds. Runs
-    in the files of ``--known`` are not trained.
+    Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds.
+    Scripts with the option ``--known`` do not train the runs in its files. They write the curves of all runs, beside
+    those that are in these files or were in the file before.
 
     ``numbers(setting, seed)`` returns further settings of one run.
     """
@@ -115,12 +116,16 @@ def run_variants(
     known = known_runs.read(getattr(given, "known", ()))
     keys = [known_runs.key(base | point) for point in points]
     absent = [point for point, key in zip(points, keys) if key not in known]
+    if known:
+        print(f"{task}: {len(points) - len(absent)} of {len(points)} runs are known", file=sys.stderr)
     trained = iter(_train(base, absent, given.out / "runs" / task, given) if absent else ())
-    runs = [known[key] if key in known else next(trained) for key in keys]
+    runs = [known[key].run if key in known else next(trained) for key in keys]
     names = [variant.name for variant in variants for _ in range(given.seeds)]
     if hasattr(given, "known"):
-        seeds = [point["seed"] for point in points]
-        known_runs.write(given.out / f"{given.name}_{task}_curves.csv", keys, names, seeds, runs)
+        path = given.out / f"{given.name}_{task}_curves.csv"
+        before = known_runs.read([path] if path.is_file() else []) | known
+        made = {k: known_runs.Known(n, p["seed"], run) for k, n, p, run in zip(keys, names, points, runs)}
+        known_runs.write(path, before | made)
     return {variant.name: [run for run, name in zip(runs, names) if name == variant.name] for variant in variants}
 
 

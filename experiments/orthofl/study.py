@@ -42,6 +42,7 @@ __all__ = [
     "rows_against",
     "rows_of",
     "setting_of",
+    "shared",
     "study",
 ]
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from study import METHODS, TASKS, Variant, beside_the_paper, setting_of, study
+from study import METHODS, TASKS, Variant, beside_the_paper, setting_of, shared, study
 
 from fedjax_async.results import tables
 from fedjax_async.results.metrics import FINAL, final_accuracy
-from fedjax_async.results.sweeps import sweep
 
 VARIANTS = [Variant(name, {"method": spec}) for name, spec in METHODS.items()]
 
@@ -30,10 +29,10 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
     if alone["epochs"] is not None:  # jobs as long as a federated client's
         alone["epochs"] /= setting["clients"]
     base = {**alone, "updates": updates, "eval_updates": updates}
-    folder = given.out / "runs" / "20newsgroups-ceiling"
-    done = sweep(base, seeds=given.seeds, out=folder, progress=False if given.quiet else None, overwrite=True)
-    accuracy = tables.spread([100 * final_accuracy(run, FINAL) for run in done.runs])
-    return {"task": "20newsgroups", "variant": "centralised (ceiling)", "accuracy (%)": accuracy, "seeds": given.seeds}
+    name = "centralised (ceiling)"
+    runs = shared.run_variants("20newsgroups-ceiling", base, [Variant(name, {"method": base["method"]})], given)[name]
+    accuracy = tables.spread([100 * final_accuracy(run, FINAL) for run in runs])
+    return {"task": "20newsgroups", "variant": name, "accuracy (%)": accuracy, "seeds": given.seeds}
 
 
 def finish(rows: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from fedjax_async.clock.record import Record
 from fedjax_async.clock.views import Choice, Finished, Policy, View, read_only
 from fedjax_async.types import Schedule
 
-# No upload is expected any more after 20 withheld jobs in a row per client of the run, and at least 1000. The run then
-# stops with an error, because the withheld jobs are trained, which takes longer than planning.
+# No upload is expected any more after 1000 withheld jobs in a row, or 20 times the number of clients if that is more.
+# The run then stops with an error, because the withheld jobs are trained, which takes longer than planning.
 _PATIENCE, _LEAST_PATIENCE = 20, 1000
 
 
