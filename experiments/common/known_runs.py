@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
@@ -90,6 +91,4 @@ def write(path: Path, found: Mapping[str, Known]) -> None:
             values = run.evaluations.get(column, np.full(count, np.nan))  # for example without compression
             columns[column].append(np.asarray(values).astype(EVALUATIONS.get(column, "f8")))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_bytes(files.csv_bytes({name: np.concatenate(parts) for name, parts in columns.items()}))
-    part.replace(path)
+    disk.write(path, files.csv_bytes({name: np.concatenate(parts) for name, parts in columns.items()}))
