@@ -38,9 +38,13 @@ def protected():
     return simulate(**SMALL, **ALL)
 
 
-def test_the_oracle_and_other_batches_draw_the_same_noise(protected):
-    for other in ({"engine": "reference"}, {"batching": "vmap", "max_width": 2}):
-        same(simulate(**SMALL, **other, **ALL), protected)
+@pytest.mark.parametrize(
+    "other",
+    [{"engine": "reference"}, pytest.param({"batching": "vmap", "max_width": 2}, marks=pytest.mark.slow)],
+    ids=["the oracle", "other batches"],
+)
+def test_the_oracle_and_other_batches_draw_the_same_noise(protected, other):
+    same(simulate(**SMALL, **other, **ALL), protected)
     assert 0 < protected.updates["malicious"].sum() < 16
     assert attackers_text(protected) == [
         f"attackers: 2 of 5 clients; {protected.updates['malicious'].sum()} of 16 uploads malicious"
