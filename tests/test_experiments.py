@@ -21,7 +21,7 @@ SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "peer_planning", "population", "sweep", "trajectory"}  # benchmarks
-LONG |= {"versions"}  # two checkouts
+LONG |= {"versions", "peers"}  # two checkouts, PyTorch's loops
 LONG |= {"figure_2", "figure_4", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
 LONG |= {"tuning", "times", "quantisers", "signs", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}

@@ -110,6 +110,7 @@ def test_no_folder_is_named_for_two_runs():
     assert {folder: found for folder, found in named.items() if len(found) > 1} == {}
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")  # they compile for longer than they run
 @pytest.mark.parametrize("number", range(TEXT.count("```python")))
 def test_an_example_runs(number, tmp_path):
     (tmp_path / "example.py").write_text(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[number])
