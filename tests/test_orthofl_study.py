@@ -44,6 +44,58 @@ def test_the_accuracy_of_a_row_is_the_mean_of_the_last_tenth_of_its_evaluations(
     np.testing.assert_allclose(found, [70, 90, 90], rtol=1e-6)
 
 
+def test_the_mean_dip_is_measured_below_the_best_accuracy_so_far():
+    (row,) = module("study").rows_of("mnist", {"orthofl": [make_run([0.2, 0.1, 0.5, 0.4, 0.3, 0.5])]}, "fedavg")
+    np.testing.assert_allclose(row["mean dip (points)"].mean, (0 + 10 + 0 + 10 + 20 + 0) / 6, rtol=1e-5)
+
+
+def test_figure_10_compares_mixing_rates_with_as_many_epochs_of_fedavg(monkeypatch):
+    study = module("study")
+    monkeypatch.setitem(sys.modules, "study", study)
+    figure = module("figure_10")
+    for scale, epochs in (("laptop", 1.0), ("paper", 5.0)):
+        mixing = [v for v in figure.variants("mnist", scale) if v.picture == "mixing"]
+        assert [v.name.partition(",")[0] for v in mixing[:5]] == ["fedavg", *(f"orthofl {r}" for r in figure.RATES)]
+        assert {v.changes["epochs"] for v in mixing} == {epochs}
+    assert all(",reference_steps=234.375" in v.changes["delay"] for v in figure.variants("mnist", "paper"))
+    rising = {"fedavg": 0.8, "orthofl": 0.9}
+    runs = {f"{n}, mixing": [make_run([0.1, high, high])] for n, high in rising.items()}
+    runs |= {f"{n}, epochs 5": [make_run([0.1, 0.1, 0.1, high / 2, high / 2])] for n, high in rising.items()}
+    rows = figure.rows_by_panel("mnist", runs, "fedavg")
+    assert [row["time / fedavg"].mean for row in rows] == [1.0, 1.0, 1.0, 1.0]
+    del runs["fedavg, epochs 5"]
+    assert len(figure.rows_by_panel("mnist", runs, "fedavg")) == 2
+
+
+def test_rows_with_the_same_settings_are_trained_once(monkeypatch, tmp_path):
+    study = module("study")
+    setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6}
+    variants = [study.Variant(name, {"method": "fedasync"}) for name in ("one", "two")]
+    given = argparse.Namespace(name="table", out=tmp_path, seeds=2, quiet=True)
+    trained = []
+    monkeypatch.setattr(study.shared, "_train", lambda base, points, *rest: trained.extend(points) or points)
+    runs = study.shared.run_variants("mnist", setting, variants, given)
+    assert [point["seed"] for point in trained] == [0, 1]
+    assert runs["one"] == runs["two"] == trained
+
+
+def test_crowded_pictures_come_twice_the_second_time_with_bands(monkeypatch, tmp_path):
+    study = module("study")
+    names = [*study.METHODS, "one more"]
+    variants = [study.Variant(f"{name}, many", {}, "many") for name in names] + [
+        study.Variant("orthofl, few", {}, "few")
+    ]
+    drawn = {}
+    monkeypatch.setattr(study, "run_task", lambda *_, **__: {v.name: [make_run([0.1, 0.5])] for v in variants})
+    monkeypatch.setattr(study.shared, "save_figure", lambda figure, path: drawn.update({path.name: figure}))
+    monkeypatch.setattr(sys, "argv", ["figure_8", "--scale", "smoke", "--out", str(tmp_path)])
+    study.study("about", "figure_8", ["mnist"], variants, baseline="fedavg, many")
+    assert sorted(drawn) == ["figure_8_smoke_bands_many.png", "figure_8_smoke_few.png", "figure_8_smoke_many.png"]
+    bands = [len(drawn[f"figure_8_smoke{name}_many.png"].axes[0].collections) for name in ("", "_bands")]
+    assert bands[1] - len(study.BANDS) == len(study.BANDS), "a band and a final bar of each row"
+    assert bands[0] == len(names), "final bars only"
+
+
 def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, tmp_path):
     study = module("study")
     shared, known_runs = study.shared, study.known_runs

@@ -101,6 +101,7 @@ def run_variants(
     """The runs of every variant of a setting with every seed, trained in one sweep; returns variant -> its runs.
 
     Finished runs of the same settings are kept, even if the rest of the sweep changes, for example to more seeds.
+    Variants with the same settings share their runs.
     Scripts with the option ``--known`` do not train the runs in its files. They write the curves of all runs, beside
     those that are in these files or were in the file before.
 
@@ -115,11 +116,12 @@ def run_variants(
     base = {key: value for key, value in setting.items() if key not in changed}
     known = known_runs.read(getattr(given, "known", ()))
     keys = [known_runs.key(base | point) for point in points]
-    absent = [point for point, key in zip(points, keys) if key not in known]
+    absent = {key: point for key, point in zip(keys, points) if key not in known}
     if known:
-        print(f"{task}: {len(points) - len(absent)} of {len(points)} runs are known", file=sys.stderr)
-    trained = iter(_train(base, absent, given.out / "runs" / task, given) if absent else ())
-    runs = [known[key].run if key in known else next(trained) for key in keys]
+        print(f"{task}: {len({*keys}) - len(absent)} of {len({*keys})} runs are known", file=sys.stderr)
+    trained = _train(base, list(absent.values()), given.out / "runs" / task, given) if absent else ()
+    of_key = {key: found.run for key, found in known.items()} | dict(zip(absent, trained, strict=True))
+    runs = [of_key[key] for key in keys]
     names = [variant.name for variant in variants for _ in range(given.seeds)]
     if hasattr(given, "known"):
         path = given.out / f"{given.name}_{task}_curves.csv"

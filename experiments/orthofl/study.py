@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,14 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
 import known_runs
+import numpy as np
 import variants as shared
 from variants import Variant, common, parse, report
 
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
-from fedjax_async.results.curves import accuracy_curve
+from fedjax_async.results.curves import MOST_BANDS, accuracy_curve
 from fedjax_async.results.metrics import FINAL, best_accuracy, final_accuracy, relative_time, to_target
 from fedjax_async.types import Run
 
@@ -69,6 +71,7 @@ class Task(NamedTuple):
     title: str
     setting: dict[str, Any]
     updates: int  # of an asynchronous method; the virtual time that they take is the budget of all methods
+    examples: int  # for training, of an average client
     laptop: dict[str, Any]
 
 
@@ -83,12 +86,14 @@ TASKS: dict[str, Task] = {
         "MNIST, LeNet-5",
         {**_SKEWED, "dataset": "mnist", "model": "lenet5_orthofl", "clients": 10},
         500,
+        6000,
         {"epochs": 1.0, "lr": 0.05, "batch_size": 32, "updates": 300},
     ),
     "cifar10": Task(
         "CIFAR-10, VGG-11",
         {**_CIFAR, "dataset": "cifar10:train=40000", "model": "vgg11", "clients": 10},
         500,
+        4000,
         {"epochs": None, "steps": 10, "batch_size": 32, "updates": 60, "eval_examples": 1000},
     ),
     "20newsgroups": Task(
@@ -98,6 +103,7 @@ TASKS: dict[str, Task] = {
             **{"batch_size": 8, "optimizer": "adamw:weight_decay=0,clip=1", "lr": 5e-5, "decay": "linear"},
         },
         200,
+        566,
         {
             **{"dataset": "newsgroups20:max_length=64", "epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3},
             **{"updates": 80, "eval_examples": 500},
@@ -107,12 +113,14 @@ TASKS: dict[str, Task] = {
         "HAR, ResNet-18 (1-D)",
         {**_COMMON, "dataset": "har", "model": "resnet18_1d:variant=orthofl", "clients": 21, "partition": "natural"},
         1000,
+        350,
         {"model": "resnet18_1d:width=0.174", "epochs": 1.0, "batch_size": 32, "updates": 210},
     ),
     "cifar100": Task(
         "CIFAR-100, MobileNetV2",
         {**_CIFAR, "dataset": "cifar100:train=40000", "model": "mobilenetv2", "clients": 100},
         100_000,
+        400,
         {"epochs": None, "steps": 5, "batch_size": 32, "updates": 200, "eval_examples": 1000},
     ),
     "smoke": Task(
@@ -122,10 +130,12 @@ TASKS: dict[str, Task] = {
             **{"epochs": 1.0, "lr": 0.05, "batch_size": 32},
         },
         120,
+        500,
         {},
     ),
 }
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
+BANDS = ("fedavg", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl_released")  # rows of the pictures with bands
 
 
 def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
@@ -175,8 +185,9 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
     """One row per variant: accuracy in % and time to target relative to ``baseline``, over the seeds.
 
     ``accuracy (%)`` is the mean of the last tenth of the evaluations, because single ones fluctuate; ``last (%)`` is
-    the last evaluation, ``best (%)`` the best one. The target is 95 % of the lowest accuracy among the variants. ``near
-    best``: whether the mean is within one deviation of the best variant's, the larger of the two deviations.
+    the last evaluation, ``best (%)`` the best one, ``mean dip (points)`` the mean over all evaluations of the best
+    accuracy so far less the accuracy. The target is 95 % of the lowest accuracy among the variants. ``near best``:
+    whether the mean is within one deviation of the best variant's, the larger of the two deviations.
     """
     relative = relative_time(runs, baseline) if baseline in runs else None
     rows: list[dict[str, Any]] = []
@@ -185,6 +196,7 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
             "accuracy (%)": tables.spread([100 * final_accuracy(run, FINAL) for run in seeds]),
             "last (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
             "best (%)": tables.spread([100 * best_accuracy(run) for run in seeds]),
+            "mean dip (points)": tables.spread([mean_dip(run) for run in seeds]),
         }
         time = {} if relative is None else {f"time / {baseline}": tables.spread(relative.ratio[name])}
         updates = {"updates": tables.spread([len(run.updates["client"]) for run in seeds]), "seeds": len(seeds)}
@@ -195,6 +207,12 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
         near = own.mean >= best.mean - max(own.std, best.std)
         row["near best"] = "-" if row["seeds"] == 1 else "yes" if near else "no"
     return rows
+
+
+def mean_dip(run: Run) -> float:
+    """Mean over the evaluations of (best accuracy so far - accuracy), in points; 0 if the accuracy never falls."""
+    accuracy = 100 * np.asarray(run.evaluations["accuracy"], np.float64)
+    return float(np.mean(np.maximum.accumulate(accuracy) - accuracy))
 
 
 def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
@@ -237,10 +255,12 @@ def study(
     budget_of: Sequence[str] = (),
     rows_of_runs: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
+    bands: Sequence[str] = BANDS,
 ) -> None:
     """Run an experiment: parse the options, run every task, write the table and pictures of accuracy curves.
 
-    ``variants``: a list for all tasks, or a function ``variants(task, scale)``.
+    ``variants``: a list for all tasks, or a function ``variants(task, scale)``. Pictures of more rows than can have
+    bands come twice: all rows without bands, and those of ``bands`` (names up to the first comma) with them.
     """
     parser = known_runs.with_known(shared.with_variants(options(about, name)))
     given = shared.parse_tasks(parser, TASKS, tasks, SEEDS)
@@ -249,6 +269,9 @@ def study(
         chosen = shared.asked_for(variants(task, given.scale) if callable(variants) else variants, given)
         runs = run_task(task, chosen, given, budget_of=budget_of)
         shared.draw(f"{name}_{task}", TASKS[task].title, chosen, runs, given, accuracy_curve)
+        crowded = {p for p, rows in Counter(v.picture for v in chosen).items() if rows > MOST_BANDS}
+        few = [v for v in chosen if v.picture in crowded and v.name.partition(",")[0] in bands]
+        shared.draw(f"{name}_{task}_bands", TASKS[task].title, few, runs, given, accuracy_curve)
         return rows_of_runs(task, runs, baseline)
 
     found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
