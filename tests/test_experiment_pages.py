@@ -12,6 +12,7 @@ PAPERS = Path(__file__).resolve().parent.parent / "experiments"
 PAGES = ["orthofl", "asynfl", "asynccurve", "policies"]
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
 WITHOUT_RESULTS = {"command", "open", "question"}  # first headers of tables of settings, and of answers in words
+SPREAD = re.compile(r"(\d[\d,]*(?:\.\d+)?) ± (\d[\d,]*(?:\.\d+)?)")
 NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*(?:\.\d+)?")
 LINK = re.compile(r"\]\((results/[\w./-]+\.csv)\)")
 
@@ -64,6 +65,16 @@ def stands(number, digits, known):
     return any(abs(number - abs(value)) <= 0.5 * 10.0**-digits + 1e-9 * abs(value) for value in known)
 
 
+def spreads_in(rows):
+    """(mean, deviation) of every column of the rows that has both: "time (s)" and "time (s) std", or "time ±"."""
+    pairs = []
+    for row in rows:
+        for column, mean in row.items():
+            stems = (f"{column} std", f"{column.partition(' (')[0]} ±", f"{column.partition(' ')[0]} ±")
+            pairs += [(mean, row.get(name)) for name in stems]
+    return [(float(mean), float(std)) for mean, std in pairs if mean and std]
+
+
 def rows_about(rows, labels, column):
     """The rows of a CSV file with all labels of a table's row, or with the variant "COLUMN, LABEL"."""
     crossed = f"{column}, {labels[0]}"
@@ -91,6 +102,14 @@ def test_every_number_of_a_table_stands_in_its_csv(paper):
                     found = stands(number, digits, numbers_in(about))
                     assert found, f"{number:g} of {labels}, {column}: not in {names}"
                     checked += 1
+                together = spreads_in(about)
+                for pair in SPREAD.findall(cell) if together and "paper" not in column else ():
+                    spread = [shown(number)[0] for number in pair]
+                    found = any(
+                        all(stands(number, digits, [value]) for (number, digits), value in zip(spread, known))
+                        for known in together
+                    )
+                    assert found, f"{pair} of {labels}, {column}: not in {names}"
     assert checked > 100
 
 
