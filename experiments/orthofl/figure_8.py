@@ -1,10 +1,11 @@
-"""Figure 8: the methods under the measured delays and under three distributions with their mean and deviation.
+"""Figure 8: the methods under the measured delays and under three distributions derived from them.
 
     python experiments/orthofl/figure_8.py --scale laptop
 
 Measured: each client has a profile, and each round draws a Gaussian. The others are pooled, as in appendix B.4: every
 round of every client is drawn from one distribution: lognormal or half-normal with the mean and deviation of the rounds
-of all devices, or uniform from their 5th to their 95th percentile. The virtual time of all methods is that of an
+of all devices, or uniform from their 5th to their 95th percentile. No half-normal without negative delays has this
+deviation: ours has the mean and a smaller deviation. The virtual time of all methods is that of an
 asynchronous method for the task's number of updates under the same delays.
 """
 

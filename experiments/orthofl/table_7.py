@@ -70,9 +70,14 @@ def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
     """The trainable parameters of a new model; for DistilBERT with LoRA (rank 8) random ones of the right shapes."""
     if spec != "distilbert_lora":
         return make(spec, input_shape=shape, num_classes=classes).init(jax.random.key(0))
-    net = Classifier(DISTILBERT, classes, 8, 2.0, "cls", True)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, *shape), jnp.int32))["params"]
+    shapes = distilbert(shape, classes)[1]["params"]
     return jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape, leaf.dtype), shapes)
+
+
+def distilbert(shape: tuple[int, ...], classes: int) -> tuple[Classifier, Params]:
+    """DistilBERT with LoRA (rank 8) and the shapes of its variables; ``params`` are the trainable ones."""
+    net = Classifier(DISTILBERT, classes, 8, 2.0, "cls", True)
+    return net, jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, *shape), jnp.int32))
 
 
 def in_turn(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:

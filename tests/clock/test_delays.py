@@ -108,6 +108,9 @@ def test_pooled_rounds_have_the_moments_of_all_profiles_and_the_uniform_their_pe
     found = bind_delays("rpi:pooled=true,family=lognormal", 4, 0).durations(clients, numbers)
     np.testing.assert_allclose(found.mean(axis=1), rounds.mean(), rtol=0.03)
     np.testing.assert_allclose(found.std(), rounds.std(), rtol=0.05)
+    half = bind_delays("rpi:pooled=true,family=half_normal", 4, 0).durations(clients, numbers)
+    np.testing.assert_allclose(half.mean(axis=1), rounds.mean(), rtol=0.03)
+    np.testing.assert_allclose(half.std() / half.mean(), np.sqrt(np.pi / 2 - 1), rtol=0.02)  # the widest above 0
     uniform = bind_delays("rpi:pooled=true,family=uniform", 4, 0).durations(clients, numbers)
     weights = 1 / np.mean(rounds > 0, axis=0)  # each profile counts alike, whatever share of it is positive
     order = np.argsort(rounds.ravel())
