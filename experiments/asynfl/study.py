@@ -145,7 +145,7 @@ def setting_of(task: str, scale: str) -> tuple[dict[str, Any], float]:
 
 
 def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[str, Any]:
-    """One row: accuracies, and updates and traffic until the target, over the seeds."""
+    """One row: accuracies, and updates, virtual time and traffic until the target, over the seeds."""
 
     def until(unit: str, size: float = 1e9) -> tables.Spread:
         return tables.spread([to_target(run, target, unit) / size for run in runs])
@@ -157,6 +157,7 @@ def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[st
         "best (%)": tables.spread([100 * best_accuracy(run) for run in runs]),
         "target (%)": 100 * target,
         "updates to target": until("update", 1),
+        "seconds to target": until("time", 1),
         "values up (GB)": until("values_bytes_up"),
         "wire up (GB)": until("bytes_up"),
         "wire both ways (GB)": until("bytes"),
@@ -166,7 +167,7 @@ def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[st
 
 
 DECIMALS = {
-    **{"target (%)": 0, "updates to target": 0, "paper (GB)": 3},
+    **{"target (%)": 0, "updates to target": 0, "seconds to target": 0, "paper (GB)": 3},
     **{f"{what} (GB)": 5 for what in ("values up", "wire up", "wire both ways")},
     **dict.fromkeys(("less, values", "less, wire", "paper, less"), 1),
 }
