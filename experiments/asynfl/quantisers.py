@@ -1,6 +1,6 @@
 """Top 3 % with QSGD and error feedback: one norm or buckets, Euclidean or maximum norm, scaled or not.
 
-    python experiments/asynfl/quantisers.py --scale paper --tasks mnist --seeds 1
+    python experiments/asynfl/quantisers.py --scale paper --tasks mnist --seeds 3
 
 The paper's composition, unscaled with the Euclidean norm of all kept entries, is not a contraction at 2 and 4 bits.
 This script compares ways to make it one: scale it (the rows of Table III), or reduce the quantiser's error by one norm
