@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from study import METHODS, TASKS, Variant, rows_against, setting_of, study
+from study import METHODS, TASKS, Variant, rows_against, rows_of, setting_of, study
 
 from fedjax_async.types import Run
 
@@ -43,11 +43,15 @@ def variants(task: str, scale: str) -> list[Variant]:
 
 
 def rows_by_panel(task: str, runs: Mapping[str, Sequence[Run]], name: str) -> list[dict[str, Any]]:
-    """The rows of both panels, each against its own baseline; the column of the times is ``time / NAME``."""
+    """The rows of both panels, each against its own baseline; the column of the times is ``time / NAME``.
+
+    Without its baseline (``--variants``) a panel has no times.
+    """
     rows = []
     for panel, baseline in BASELINES.items():
         own = {variant: seeds for variant, seeds in runs.items() if variant.partition(", ")[2].startswith(panel)}
-        for row in rows_against(task, own, baseline) if baseline in own else ():
+        found = rows_against(task, own, baseline) if baseline in own else rows_of(task, own, baseline) if own else []
+        for row in found:
             rows.append({column.replace(baseline, name): value for column, value in row.items()})
     return rows
 
