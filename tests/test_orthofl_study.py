@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -53,19 +54,35 @@ def test_figure_10_compares_mixing_rates_with_as_many_epochs_of_fedavg(monkeypat
     study = module("study")
     monkeypatch.setitem(sys.modules, "study", study)
     figure = module("figure_10")
-    for scale, epochs in (("laptop", 1.0), ("paper", 5.0)):
+    for scale in ("laptop", "paper"):
         mixing = [v for v in figure.variants("mnist", scale) if v.picture == "mixing"]
         assert [v.name.partition(",")[0] for v in mixing[:5]] == ["fedavg", *(f"orthofl {r}" for r in figure.RATES)]
-        assert {v.changes["epochs"] for v in mixing} == {epochs}
-    assert all(",reference_steps=234.375" in v.changes["delay"] for v in figure.variants("mnist", "paper"))
+        assert {(v.changes["epochs"], v.changes["batch_size"], v.changes["lr"]) for v in mixing} == {(5.0, 128, 0.01)}
+        assert all(",reference_steps=234.375" in v.changes["delay"] for v in figure.variants("mnist", scale))
     rising = {"fedavg": 0.8, "orthofl": 0.9}
     runs = {f"{n}, mixing": [make_run([0.1, high, high])] for n, high in rising.items()}
     runs |= {f"{n}, epochs 5": [make_run([0.1, 0.1, 0.1, high / 2, high / 2])] for n, high in rising.items()}
-    rows = figure.rows_by_panel("mnist", runs, "fedavg")
+    by_panel = functools.partial(
+        study.rows_by_panel, "mnist", name="fedavg", baseline_of=figure.baseline_of, rows=study.rows_against
+    )
+    rows = by_panel(runs)
     assert [row["time / fedavg"].mean for row in rows] == [1.0, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose([row["above fedavg (points)"].mean for row in rows], [0, 10, 0, 5], atol=1e-4)
     del runs["fedavg, epochs 5"]
-    rows = figure.rows_by_panel("mnist", runs, "fedavg")
-    assert ["time / fedavg" in row for row in rows] == [True, True, False], "no baseline, no times"
+    rows = by_panel(runs)
+    for column in ("time / fedavg", "above fedavg (points)"):
+        assert [column in row for row in rows] == [True, True, False], "not without the baseline"
+
+
+def test_figures_8_and_9_compare_the_rows_of_a_picture():
+    study = module("study")
+    accuracy = {"fedavg, a": [0.5, 0.6], "orthofl, a": [0.6, 0.7], "fedavg, b": [0.7, 0.8], "orthofl, b": [0.75, 0.85]}
+    runs = {name: [make_run([0.1, last]) for last in each] for name, each in accuracy.items()}
+    rows = study.rows_by_panel("mnist", runs, "fedavg")
+    assert [row["variant"] for row in rows] == list(runs)
+    np.testing.assert_allclose([row["above fedavg (points)"].mean for row in rows], [0, 10, 0, 5], atol=1e-4)
+    np.testing.assert_allclose([row["above fedavg (points)"].std for row in rows], 0, atol=1e-4)
+    assert [row["near best"] for row in rows] == ["no", "yes", "yes", "yes"], "within the picture"
 
 
 def test_rows_with_the_same_settings_are_trained_once(monkeypatch, tmp_path):

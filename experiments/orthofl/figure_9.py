@@ -1,13 +1,15 @@
-"""Figure 9: from nearly one class per client to nearly IID, Dirichlet(alpha) with four values of alpha.
+"""Figure 9: from skewed to nearly IID clients, Dirichlet(alpha) with four values of alpha.
 
     python experiments/orthofl/figure_9.py --scale laptop
 
-The paper has MNIST and CIFAR-10 (``--tasks mnist cifar10``).
+The paper has MNIST and CIFAR-10 (``--tasks mnist cifar10``). With the released partition alpha 0.01 is far from one
+class per client; ``partitions.py`` measures the skew. The target, FedAvg's time and ``near best`` are those of the
+methods at the same alpha.
 """
 
 from __future__ import annotations
 
-from study import METHODS, TASKS, Variant, crossed, study
+from study import METHODS, TASKS, Variant, crossed, rows_by_panel, study
 
 ALPHAS = (0.01, 0.1, 0.5, 1e4)
 
@@ -20,4 +22,4 @@ def variants(task: str, scale: str) -> list[Variant]:
 
 
 if __name__ == "__main__":
-    study(__doc__, "figure_9", ["mnist"], variants, baseline="fedavg, alpha 0.1")
+    study(__doc__, "figure_9", ["mnist"], variants, baseline="fedavg", rows_of_runs=rows_by_panel)

@@ -1,4 +1,4 @@
-"""The skew of the clients' labels under four versions of the paper's Dirichlet(0.1), on the labels of MNIST.
+"""The skew of the clients' labels under four versions of the paper's Dirichlet(0.1), and with other alphas, on MNIST.
 
     python experiments/orthofl/partitions.py --scale paper
 
@@ -25,6 +25,10 @@ DRAWINGS = {
     "as released for CIFAR, one at a time": "dirichlet_balanced:alpha=0.1,at_a_time=1",
     "equal sizes, all at once": "dirichlet_balanced:alpha=0.1",
     "every class spread over the clients": "dirichlet:alpha=0.1",
+    **{
+        f"as released, alpha {alpha:g}": f"dirichlet_balanced:alpha={alpha:g},at_a_time=3"
+        for alpha in (0.01, 0.5, 1e4)  # with 0.1 those of Figure 9
+    },
 }
 
 

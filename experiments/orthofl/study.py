@@ -42,6 +42,7 @@ __all__ = [
     "parse",
     "report",
     "rows_against",
+    "rows_by_panel",
     "rows_of",
     "setting_of",
     "shared",
@@ -186,8 +187,9 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
 
     ``accuracy (%)`` is the mean of the last tenth of the evaluations, because single ones fluctuate; ``last (%)`` is
     the last evaluation, ``best (%)`` the best one, ``mean dip (points)`` the mean over all evaluations of the best
-    accuracy so far less the accuracy. The target is 95 % of the lowest accuracy among the variants. ``near best``:
-    whether the mean is within one deviation of the best variant's, the larger of the two deviations.
+    accuracy so far less the accuracy, ``above BASELINE (points)`` the difference of two accuracies in the same seed.
+    The target is 95 % of the lowest accuracy among the variants. ``near best``: whether the mean is within one
+    deviation of the best variant's, the larger of the two deviations.
     """
     relative = relative_time(runs, baseline) if baseline in runs else None
     rows: list[dict[str, Any]] = []
@@ -198,9 +200,14 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
             "best (%)": tables.spread([100 * best_accuracy(run) for run in seeds]),
             "mean dip (points)": tables.spread([mean_dip(run) for run in seeds]),
         }
-        time = {} if relative is None else {f"time / {baseline}": tables.spread(relative.ratio[name])}
+        against: dict[str, Any] = {}
+        if relative is not None:
+            pairs = zip(seeds, runs[baseline], strict=True)
+            above = [100 * (final_accuracy(run, FINAL) - final_accuracy(reference, FINAL)) for run, reference in pairs]
+            against[f"above {baseline} (points)"] = tables.spread(above)
+            against[f"time / {baseline}"] = tables.spread(relative.ratio[name])
         updates = {"updates": tables.spread([len(run.updates["client"]) for run in seeds]), "seeds": len(seeds)}
-        rows.append({"task": task, "variant": name} | accuracy | time | updates)
+        rows.append({"task": task, "variant": name} | accuracy | against | updates)
     best = max((row["accuracy (%)"] for row in rows), key=lambda spread: spread.mean)
     for row in rows:
         own = row["accuracy (%)"]
@@ -218,13 +225,36 @@ def mean_dip(run: Run) -> float:
 def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
     """The rows of :func:`rows_of` with another time: to 95 % of the baseline's final accuracy in the same seed."""
     rows = rows_of(task, runs, baseline)
-    for row in rows:
+    for row in rows if baseline in runs else []:
         ratios = []
         for run, reference in zip(runs[row["variant"]], runs[baseline], strict=True):
             goal = 0.95 * final_accuracy(reference, FINAL)
             ratios.append(to_target(run, goal) / to_target(reference, goal))
         row[f"time / {baseline}"] = tables.spread(ratios)
     return rows
+
+
+def rows_by_panel(
+    task: str,
+    runs: Mapping[str, Sequence[Run]],
+    name: str,
+    *,
+    baseline_of: Callable[[str], str] = "fedavg, {}".format,
+    rows: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
+) -> list[dict[str, Any]]:
+    """The rows of several panels, each compared within the panel only; NAME stands for the baseline in the columns.
+
+    ``baseline_of``: picture (a variant's name after the comma) -> its baseline. Pictures with the same baseline are one
+    panel. A panel without its baseline (``--variants``) has no columns against it.
+    """
+    panels: dict[str, dict[str, Sequence[Run]]] = {}
+    for variant, seeds in runs.items():
+        panels.setdefault(baseline_of(variant.partition(", ")[2]), {})[variant] = seeds
+    found = []
+    for baseline, panel in panels.items():
+        for row in rows(task, panel, baseline):
+            found.append({column.replace(baseline, name): value for column, value in row.items()})
+    return found
 
 
 def beside_the_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
