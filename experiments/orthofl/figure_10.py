@@ -6,7 +6,7 @@
 every scale batches and learning rate are the paper's, because they decide what an epoch does; ``laptop`` has fewer
 updates. A round's compute time grows with its epochs; the measured compute time is taken as that of five epochs.
 ``time / fedavg`` is the time to 95 % of FedAvg's accuracy divided by FedAvg's, in (a) FedAvg with as many epochs, in
-(b) with five, as in the paper.
+(b) with five, as in the paper. ``near best`` is among the rows of (a), or of (b).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ methods at the same alpha.
 
 from __future__ import annotations
 
+import sys
+
 from study import METHODS, TASKS, Variant, crossed, rows_by_panel, study
 
 ALPHAS = (0.01, 0.1, 0.5, 1e4)
@@ -17,6 +19,8 @@ ALPHAS = (0.01, 0.1, 0.5, 1e4)
 def variants(task: str, scale: str) -> list[Variant]:
     """Every method at every alpha; clients draw in turns as in the task's own partition."""
     drawing = TASKS[task].setting["partition"].rpartition(",")[2]
+    if not drawing.startswith("at_a_time="):
+        sys.exit(f"--tasks {task}: its clients are given by the data set, so there is no alpha to change")
     partitions = {f"alpha {alpha:g}": f"dirichlet_balanced:alpha={alpha:g},{drawing}" for alpha in ALPHAS}
     return crossed(list(METHODS), {title: {"partition": partition} for title, partition in partitions.items()})
 

@@ -188,8 +188,9 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
     ``accuracy (%)`` is the mean of the last tenth of the evaluations, because single ones fluctuate; ``last (%)`` is
     the last evaluation, ``best (%)`` the best one, ``mean dip (points)`` the mean over all evaluations of the best
     accuracy so far less the accuracy, ``above BASELINE (points)`` the difference of two accuracies in the same seed.
-    The target is 95 % of the lowest accuracy among the variants. ``near best``: whether the mean is within one
-    deviation of the best variant's, the larger of the two deviations.
+    The target is 95 % of the lowest accuracy among the variants. Without the baseline there are no columns against it.
+    ``near best``: whether the mean is below the best variant's by at most the larger of the two deviations; ``-`` with
+    one seed.
     """
     relative = relative_time(runs, baseline) if baseline in runs else None
     rows: list[dict[str, Any]] = []
@@ -223,7 +224,10 @@ def mean_dip(run: Run) -> float:
 
 
 def rows_against(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
-    """The rows of :func:`rows_of` with another time: to 95 % of the baseline's final accuracy in the same seed."""
+    """The rows of :func:`rows_of` with another time: to 95 % of the baseline's final accuracy in the same seed.
+
+    A variant that does not reach it with every seed has no time.
+    """
     rows = rows_of(task, runs, baseline)
     for row in rows if baseline in runs else []:
         ratios = []
@@ -244,8 +248,8 @@ def rows_by_panel(
 ) -> list[dict[str, Any]]:
     """The rows of several panels, each compared within the panel only; NAME stands for the baseline in the columns.
 
-    ``baseline_of``: picture (a variant's name after the comma) -> its baseline. Pictures with the same baseline are one
-    panel. A panel without its baseline (``--variants``) has no columns against it.
+    ``baseline_of``: picture (a variant's name after its first comma) -> its baseline. Pictures with the same baseline
+    are one panel. A panel without its baseline (``--variants``) has no columns against it.
     """
     panels: dict[str, dict[str, Sequence[Run]]] = {}
     for variant, seeds in runs.items():
