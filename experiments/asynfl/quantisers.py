@@ -2,10 +2,10 @@
 
     python experiments/asynfl/quantisers.py --scale paper --tasks mnist --seeds 3
 
-The paper's composition, unscaled with the Euclidean norm of all kept entries, is not a contraction at 2 and 4 bits.
-This script compares ways to make it one: scale it (the rows of Table III), or reduce the quantiser's error by one norm
-for every 64 kept entries, the maximum norm, or both. "less" is FedBuff's traffic divided by the row's; ``values up``
-counts no norms, ``wire up`` counts all of them.
+The paper's composition, unscaled with the Euclidean norm of all kept entries, diverges at 2 and 4 bits. This script
+compares remedies: scale it, which makes it a contraction (the rows of Table III), or reduce the quantiser's error by
+one norm for every 64 kept entries, the maximum norm, or both, which does not always have a bound below 1. "less" is
+FedBuff's traffic divided by the row's; ``values up`` counts no norms, ``wire up`` counts all of them.
 """
 
 from __future__ import annotations

@@ -81,18 +81,24 @@ def one_process(script: str, *options: object) -> dict[str, Any]:
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Print rows as an aligned table and write them as CSV, with a column naming the hardware.
-
-    Columns are those of the first row; floats are printed with four significant digits and written in full. The file
-    gets its name only when complete. ``ValueError`` for no rows.
-    """
-    if not rows:
-        raise ValueError("rows = []: must be at least one row")
+    """Print rows as an aligned table, floats with four significant digits, and write them (:func:`save_table`)."""
+    save_table(rows, path)
     columns = list(rows[0])
     cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
     widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
     for line in [columns, *cells]:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
+    print(f"\n{hardware()}, jax {jax.__version__}; written to {path}")
+
+
+def save_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Write rows as CSV, floats in full, with a column naming the hardware.
+
+    Columns are those of the first row. The file gets its name only when complete. ``ValueError`` for no rows.
+    """
+    if not rows:
+        raise ValueError("rows = []: must be at least one row")
+    columns = list(rows[0])
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(target.suffix + ".part")
@@ -101,4 +107,3 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
         writer.writeheader()
         writer.writerows({**row, "hardware": hardware(), "jax": jax.__version__} for row in rows)
     part.replace(target)
-    print(f"\n{hardware()}, jax {jax.__version__}; written to {target}")

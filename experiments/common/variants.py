@@ -87,7 +87,9 @@ def asked_for(variants: Sequence[Variant], given: argparse.Namespace) -> list[Va
     names = given.variants or [variant.name for variant in variants]
     for name in names:
         if name not in [variant.name for variant in variants]:
-            sys.exit(f"--variants {name!r}: must be one of {', '.join(variant.name for variant in variants)}")
+            known = ", ".join(variant.name for variant in variants)
+            fewer = " (the rows at --scale smoke)" if given.scale == "smoke" else ""
+            sys.exit(f"--variants {name!r}: must be one of {known}{fewer}")
     return [variant for variant in variants if variant.name in names]
 
 
@@ -119,6 +121,8 @@ def run_variants(
     absent = {key: point for key, point in zip(keys, points) if key not in known}
     if known:
         print(f"{task}: {len({*keys}) - len(absent)} of {len({*keys})} runs are known", file=sys.stderr)
+        if not any(key in known for key in keys):
+            print("  none of the runs in --known has these settings: is it a file of this scale?", file=sys.stderr)
     trained = _train(base, list(absent.values()), given.out / "runs" / task, given) if absent else ()
     of_key = {key: found.run for key, found in known.items()} | dict(zip(absent, trained, strict=True))
     runs = [of_key[key] for key in keys]
@@ -188,7 +192,7 @@ def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], r
 def report(
     rows: Sequence[Mapping[str, Any]], given: argparse.Namespace, *, decimals: Mapping[str, int] | None = None
 ) -> None:
-    """Write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
+    """Print the table and write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
     flat = []
     for row in rows:
         cells: dict[str, Any] = {}
@@ -199,7 +203,9 @@ def report(
                 cells[f"{column} std"] = value.std
         flat.append(cells | {"scale": given.scale})
     columns = list(dict.fromkeys(column for row in flat for column in row))
-    common.write_table(
+    common.save_table(
         [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
     )
-    tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0} | dict(decimals or {}))
+    page = tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0} | dict(decimals or {}))
+    print(page.read_text(encoding="utf-8"))
+    print(f"{common.hardware()}; written to {page.with_suffix('.csv')} and {page.name}")

@@ -1,9 +1,12 @@
-"""The command ``list``: all names, with their options."""
+"""The command ``list``: all names, with their options, or all that is documented of one name."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from fedjax_async import registry
@@ -57,15 +60,47 @@ def _options(entry: Any, name: str) -> dict[str, Any]:
     return {key: "..." if p.default is p.empty else p.default for key, p in options.items()}
 
 
+def _about(entry: Any) -> str:
+    """An entry in one line."""
+    about: str = entry.about if hasattr(entry, "about") else registry.summary(entry)
+    return about or "(its factory has no docstring)"
+
+
+def _documented(entry: Any) -> list[Callable[..., Any]]:
+    """The functions whose docstrings explain an entry and its options."""
+    made: list[Any] = [entry]
+    if not callable(entry):
+        from fedjax_async.config.methods import rule_factory  # noqa: PLC0415 (needs JAX)
+
+        made = [rule_factory(entry), entry.client]
+    groups = [group for factory in made for group in getattr(factory, "groups", {}).values()]
+    return [getattr(each, "func", each) for each in made + groups]
+
+
+def explain(kind: str, name: str) -> str:
+    """All that is documented of one name: its options with their defaults, then the docstrings that explain them."""
+    entry = registry.find(kind.removesuffix("s"), entries(kind), name)
+    lines = [f"{name}: {_about(entry)}", ""]
+    usual = {field: getattr(entry, field, None) for field in ("timing", "compress", "feedback", "optimizer", "lr")}
+    if any(usual.values()):
+        lines += ["usually: " + ", ".join(f"{key} {value}" for key, value in usual.items() if value is not None), ""]
+    lines += ["options: " + (", ".join(f"{key}={value}" for key, value in _options(entry, name).items()) or "none")]
+    for function in _documented(entry):
+        lines += ["", f"{function.__name__}", textwrap.indent(inspect.getdoc(function) or "(no docstring)", "  ")]
+    return "\n".join(lines)
+
+
 def list_names(arguments: argparse.Namespace) -> None:
-    """Print the names of one kind, or of all kinds."""
+    """Print the names of one kind, or of all kinds; or explain one name."""
+    if arguments.name is not None:
+        print(explain(arguments.what, arguments.name))
+        return
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
         found = entries(kind)
         print(f"{kind}:" if found else f"{kind}:\n  (none; a plugin may register some)")
         for name, entry in found.items():
-            about = entry.about if hasattr(entry, "about") else registry.summary(entry)
-            print(f"  {name:<20} {about or '(its factory has no docstring)'}")
+            print(f"  {name:<20} {_about(entry)}")
             options = _options(entry, name)
             if arguments.options and options:
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())

@@ -132,7 +132,7 @@ def model_of(s: Settings, data: FederatedData) -> Model:
     chosen = _model(s.model, input_shape(data), data.num_classes)
     augment = _augment(s.augment)
     if augment is not None:
-        check_augment(augment, row_of(data.x))
+        check_augment(augment, row_of(data.x), s.augment)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
 

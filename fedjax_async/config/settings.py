@@ -149,7 +149,7 @@ class Settings:
 
     compress: str | None = _field(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compression")
     feedback: str | None = _field(
-        None, "error feedback for the compressor: off, ef (the default) or ef21", "compression"
+        None, "error feedback for the compressor: off, ef or ef21 [ef; of asynflc off]", "compression"
     )
     compress_per: str | None = _field(
         None, "what is compressed as one vector: whole (all, the default), layer or tensor", "compression"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,14 +75,14 @@ def chained(parts: tuple[Augment, ...]) -> Augment:
     return augment
 
 
-def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct) -> None:
+def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct, given: Any) -> None:
     """Raise ``ValueError`` unless the rows are images and the augmentation keeps their shape and dtype.
 
-    Images are uint8 rows [B, H, W], or rows [B, H, W, C] of any dtype.
+    Images are uint8 rows [B, H, W], or rows [B, H, W, C] of any dtype. ``given``: the setting, for the message.
     """
     images = len(rows.shape) == 4 or (len(rows.shape) == 3 and rows.dtype == jnp.uint8)
-    found = f"rows {rows.dtype}{list(rows.shape[1:])}"
-    check.require(images, "augment", found, "left out: the data are not images (uint8 [H, W], or [H, W, C])")
+    found = f"the data are not images (uint8 [H, W], or [H, W, C]), but {rows.dtype}{list(rows.shape[1:])}"
+    check.require(images, "augment", given, f"left out: {found}")
     made = jax.eval_shape(augment, jax.eval_shape(jax.random.key, 0), rows)
     same = (getattr(made, "shape", None), getattr(made, "dtype", None)) == (rows.shape, rows.dtype)
     allowed = f"one that returns {rows.dtype}{list(rows.shape)}"

@@ -62,7 +62,7 @@ METHODS: dict[str, Preset] = {
     "fedbuff": Preset(fedbuff, "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "asynfl": Preset(asynfl, "window:length=300", "Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Preset(
-        asynfl, "window:length=300", "AsynFL with compressed uploads, by default signs.", 0.0, "sign", "off"
+        asynfl, "window:length=300", "AsynFL, compressed uploads, by default scaled signs.", 0.0, "scaled_sign", "off"
     ),
     "asynflc_ef": Preset(
         asynfl, "window:length=300", "AsynFLC with error feedback, by default top 10 %.", 0.0, "topk:ratio=0.1", "ef"

@@ -183,6 +183,22 @@ def test_list_describes_every_name(capsys):
     assert ok(capsys, "list", "timings").splitlines()[0] == "timings:"
 
 
+def test_list_explains_one_name(capsys):
+    out = ok(capsys, "list", "methods", "orthofl")
+    first, *rest = out.splitlines()
+    assert first == "orthofl: Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."
+    assert "usually: timing every, optimizer sgd, lr 0.01" in rest and "mixing=0.6, per=layer" in out
+    for option in ("reference:", "keep_optimizer:", "overstale:", "option ``exponent``"):
+        assert option in out, option  # of the rule, of its clients, of its guard rails, of its staleness
+    assert "method = 'orthofll': unknown; did you mean 'orthofl'?" in refused(capsys, "list", "methods", "orthofll")
+
+
+def test_list_explains_every_name(capsys):
+    for kind in listing.REGISTRIES:
+        for name in listing.entries(kind):
+            assert len(listing.explain(kind, name).splitlines()) >= 4, (kind, name)
+
+
 def test_list_has_no_line_without_a_description(capsys, monkeypatch):
     monkeypatch.setitem(registry.ADDED, "delay", {"mine": registry.Addition(lambda *, mean: None, "")})
     assert ok(capsys, "list", "delays").splitlines()[-2] == f"  {'mine':<20} (its factory has no docstring)"

@@ -53,7 +53,7 @@ def test_bad_specs_name_the_option(spec, message):
 @pytest.mark.parametrize(
     ("augment", "shape", "dtype", "message"),
     [
-        (flip(), (1, 128, 9), jnp.float32, "the data are not images"),
+        (flip(), (1, 128, 9), jnp.float32, r"augment = 'flip'.*the data are not images.*float32\[128, 9\]"),
         (flip(), (1, 60), jnp.uint8, "the data are not images"),
         (lambda key, x: x[:, 1:], (1, 4, 4), jnp.uint8, r"must be one that returns uint8\[1, 4, 4\]"),
         (
@@ -66,4 +66,4 @@ def test_bad_specs_name_the_option(spec, message):
 )
 def test_what_is_no_image_or_does_not_stay_one_is_refused(augment, shape, dtype, message):
     with pytest.raises(ValueError, match=message):
-        check_augment(augment, jax.ShapeDtypeStruct(shape, dtype))
+        check_augment(augment, jax.ShapeDtypeStruct(shape, dtype), "flip")

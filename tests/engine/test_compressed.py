@@ -209,7 +209,7 @@ def test_a_resumed_run_keeps_what_clients_had_kept(tmp_path):
         ({"method": "fedbuff"}, (None, None, None)),
         ({"method": "asynfl"}, (None, None, None)),
         ({"method": "fedbuff", "compress": "topk"}, ("topk", "ef", "whole")),
-        ({"method": "asynflc"}, ("sign", "off", "whole")),
+        ({"method": "asynflc"}, ("scaled_sign", "off", "whole")),
         ({"method": "asynflc", "compress": "qsgd:levels=1"}, ("qsgd:levels=1", "off", "whole")),
         ({"method": "asynflc_ef"}, ("topk:ratio=0.1", "ef", "whole")),
         ({"method": "asynflc_ef:server_lr=2@participation", "feedback": "ef21", "compress_per": "layer"},
