@@ -44,10 +44,14 @@ def entries(kind: str) -> dict[str, Any]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
+    return registry.entries(_singular(kind), builtin)
+
+
+def _singular(kind: str) -> str:
+    """The name of a kind in the settings."""
     same = ("availability", "faults", "energy", "staleness", "sampling", "metrics", "privacy")
-    singular = kind if kind in same else kind.removesuffix("s")
     irregular = {"compressors": "compress", "topologies": "topology", "policies": "policy", "augmentations": "augment"}
-    return registry.entries(irregular.get(kind, singular), builtin)
+    return irregular.get(kind, kind if kind in same else kind.removesuffix("s"))
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def _documented(entry: Any) -> list[Callable[..., Any]]:
 
 def explain(kind: str, name: str) -> str:
     """All that is documented of one name: its options with their defaults, then the docstrings that explain them."""
-    entry = registry.find(kind.removesuffix("s"), entries(kind), name)
+    entry = registry.find(_singular(kind), entries(kind), name)
     lines = [f"{name}: {_about(entry)}", ""]
     usual = {field: getattr(entry, field, None) for field in ("timing", "compress", "feedback", "optimizer", "lr")}
     if any(usual.values()):
