@@ -37,7 +37,7 @@ def kept(ratio: float, size: int) -> int:
 
 
 def _require_ratio(ratio: Any) -> None:
-    allowed = "a plain number above 0 and at most 1"
+    allowed = "a number above 0 and at most 1"
     fits = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 0 < ratio <= 1
     check.require(fits, "ratio", ratio, allowed)
 
