@@ -88,8 +88,8 @@ def asked_for(variants: Sequence[Variant], given: argparse.Namespace) -> list[Va
     for name in names:
         if name not in [variant.name for variant in variants]:
             known = ", ".join(variant.name for variant in variants)
-            fewer = " (the rows at --scale smoke)" if given.scale == "smoke" else ""
-            sys.exit(f"--variants {name!r}: must be one of {known}{fewer}")
+            scope = " (the rows at --scale smoke)" if given.scale == "smoke" else ""
+            sys.exit(f"--variants {name!r}: must be one of {known}{scope}")
     return [variant for variant in variants if variant.name in names]
 
 
