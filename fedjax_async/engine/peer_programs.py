@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_async.engine import peer_evaluation, peer_kernels
+from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.peer_evaluation import PeerScoring
 from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
@@ -24,13 +25,13 @@ from fedjax_async.types import Array, Model, Params
 @lru_cache(maxsize=64)
 def start(what: Algorithms, nodes: int, slots: int, mesh: Mesh | None) -> Any:
     """Jitted :func:`peer_kernels.make_peer_start`."""
-    return jax.jit(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
+    return jitted(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
 def buffers(what: Algorithms, capacity: int, batching: str, mesh: Mesh | None) -> Any:
     """Jitted :func:`peer_kernels.make_peer_buffers`; each device holds its share of the rows."""
-    return jax.jit(peer_kernels.make_peer_buffers(what, capacity, batching), out_shardings=spread(mesh))
+    return jitted(peer_kernels.make_peer_buffers(what, capacity, batching), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +45,7 @@ def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Any
         made = jax.shard_map(
             made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
         )
-    return jax.jit(made, donate_argnums=3)
+    return jitted(made, donate_argnums=3)
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +57,7 @@ def write(mesh: Mesh | None) -> Any:
         """Every device writes all events: it holds all nodes and slots."""
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
-    return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
+    return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +77,7 @@ def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Any:
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, share), out_specs=share, check_vma=False)
-    return jax.jit(score)
+    return jitted(score)
 
 
 @lru_cache(maxsize=64)
@@ -93,7 +94,7 @@ def together(
     def gathered(tables: PeerTables, rows: Any, online: Array, parts: Any, now: Array) -> Any:
         return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
 
-    return jax.jit(made if mesh is None else gathered, out_shardings=everywhere(mesh))
+    return jitted(made if mesh is None else gathered, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -103,7 +104,7 @@ def models_of(what: Algorithms) -> Any:
     def models(tables: PeerTables, rows: Any) -> Params:
         return jax.tree.map(jnp.copy, jax.vmap(what.at(tables)[0].params)(rows))
 
-    return jax.jit(models)
+    return jitted(models)
 
 
 class PeerPrograms(NamedTuple):

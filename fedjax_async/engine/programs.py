@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_async.engine import kernels, measures, serving
+from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, own_models, rows_at
@@ -30,13 +31,13 @@ MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs 
 @lru_cache(maxsize=64)
 def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Any:
     """Jitted :func:`serving.make_start`."""
-    return jax.jit(serving.make_start(server, client, facts, slots), out_shardings=everywhere(mesh))
+    return jitted(serving.make_start(server, client, facts, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
 def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Any:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
-    return jax.jit(kernels.make_buffers(client, capacity, whole, starts), out_shardings=spread(mesh))
+    return jitted(kernels.make_buffers(client, capacity, whole, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
@@ -49,7 +50,7 @@ def train(client: Client, width: int, batching: str, local_steps: int | None, me
         made = jax.shard_map(
             made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
         )
-    return jax.jit(made, donate_argnums=3)
+    return jitted(made, donate_argnums=3)
 
 
 def _train(client: Client, width: int, batching: str, local_steps: int | None, devices: int = 1) -> Any:
@@ -71,7 +72,7 @@ def waves(
     """Jitted :func:`make_waves` on one device; donates what the server changes and the buffers."""
     trains = {w: _train(client, w, batching, local_steps) for w in sorted(widths, reverse=True)}
     made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
-    return jax.jit(make_waves(trains, made), donate_argnums=(1, 2))
+    return jitted(make_waves(trains, made), donate_argnums=(1, 2))
 
 
 @lru_cache(maxsize=64)
@@ -84,7 +85,7 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
     whole = everywhere(mesh)
-    return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
+    return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
 
 
 @lru_cache(maxsize=64)
@@ -123,7 +124,7 @@ def evaluate(
         who = bound(client, kernels.hyper_of(tables, run))
         return scores | own(own_models(rule, who, state, memory, kept, now, tests), x, y, tests)
 
-    return jax.jit(evaluate)
+    return jitted(evaluate)
 
 
 class Measuring(NamedTuple):
@@ -173,7 +174,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
             scores |= tuned(bound(wanted.tuner, hyper), start_of, key, now[1], training, x, y, inputs.tests)
         return scores
 
-    return jax.jit(measure)
+    return jitted(measure)
 
 
 def reads_clients(model: Model, what: Measuring) -> bool:
@@ -191,7 +192,7 @@ def model_of(server: Server, facts: StackFacts) -> Any:
         params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
         return jax.tree.map(jnp.copy, params)
 
-    return jax.jit(model)
+    return jitted(model)
 
 
 @lru_cache(maxsize=64)
@@ -201,7 +202,7 @@ def send(server: Server, facts: StackFacts) -> Any:
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
         return serving.write_messages(server, tables, facts, carry, jnp.int32(0))
 
-    return jax.jit(send, donate_argnums=1)
+    return jitted(send, donate_argnums=1)
 
 
 @lru_cache(maxsize=64)
@@ -215,7 +216,7 @@ def keep() -> Any:
         left = buffers._replace(before=(), work=())
         return jax.tree.map(lambda kept, new: kept.at[rows].set(new, mode="drop"), store, left)
 
-    return jax.jit(keep, donate_argnums=0)
+    return jitted(keep, donate_argnums=0)
 
 
 @lru_cache(maxsize=64)
@@ -232,7 +233,7 @@ def losses(model: Model, server: Server, facts: StackFacts) -> Any:
         found: Array = jax.lax.map(one, (offset, size))
         return found
 
-    return jax.jit(losses)
+    return jitted(losses)
 
 
 def shed() -> None:

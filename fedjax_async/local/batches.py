@@ -43,8 +43,10 @@ def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
         swap = (a[r] * jnp.maximum(x, partner) + b[r]) >> 31
         return jnp.where(swap == 1, partner, x)
 
-    # Not unrolled: XLA would fuse all passes into one expression, which doubles with every use of x.
-    return jax.lax.fori_loop(0, PASSES, one_pass, x).astype(jnp.int32)
+    # XLA:CPU would fuse unrolled passes into one expression, which doubles with every use of x. Elsewhere they are one
+    # kernel, and a loop would be a launch or more for each pass of each local step.
+    unroll = 1 if jax.default_backend() == "cpu" else PASSES
+    return jax.lax.fori_loop(0, PASSES, one_pass, x, unroll=unroll).astype(jnp.int32)
 
 
 def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,15 @@ def test_permute_is_a_bijection_of_a_large_shard():
 @given(seed=st.tuples(words, words), epoch=st.integers(0, 2**31 - 1), size=st.integers(1, LONGEST))
 def test_permute_equals_swap_or_not_in_python_integers(seed, epoch, size):
     assert permutation(seed, epoch, size).tolist() == textbook.swap_or_not(seed, epoch, size)
+
+
+def test_off_a_cpu_the_permutation_is_the_same_without_a_loop(monkeypatch):
+    given = jnp.array([3, 5], jnp.uint32), jnp.int32(2), jnp.arange(40, dtype=jnp.int32), jnp.int32(41)
+    assert "stablehlo.while" in jax.jit(partial(permute)).lower(*given).as_text()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "stablehlo.while" not in jax.jit(partial(permute)).lower(*given).as_text()
+    with jax.disable_jit():
+        assert permute(*given).tolist() == textbook.swap_or_not((3, 5), 2, 41)[:40]
 
 
 def test_mix_is_a_bijection_on_a_sample_and_known_values():

@@ -1,0 +1,44 @@
+"""How the engine's programs are compiled: on a CUDA GPU as graphs with fixed kernels, elsewhere as JAX does by default.
+
+A CUDA *graph* is a sequence of kernels that the GPU replays without the host. XLA's default graphs hold no loops, so at
+each pass of a loop of unknown length the host copies a flag and waits. With the options below a program is one graph,
+loops included. On one H100 a run of FedAsync (100 clients, an MLP, 10 steps of batch 32) was 1.6 times as fast with
+them (``experiments/benchmarks/README.md``).
+
+XLA also times candidate kernels for each product while it compiles, so two processes may choose different ones and end
+with different bits. The options fix the choice: products are cuBLAS's, with its own heuristic. Compilation is faster,
+too.
+
+An option that ``XLA_FLAGS`` names is left to it: ``XLA_FLAGS=--xla_gpu_enable_command_buffer=`` switches graphs off,
+``XLA_FLAGS='--xla_gpu_autotune_level=4 --xla_gpu_enable_triton_gemm=true'`` lets XLA choose kernels by timing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+# ``+WHILE``, which adds to XLA's default, is understood in XLA_FLAGS only, so this lists everything.
+IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+CUDA: Mapping[str, str | int | bool] = {
+    "xla_gpu_enable_command_buffer": IN_GRAPHS,
+    "xla_gpu_graph_min_graph_size": 1,  # XLA's default leaves loops of few kernels outside
+    "xla_gpu_autotune_level": 0,
+    "xla_gpu_enable_triton_gemm": False,  # without autotuning its tiles would be arbitrary
+}
+
+
+def options() -> dict[str, str | int | bool]:
+    """XLA's options for JAX's default device, without those that ``XLA_FLAGS`` names; {} off CUDA."""
+    if "cuda" not in jax.devices()[0].client.platform_version.lower():
+        return {}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in CUDA.items() if f"--{name}" not in flags}
+
+
+def jitted(function: Callable[..., Any], **arguments: Any) -> Any:
+    """``jax.jit(function, **arguments)``, compiled with :func:`options`."""
+    return jax.jit(function, compiler_options=options() or None, **arguments)
