@@ -6,7 +6,7 @@
 
 Forward and both gradients of one layer and the operations after it (``choice.py``), batch 32, two steps in one
 ``fori_loop``; ms per step, the minimum of interleaved repeats. On a CPU it measures one client, in processor time;
-elsewhere four clients under ``vmap``. Rows of other backends in the package's table are kept.
+elsewhere 16 clients under ``vmap``. Rows of other backends in the package's table are kept.
 """
 
 from __future__ import annotations
