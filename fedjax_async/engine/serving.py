@@ -24,8 +24,11 @@ def read_rows(table: Any, index: Array) -> Any:
     """:func:`tree.gather` behind a condition that always holds, for a table that the same loop iteration writes.
 
     XLA:CPU fuses a plain read into whatever uses it, also into operations after the write. For that it copies the
-    whole table in every iteration (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals.
+    whole table in every iteration (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals. On other
+    backends this is :func:`tree.gather`.
     """
+    if jax.default_backend() != "cpu":
+        return tree.gather(table, index)
 
     def nothing() -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros(index.shape + leaf.shape[1:], leaf.dtype), table)
@@ -45,6 +48,9 @@ class StackFacts(NamedTuple):
     every_closes: bool  # whether every arrival completes its server step
     all_applied: bool  # whether no job is trained in vain
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
+    # The most messages due after an arrival (of a stack: after the arrivals of a rank), if the programs depend on it.
+    # They then send them without a loop of unknown length, which would cost an accelerator more than the messages.
+    messages: int | None = None
 
 
 def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:
@@ -78,6 +84,7 @@ def send_one(
 
 def write_messages(server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, position: Array) -> Carry:
     """Send the messages due after ``position`` arrivals: write them to their slots."""
+    low, high = tables.write_bounds[position], tables.write_bounds[position + 1]
 
     def send(j: Array, carry: Carry) -> Carry:
         message, memory = send_one(server, tables, facts, carry.server, carry.memory, j)
@@ -86,7 +93,32 @@ def write_messages(server: Server, tables: DeviceTables, facts: StackFacts, carr
             slots=tree.scatter(carry.slots, tables.write_slot[j], message),
         )
 
-    return jax.lax.fori_loop(tables.write_bounds[position], tables.write_bounds[position + 1], send, carry)
+    return jax.lax.fori_loop(low, high, send, carry)
+
+
+def write_together(
+    server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, low: Array, high: Array, most: int
+) -> Carry:
+    """Send the messages ``low .. high-1``, or the first ``most`` of them, at once: none depends on another."""
+    index = low + jnp.arange(most, dtype=jnp.int32)
+    j, active = jnp.maximum(jnp.minimum(index, high - 1), 0), index < high
+    message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
+    return carry._replace(
+        memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
+        slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
+    )
+
+
+def write_known(
+    server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, low: Array, high: Array, most: int
+) -> Carry:
+    """Send the messages ``low .. high-1``, of which there are at most ``most``, without a loop."""
+
+    def send(carry: Carry) -> Carry:
+        return write_together(server, tables, facts, carry, low, high, most)
+
+    # one message is sent in vain more cheaply than it is left out
+    return tree.when(low < high, send, carry) if most > 1 else send(carry)
 
 
 def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> Any:
@@ -264,7 +296,10 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
             clients=tree.scatter(carry.clients, tables.owner[p], tree.gather(buffers.after, row)),
             records=carry.records | sent,
         )
-        return write_messages(server, tables, facts, carry, p + 1)
+        if facts.messages is None:
+            return write_messages(server, tables, facts, carry, p + 1)
+        due = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
+        return write_known(server, tables, facts, carry, *due, facts.messages)
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
         carry = jax.lax.fori_loop(span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
@@ -317,21 +352,14 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
             rejected=carry.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
             probes=seen,
         )
-        return write_due(tables, carry, tables.write_bounds[low + 1], tables.write_bounds[high + 1], index)
-
-    def write_due(tables: DeviceTables, carry: Carry, low: Array, high: Array, index: Array) -> Carry:
-        """Send all messages due after a rank, R at a time."""
+        due = tables.write_bounds[low + 1], tables.write_bounds[high + 1]
+        if facts.messages is not None:
+            return write_known(server, tables, facts, carry, *due, facts.messages)
 
         def some(i: Array, carry: Carry) -> Carry:
-            j = jnp.minimum(low + i * len(index) + index, high - 1)
-            active = low + i * len(index) + index < high
-            message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
-            return carry._replace(
-                memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
-                slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
-            )
+            return write_together(server, tables, facts, carry, due[0] + i * runs, due[1], runs)
 
-        return jax.lax.fori_loop(0, -((low - high) // len(index)), some, carry)
+        return jax.lax.fori_loop(0, -((due[0] - due[1]) // runs), some, carry)
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
         carry = jax.lax.fori_loop(span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)

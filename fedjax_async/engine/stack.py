@@ -65,14 +65,23 @@ def make_member(
     return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
 
 
-def stack_facts(members: Sequence[Member]) -> StackFacts:
+def stack_facts(members: Sequence[Member], layout: Layout, shape: StackShape) -> StackFacts:
     """What the compiled programs of a stack depend on."""
     return StackFacts(
         members[0].schedule.num_clients,
         all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
         all(bool(np.all(m.applied)) for m in members),
         tuple((name, probe.function) for name, probe in members[0].probes.items()),
+        None if jax.default_backend() == "cpu" else most_messages(layout, shape),
     )
+
+
+def most_messages(layout: Layout, shape: StackShape) -> int:
+    """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
+    by_ranks = shape.runs > 1 and layout.batching == "vmap"
+    after = layout.ranks if by_ranks else np.arange(len(layout.run) + 1)
+    due = np.diff(layout.slots.write_bounds[after + 1])
+    return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 
 
 class Stack(NamedTuple):
@@ -244,7 +253,7 @@ def make_stack(
     if measures[0].wants_anything():
         found = inputs_of(data, [m.schedule for m in members], measures, per_client)
         inputs = to_devices(found, everywhere(mesh))
-    facts = stack_facts(members)
+    facts = stack_facts(members, layout, shape)
     shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
     fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.lanes * bytes_of(shapes.buffers)

@@ -1,0 +1,85 @@
+"""The engine as it is compiled for other backends than a CPU, run on a CPU: it equals the oracle, too."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_async.engine import run_reference, serving
+from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of, stack_facts
+from fedjax_async.server import SERVERS
+from tests.engine.problem import case, close
+from tests.engine.test_contract import remembering
+
+# (rule, timing, the most messages after an arrival); a rule with a memory sends each client of a cohort its own
+RUNS = [
+    ("fedasync", "every", 1),
+    ("fedadam", "buffer:size=3", 1),
+    ("fedavg", "cohort:size=4", 1),
+    ("orthofl", "window:length=1.5", 4),
+    (remembering, "cohort:size=4", 4),
+]
+
+
+@pytest.fixture
+def off_the_cpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def fresh(rule, timing, seed=3):
+    """A case whose rule has no programs yet: their keys do not say for which backend they were made."""
+    return case(SERVERS[rule]() if isinstance(rule, str) else rule(), timing, "exponential:mean=1", seed=seed)
+
+
+def stack_of(*cases):
+    members = [make_member(*one) for one in cases]
+    layout = layout_of(members, max_width=4, batching="vmap")
+    return make_stack(members, layout, shape_of(layout))
+
+
+@pytest.mark.usefixtures("off_the_cpu")
+@pytest.mark.parametrize(("rule", "timing", "most"), RUNS)
+def test_without_loops_of_unknown_length_a_run_equals_the_oracle(rule, timing, most):
+    with jax.enable_x64(True):
+        given = fresh(rule, timing)
+        stack = stack_of(given)
+        sent = np.diff(stack.layout.slots.write_bounds)[1:]
+        assert sent.max() <= most == stack_facts(stack.members, stack.layout, stack.shape).messages
+        (have,) = run_stack(stack)
+        want = run_reference(*given)
+    close(have.params, want.params, 1e-9)
+    for name, values in want.records.items():
+        np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.usefixtures("off_the_cpu")
+def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
+    with jax.enable_x64(True):
+        rule = SERVERS["fedasync"]()
+        cases = [fresh("fedasync", "every", seed) for seed in (3, 4)]
+        cases = [one._replace(components=one.components._replace(server=rule)) for one in cases]
+        found = run_stack(stack_of(*cases))
+        wanted = [run_reference(*one) for one in cases]
+    for have, want in zip(found, wanted, strict=True):
+        close(have.params, want.params, 1e-9)
+
+
+def loops_of_receive(rule, timing):
+    """How many loops a GPU's program has that applies arrivals; compiled for none."""
+    stack = stack_of(fresh(rule, timing))
+    carry = stack.programs.start(stack.tables, stack.params)
+    buffers = stack.programs.buffers(stack.tables, carry)
+    facts = stack_facts(stack.members, stack.layout, stack.shape)
+    receive = jax.jit(serving.make_receive(stack.members[0].components.server, facts))
+    lowered = receive.trace(stack.tables, carry, buffers, np.zeros(2, np.int32)).lower(lowering_platforms=("cuda",))
+    return lowered.as_text().count("stablehlo.while")
+
+
+@pytest.mark.parametrize(("rule", "timing"), [RUNS[k][:2] for k in (0, 1, 4)])
+def test_off_the_cpu_arrivals_are_the_only_loop_of_what_the_server_does(rule, timing, monkeypatch):
+    usual = loops_of_receive(rule, timing) if rule == "fedasync" else None
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert loops_of_receive(rule, timing) == 1
+    assert usual is None or usual > 1  # or the count would see no loops
