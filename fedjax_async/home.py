@@ -129,10 +129,13 @@ _NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
 def require_datasets(specs: Iterable[str]) -> None:
     """``ValueError`` for the first spec, such as ``"mnist"`` or ``"folder:path=DIR"``, with missing files.
 
-    Nothing else is checked: unknown names and options pass, and so do specs with ``download=true``.
+    Nothing else is checked: unknown names and options pass, and so do specs with ``download=true`` or without a ``=``.
     """
     for spec in specs:
-        name, options = parse_spec("dataset", spec)
+        try:
+            name, options = parse_spec("dataset", spec)
+        except ValueError:
+            continue  # ``data.load`` knows the options and says how they are written
         if name in _NEEDS and not options.get("download"):
             _NEEDS[name](options, resolve_data_dir(options.get("data_dir")))
 

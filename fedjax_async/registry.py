@@ -1,6 +1,7 @@
 """From names to factories: registries are dict literals; this file looks names up and parses their options.
 
-A *spec* is ``NAME`` or ``NAME:key=value,key=value``, such as ``dirichlet:alpha=0.1`` on the command line.
+A *spec* is ``NAME`` or ``NAME:key=value,key=value``, such as ``dirichlet:alpha=0.1`` on the command line. A value with
+a comma or a ``+`` is quoted: ``parquet:path="a,b.parquet"``.
 """
 
 from __future__ import annotations
@@ -85,7 +86,12 @@ def is_plain_number(text: str) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text itself."""
+    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, a quoted text -> what is between the quotes.
+
+    Any other text stays as it is.
+    """
+    if re.fullmatch(_QUOTED, text):
+        return text[1:-1]
     plain = {"true": True, "false": False, "none": None}
     if text.lower() in plain:
         return plain[text.lower()]
@@ -99,19 +105,90 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"name:key=value,key=value"`` into the name and its options; ``ValueError`` for anything else."""
-    name, _, tail = spec.partition(":")
+_QUOTED = r"\"[^\"]*\"|'[^']*'"
+_QUOTED_VALUE = re.compile(rf"(?<==)\s*(?:{_QUOTED})(?=\s*(?:[,+]|$))")
+
+
+def split(spec: str, separator: str) -> list[str]:
+    """``re.split`` of a spec, or of several, except within quoted values.
+
+    >>> split("csv:path='a,b',repeat=5", ",")
+    ["csv:path='a,b'", 'repeat=5']
+    """
+    plain = _QUOTED_VALUE.sub(lambda found: "q" * len(found[0]), spec)
+    cuts = [(0, 0), *(found.span() for found in re.finditer(separator, plain)), (len(spec), len(spec))]
+    return [spec[end:start] for (_, end), (start, _) in zip(cuts, cuts[1:])]
+
+
+def items_of(spec: str) -> list[str]:
+    """The options of a spec as they stand there: ``["key=value", ...]``."""
+    return [item for item in split(spec.partition(":")[2], ",") if item]
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an option, in quotes if it has a comma; ``ValueError`` for a text that has both quotes too.
+
+    >>> quoted("a.csv"), quoted("a,b.csv"), parse_spec("delay", "csv:path=" + quoted("a,b.csv"))
+    ('a.csv', '"a,b.csv"', ('csv', {'path': 'a,b.csv'}))
+    """
+    if "," not in text and not re.fullmatch(_QUOTED, text):
+        return text
+    quote = '"' if '"' not in text else "'"
+    check.require(quote not in text, "value", text, "without one of the signs , \" and '")
+    return f"{quote}{text}{quote}"
+
+
+def parse_spec(kind: str, spec: str, registry: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """Split ``"name:key=value,key=value"`` into the name and its options; ``ValueError`` for anything else.
+
+    ``registry``: where the name is, for a message that tells the name of an option.
+    """
+    name = spec.partition(":")[0]
     options: dict[str, Any] = {}
-    for item in filter(None, tail.split(",")):
+    for item in items_of(spec):
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated")
+            raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated{_hint(kind, spec, registry)}")
         key = key.strip().replace("-", "_")
         if key in options:
             raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
         options[key] = parse_value(value.strip())
     return name, options
+
+
+def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
+    """How the first option without a name is written: quoted if it continues a text, else with the name that fits.
+
+    >>> _hint("delay", "csv:path=a,b.csv", None)
+    '; a value that has a comma is quoted: path="a,b.csv"'
+    """
+    items = items_of(spec)
+    first = next(i for i, item in enumerate(items) if item.startswith("=") or "=" not in item)
+    given = [item.partition("=") for item in items[:first]]
+    if given and items[first][:1] != "=" and isinstance(parse_value(given[-1][2]), str):
+        return f"; a value that has a comma is quoted: {given[-1][0]}={quoted(f'{given[-1][2]},{items[first]}')}"
+    name, value = spec.partition(":")[0], items[first].lstrip("=").strip()
+    known = {} if registry is None else entries(kind, registry)
+    if name not in known:
+        return ""
+    entry = known[name]  # of a method: a preset with the factory of its server or its nodes
+    factory = getattr(entry, "server", None) or getattr(entry, "peer", None) or entry
+    options = options_of(factory)
+    free = [option for option in options if option not in [key.strip().replace("-", "_") for key, _, _ in given]]
+    near = next((option for option in free if _takes(options[option], parse_value(value))), None)
+    if entry is not factory and near is not None and is_traced(options[near]) and value.isdecimal():
+        near = None  # fedbuff:10 asks for a buffer of ten, not for a server_lr of ten
+    example = "" if near is None else f", as in {name}:{','.join([*items[:first], f'{near}={value}'])}"
+    return f"{example} (options: {', '.join(options) or 'none'})"
+
+
+def _takes(parameter: inspect.Parameter, value: Any) -> bool:
+    """Whether an option may have a value, by its annotation and its default."""
+    kinds = {*typing.get_args(parameter.annotation), parameter.annotation, type(parameter.default)}
+    number = is_traced(parameter) or float in kinds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return type(value) in kinds
+    return number or (int in kinds and isinstance(value, int))
 
 
 def joined(spec: str) -> list[str]:
@@ -120,7 +197,7 @@ def joined(spec: str) -> list[str]:
     A ``+`` separates two parts only if a name follows it, and after the name the end, options or another ``+``:
     ``csv:path=a+b.csv`` is one part.
     """
-    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
+    return split(spec, r"\+(?=[a-z_]*(?::|\+|$))")
 
 
 def with_parts(spec: str, known: Collection[str]) -> list[str]:
@@ -147,7 +224,7 @@ def listed(spec: str) -> list[str]:
     >>> listed("top:k=3,macro_f1,f:beta=2,weighted=true")
     ['top:k=3', 'macro_f1', 'f:beta=2,weighted=true']
     """
-    return re.split(r",(?=[^,:=]*(?::|,|$))", spec)
+    return split(spec, r",(?=[^,:=]*(?::|,|$))")
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -235,7 +312,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
     ``defaults`` are options for a factory that has them; the spec's options take precedence. ``ValueError`` for an
     unknown option, listing the known ones, and for a missing one.
     """
-    name, options = parse_spec(kind, spec)
+    name, options = parse_spec(kind, spec, registry)
     factory = find(kind, registry, name)
     known = options_of(factory)
     for key in options:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import registry
+from fedjax_async.config.plugins import REGISTRIES
 
 
 def square(*, side=1.0, colour="red"):
@@ -112,6 +113,85 @@ def test_options_without_a_name_are_refused(spec):
     with pytest.raises(ValueError) as error:
         registry.parse_spec("shape", spec)
     assert str(error.value) == f"shape = {spec!r}: options are written key=value, comma-separated"
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("square:3", ", as in square:side=3 (options: side, colour)"),
+        ("square:=3", ", as in square:side=3 (options: side, colour)"),
+        ("square:red", ", as in square:colour=red (options: side, colour)"),
+        ("square:side=3,red", ", as in square:side=3,colour=red (options: side, colour)"),
+        ("circle:true", ", as in circle:filled=true (options: radius, centre_x, filled)"),
+        ("none:3", " (options: none)"),
+        ("oval:3", ""),
+        ("square:colour=red,blue", '; a value that has a comma is quoted: colour="red,blue"'),
+        ("oval:path=a,b.csv", '; a value that has a comma is quoted: path="a,b.csv"'),
+    ],
+)
+def test_a_value_without_the_name_of_its_option_is_told_it(spec, hint):
+    with pytest.raises(ValueError) as error:
+        registry.bind("shape", SHAPES, spec)
+    assert str(error.value) == f"shape = {spec!r}: options are written key=value, comma-separated{hint}"
+
+
+OBVIOUS = [
+    ("partition", "dirichlet", "alpha", 0.3),
+    ("partition", "table", "path", "a.csv"),
+    ("faults", "drop", "probability", 0.1),
+    ("method", "fedasync", "mixing", 0.4),
+    ("part", "swa", "start", 0.5),
+    ("timing", "buffer", "size", 5),
+    ("exchange", "divshare", "omega", 0.1),
+    ("topology", "gossip", "receivers", 3),
+    ("policy", "power_of_choice", "d", 4),
+    ("delay", "csv", "path", "a.csv"),
+    ("network", "link", "down", 1e6),
+    ("availability", "periodic", "on", 5.0),
+    ("dataset", "parquet", "path", "a.parquet"),
+    ("augment", "crop", "padding", 2),
+    ("attack", "sign_flip", "share", 0.3),
+    ("privacy", "dp", "clip", 0.5),
+    ("model", "mlp", "hidden", "32x16"),
+    ("optimizer", "sgd", "momentum", 0.9),
+    ("decay", "cosine", "steps", 50),
+    ("compress", "topk", "ratio", 0.1),
+    ("metrics", "top", "k", 3),
+]
+
+
+def test_every_registry_tells_the_name_of_an_option():
+    assert {kind for kind, *_ in OBVIOUS} == REGISTRIES.keys() - {"client"}  # which has no names of its own
+    for kind, name, option, value in OBVIOUS:
+        spec = f"{name}:{value}"
+        with pytest.raises(ValueError) as error:
+            registry.parse_spec(kind, spec, REGISTRIES[kind])
+        said = str(error.value)
+        assert said.startswith(f"{kind} = {spec!r}: options are") and f", as in {name}:{option}={value} (opt" in said
+
+
+def test_a_size_is_not_taken_for_a_methods_server_lr():
+    with pytest.raises(ValueError) as error:
+        registry.parse_spec("method", "fedbuff:10", REGISTRIES["method"])
+    assert "as in" not in str(error.value) and "(options: server_lr, " in str(error.value)
+
+
+@given(text=st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S", "Zs"]), min_size=1))
+def test_a_quoted_text_is_read_back_from_any_place_in_a_spec(text):
+    quote = "'" if '"' in text else '"'
+    if quote in text:
+        return
+    spec = f"csv:path={quote}{text}{quote},repeat=5"
+    assert registry.parse_spec("delay", spec) == ("csv", {"path": text, "repeat": 5})
+    assert registry.joined(f"{spec}+drop:probability=0.1") == [spec, "drop:probability=0.1"]
+    assert registry.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
+
+
+def test_quotes_within_a_text_are_plain_signs():
+    for text in ("o'brien/a.csv", 'a"b.csv', '"', "'a'b"):
+        assert registry.parse_spec("delay", f"csv:path={text},repeat=5") == ("csv", {"path": text, "repeat": 5})
+    with pytest.raises(ValueError, match="without one of the signs"):
+        registry.quoted("""a,"b",'c'""")
 
 
 def test_bind_joins_spec_defaults_and_arguments():

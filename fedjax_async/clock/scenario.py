@@ -141,7 +141,7 @@ def models_of(
     seen: Counter[str] = Counter()
     models = []
     for part in joined(spec):
-        name, _ = registry.parse_spec(kind, part)
+        name, _ = registry.parse_spec(kind, part, known)
         models.append((registry.bind(kind, known, part)(), seen[name]))
         seen[name] += 1
     return models

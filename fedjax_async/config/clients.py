@@ -248,7 +248,7 @@ def compressing(client: Client, s: Settings, private: Private, upload: Any) -> t
     if (given := own.thing_of("compress", s.compress)) is not None:
         factory = _constant(own.lasting(given))
     else:
-        name, options = registry.parse_spec("compress", s.compress)
+        name, options = registry.parse_spec("compress", s.compress, COMPRESSORS)
         factory = registry.find("compress", COMPRESSORS, name)
         static, traced = split_options(factory, options)
     like = _hashable(upload)

@@ -50,7 +50,7 @@ def require_column(name: str, others: Collection[str] = ()) -> None:
 
 
 def _column(spec: str) -> str:
-    name, options = registry.parse_spec("metrics", spec)
+    name, options = registry.parse_spec("metrics", spec, METRICS)
     return name + "_".join(str(value) for value in options.values())
 
 

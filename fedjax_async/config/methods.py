@@ -122,7 +122,7 @@ def preset_of(spec: str) -> Preset | PeerPreset | Method | PeerMethod:
     """The entry of ``METHODS`` that a spec names, or the method object itself."""
     if (given := own.thing_of("method", spec)) is not None:
         return given if isinstance(given, PeerMethod) else checked_method(given)
-    name, _ = registry.parse_spec("method", rule_of(spec))
+    name, _ = registry.parse_spec("method", rule_of(spec), METHODS)
     preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     return preset
 
@@ -167,7 +167,7 @@ def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Cho
 
 def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[str, Any]]:
     """The factory that the user registered under the name of a spec, and the spec's options."""
-    name, options = registry.parse_spec("client", spec)
+    name, options = registry.parse_spec("client", spec, {})
     known = registry.entries("client", {})
     allowed = "a name registered for local training of your own (the number of clients is 'clients')"
     check.require(bool(known), "client", spec, allowed)
@@ -291,7 +291,7 @@ def local_options(spec: str) -> list[str]:
         chosen: Any = preset_of(spec)
         traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
         return [*(name for name, _ in chosen.client_options), *traced]
-    _, options = registry.parse_spec("method", rule_of(spec))
+    _, options = registry.parse_spec("method", rule_of(spec), METHODS)
     preset: Any = preset_of(spec)
     of_rule = registry.options_of(rule_factory(preset))
     return [name for name in options if name != "proximal" and name not in of_rule]
@@ -303,7 +303,7 @@ def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     ``what``: ``"TIMING"`` or ``"EXCHANGE"``, for the message.
     """
     rule, own_one = rule_of(spec), spec.partition("@")[2]
-    name, options = registry.parse_spec("method", rule)
+    name, options = registry.parse_spec("method", rule, METHODS)
     preset = registry.find("method", METHODS, name)
     check.non_negative("proximal", options.get("proximal", preset.proximal))
     check.require(not rule.endswith(":"), "method", spec, f"without the colon where no options follow: {name}")

@@ -61,7 +61,7 @@ def with_option(spec: str, key: str, value: Any) -> str:
     ('fedasync:mixing=0.4,exponent=0.5', 'constant:mean=2.0')
     """
     name, options = registry.parse_spec("spec", spec)
-    texts = (item.partition("=")[2].strip() for item in spec.partition(":")[2].split(",") if item)
+    texts = (item.partition("=")[2].strip() for item in registry.items_of(spec))
     merged = dict(zip(options, texts)) | {key: option_text(key, value)}
     return f"{name}:{','.join(f'{k}={text}' for k, text in merged.items())}"
 
@@ -71,9 +71,9 @@ def option_text(path: str, value: Any) -> str:
     if isinstance(value, (bool, type(None))):
         return str(value).lower()
     text = repr(value) if isinstance(value, float) else str(value).strip()
-    fits = isinstance(value, (int, float, str)) and text != "" and not set(text) & set(",@")
-    check.require(fits, path, value, "a number, true, false, none, or a text without ',' and '@'")
-    return text
+    fits = isinstance(value, (int, float, str)) and text != "" and "@" not in text
+    check.require(fits, path, value, "a number, true, false, none, or a text without '@'")
+    return registry.quoted(text)
 
 
 def _parts(method: str) -> tuple[str, str, str]:
@@ -281,8 +281,8 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
 
 def _without(spec: str, field: str, addresses: Iterable[Address]) -> str:
     """A model's spec without the options that the addresses select."""
-    name, _, tail = spec.partition(":")
+    name = spec.partition(":")[0]
     without = {where.option for where in addresses if where.field == field and where.name in ("", name)}
-    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in tail.split(",") if item}
+    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in registry.items_of(spec)}
     kept = [item for item, option in names.items() if option not in without]
     return f"{name}:{','.join(kept)}" if kept else name

@@ -182,7 +182,7 @@ def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:
         check.require(callable(given), "exchange", own.shown(given), f"a name or {own.KINDS['exchange']}")
         return given  # type: ignore[no-any-return]
     spec = setting or chosen.exchange
-    name, options = registry.parse_spec("exchange", spec)
+    name, options = registry.parse_spec("exchange", spec, EXCHANGES)
     known = registry.options_of(registry.find("exchange", EXCHANGES, name))
     shared = {option: value for option, value in chosen.shared.items() if option in known}
     for option, value in shared.items():

@@ -113,6 +113,6 @@ def _sizes(s: Settings) -> BufferSizes | None:
 
 
 def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:
-    name, given = registry.parse_spec(kind, spec)
+    name, given = registry.parse_spec(kind, spec, factories)
     options = registry.options_of(registry.find(kind, factories, name))
     return name, {option: parameter.default for option, parameter in options.items()} | given

@@ -97,7 +97,7 @@ def protecting(
         traced = noise_numbers(s, 1)
         server, numbers = _private(server, asked.quantile is not None, tuple(traced), stays), dict(traced)
     if s.attack is not None:
-        name, options = registry.parse_spec("attack", s.attack)
+        name, options = registry.parse_spec("attack", s.attack, ATTACKS)
         attack_of(s.attack)  # checks names and ranges
         factory = registry.find("attack", ATTACKS, name)
         # the data say which clients attack, so runs with other shares of attackers share programs

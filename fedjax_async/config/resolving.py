@@ -18,6 +18,7 @@ from fedjax_async.config import concerns, contracts, own
 from fedjax_async.config.allowed import moments
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
+    METHODS,
     PeerMethod,
     PeerPreset,
     brings_timing,
@@ -87,7 +88,7 @@ def _require_setting(name: str, value: Any, method: Any) -> None:
     """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option."""
     known = {**Settings.__dataclass_fields__, "data": None}
     if name not in known and name not in SYNONYMS and isinstance(method, str) and not isinstance(method, own.Named):
-        rule, _ = registry.parse_spec("method", rule_of(method))
+        rule, _ = registry.parse_spec("method", rule_of(method), METHODS)
         allowed = f"an option of the method, as in method='{rule}:{name}=...', not a setting"
         check.require(name not in method_options(rule), name, value, allowed)
     registry.find("setting", known, name, SYNONYMS)

@@ -264,10 +264,18 @@ def _methods_by_name(methods: Any) -> dict[str, str]:
     by_name = {str(method): method for method in given}
     names = list(by_name)
     check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
-    parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
+    parsed = [_parsed(one) for one in names]
     distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
     check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
     return by_name
+
+
+def _parsed(method: str) -> Any:
+    """A method's spec with its options read; a spec that cannot be read as it stands, for ``prepare`` to refuse."""
+    try:
+        return tuple(map(registry.parse_spec, ("method", "timing"), method.split("@")))
+    except ValueError:
+        return method
 
 
 def _train_one(
