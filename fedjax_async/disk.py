@@ -1,8 +1,9 @@
-"""Atomic writing of files; ``.npz`` files without pickling, with the same bytes each time."""
+"""Atomic writing of files; ``.npz`` files without pickling, with the same bytes each time; the lines of CSV files."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import io
 import os
@@ -126,3 +127,22 @@ def _entry(archive: zipfile.ZipFile, entry: str) -> tuple[str, np.ndarray]:
     with archive.open(entry) as part:
         array = np.lib.format.read_array(part, allow_pickle=False)
     return name, array.view(dtype) if dtype else array
+
+
+def csv_lines(path: str | Path) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file with text in them, the header first: the number of a line, and its cells.
+
+    Spaces around cells and the byte order mark of some spreadsheets are left out. Raises ``OSError``,
+    ``UnicodeDecodeError`` or ``csv.Error`` for a file that cannot be read or has another separator.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = enumerate(csv.reader(file, strict=True, skipinitialspace=True), 1)
+        lines = [(number, [cell.strip() for cell in cells]) for number, cells in reader if any(cells)]
+    header = lines[0][1] if lines else []
+    other = next((name for sign, name in SEPARATORS.items() if len(header) == 1 and sign in header[0]), None)
+    if other is not None:
+        raise csv.Error(f"separated by {other}, but must be by commas, with a point in decimals")
+    return lines
+
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # of tables that are not separated by commas

@@ -139,7 +139,7 @@ def _items(thing: Mapping[Any, Any]) -> Iterator[bytes | NamedObject]:
 def _sequence(thing: Any) -> Iterator[bytes | NamedObject]:
     yield from _class_part(thing, tuple, list, collections.deque)
     names = getattr(thing, "_fields", map(str, range(len(thing))))
-    yield from zip(names, thing)
+    yield from ((of, one) for of, one in zip(names, thing) if one is not None or of != "class_names")  # added later
 
 
 def _class_part(thing: Any, *plain: type) -> Iterator[bytes | NamedObject]:

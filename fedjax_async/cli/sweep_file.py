@@ -75,7 +75,7 @@ def sweep_content(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"sweep file = {str(path)!r}: must be a TOML file (fedjax-async sweep --help shows one)")
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # "Cannot overwrite a value": method = ... and method.mixing = ... in one table
         hint = '; quote an option beside its name, as in "method.mixing" = [0.4]' if "Cannot" in str(error) else ""

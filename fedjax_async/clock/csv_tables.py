@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_async import disk
+
 CsvRow = tuple[str, dict[str, str]]  # its line, such as "FILE, line 3", for errors; the text of each column
 
 
@@ -25,8 +27,7 @@ def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> lis
     Raises ``ValueError`` if the file cannot be read, is not text, has other columns, no row, or a line of wrong length.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if any(cells)]
+        lines = disk.csv_lines(path)
     except OSError as error:
         raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -35,14 +36,14 @@ def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> lis
         raise ValueError(f"path = {str(path)!r}: not a table ({error})") from None
     if len(lines) < 2:
         raise ValueError(f"{path}: must have a header line and at least one line of values")
-    header = [name.strip().lower() for name in lines[0][1]]
+    header = [name.lower() for name in lines[0][1]]
     _check_header(f"{path}, line 1", header, known, required)
     rows = []
     for number, cells in lines[1:]:
         line = f"{path}, line {number}"
         if len(cells) != len(header):
             raise ValueError(f"{line}: {len(cells)} cells for {len(header)} columns")
-        rows.append((line, dict(zip(header, map(str.strip, cells)))))
+        rows.append((line, dict(zip(header, cells))))
     return rows
 
 

@@ -7,7 +7,8 @@ data fedscale --help`` has the line that converts them; nothing is unpickled):
   example, ``computation`` milliseconds, three times for a training step: a step on B examples takes
   ``3 B computation / 1000`` seconds. ``communication`` are kilobits of 1,024 bits a second, down and up.
 - behaviour: ``{device: {"active": [s], "inactive": [s], "finish_time": s, ...}}``: from each of the times ``active`` to
-  the next of ``inactive`` the device can take part; after ``finish_time`` the recording begins again.
+  the next of ``inactive`` the device can take part; after ``finish_time`` the recording begins again. Sessions of
+  length zero, which the published record has, are left out, and so is a device without any other.
 
 Source: FedScale's ``ClientMetadata`` and its description of trace files.
 """
@@ -18,12 +19,15 @@ import csv
 import io
 import json
 import math
+import shlex
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import disk
+from fedjax_async import disk, notices
 from fedjax_async.check import is_real, optional, require, whole
+from fedjax_async.registry import quoted
 
 TRAINING = 3.0  # times the inference of an example
 KILOBIT = 1024 / 8  # bytes
@@ -59,19 +63,19 @@ def write_tables(
         tables["delay.csv"] = (("client", "mean", "std", "compute"), [(i, s, 0, s) for i, s in enumerate(steps)])
         rates = [KILOBIT * kilobits for _, kilobits in found]
         tables["network.csv"] = (("client", "down", "up", "latency"), [(i, r, r, 0) for i, r in enumerate(rates)])
-        flags += [f"--delay csv:path={where / 'delay.csv'},reference_steps=1"]
-        flags += [f"--network csv:path={where / 'network.csv'}"]
+        flags += ["--delay", f"csv:path={quoted(str(where / 'delay.csv'))},reference_steps=1"]
+        flags += ["--network", f"csv:path={quoted(str(where / 'network.csv'))}"]
     if behaviour is not None:
         recorded = online_intervals(behaviour, clients)
         ends = {end for _, end in recorded}
         rows = [(i, *interval) for i, (own, _) in enumerate(recorded) for interval in own]
         tables["availability.csv"] = (("client", "start", "end"), rows)
         repeat = f",repeat={ends.pop():.15g}" if len(ends) == 1 else ""
-        flags += [f"--availability csv:path={where / 'availability.csv'}{repeat}"]
+        flags += ["--availability", f"csv:path={quoted(str(where / 'availability.csv'))}{repeat}"]
     where.mkdir(parents=True, exist_ok=True)
     for name, (header, lines) in tables.items():
         disk.write(where / name, _as_csv(header, lines))
-    return " ".join(flags)
+    return shlex.join(flags)
 
 
 def capacities(file: str | Path, clients: int | None = None) -> list[tuple[float, float]]:
@@ -87,21 +91,33 @@ def capacities(file: str | Path, clients: int | None = None) -> list[tuple[float
 def online_intervals(file: str | Path, clients: int | None = None) -> list[tuple[list[tuple[float, float]], float]]:
     """(online intervals, length of the recording) of each device in a JSON file, seconds.
 
-    Intervals after the end of the recording are left out; one that crosses the end is cut. If recordings differ in
-    length, shorter ones are repeated up to the longest; such a table does not repeat.
+    Intervals after the end of the recording are left out, and so are those of length zero; one that crosses the end is
+    cut. Devices that are never online are left out, with a warning, and do not count as ``clients``. If recordings
+    differ in length, shorter ones are repeated up to the longest; such a table does not repeat.
     """
-    recorded = []
-    for device, own in _devices(file, clients):
+    recorded: list[tuple[list[tuple[float, float]], float]] = []
+    never = []
+    for device, own in _devices(file, None):
+        if len(recorded) == clients:
+            break
         where = f"'{file}', device {device}"
         end = _number(f"{where}: finish_time", own.get("finish_time"))
         active, inactive = (_times(f"{where}: {name}", own.get(name)) for name in ("active", "inactive"))
         require(len(active) == len(inactive), f"{where}: active", len(active), f"{len(inactive)} times, as in inactive")
         changes = [moment for pair in zip(active, inactive) for moment in pair]
-        good = all(a < b for a, b in zip(active, inactive)) and changes == sorted(changes)
-        require(good, f"{where}: active and inactive", changes[:6], "in turn, in increasing order")
-        online = [(a, min(b, end)) for a, b in zip(active, inactive) if a < end]
-        require(bool(online), f"{where}: active", active[:6], f"times, at least one before finish_time = {end:g}")
-        recorded.append((online, end))
+        require(changes == sorted(changes), f"{where}: active and inactive", changes[:6], "in turn, in increasing order")
+        online = [(a, min(b, end)) for a, b in zip(active, inactive) if a < min(b, end)]
+        if online:
+            recorded.append((online, end))
+        else:
+            never.append(device)
+    allowed = "from active to inactive for some seconds before finish_time, for at least one device"
+    require(len(recorded) > 0, f"'{file}'", f"{len(never)} devices that are never online", allowed)
+    require(len(recorded) >= (clients or 1), "clients", clients, f"at most {len(recorded)}, the devices online in '{file}'")
+    if never:
+        shown = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
+        text = f"'{file}': {len(never)} devices that are never online are left out ({shown})"
+        warnings.warn(text, notices.RunWarning, stacklevel=2)
     longest = max(end for _, end in recorded)
     return [(list(_repeated(online, end, longest)), end) for online, end in recorded]
 

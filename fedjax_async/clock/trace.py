@@ -54,8 +54,8 @@ def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
 def load_schedule_csv(path: str | Path) -> Schedule:
     """Read what ``save_schedule_csv`` wrote, exactly; ``ValueError`` if it is damaged or foreign."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
+        header, *lines = [cells for _, cells in disk.csv_lines(path)] or [[]]
+        rows = [dict(zip(header, cells)) for cells in lines]
         missing = [name for name in ("num_clients", *JOBS) if rows and name not in rows[0]]
         if missing:
             raise ValueError(f"no column {missing[0]!r}")

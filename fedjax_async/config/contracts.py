@@ -17,6 +17,7 @@ from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, ch
 from fedjax_async.config import own
 from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
+from fedjax_async.data.checking import layout
 from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of
 from fedjax_async.engine.record import RESERVED
@@ -119,7 +120,7 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
         leaves = jax.tree.leaves(params)
         floats = all(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
         fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
-        note = f"x is {_shown(jax.eval_shape(data.decode, x))}"
+        note = f"x is {_shown(inputs := jax.eval_shape(data.decode, x))}{layout(inputs.shape[1:])}"
         outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x, note=note)
         good = is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
         fits(good, "model.apply", outputs, f"an array of one row per example, [{ROWS}, ...] for {ROWS} of them")

@@ -18,7 +18,9 @@ from fedjax_async.config.protection import with_attackers
 from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
+from fedjax_async.data.checking import layout, remedy
 from fedjax_async.data.federated import with_validation
+from fedjax_async.data.looks import warn_of_looks
 from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
@@ -81,7 +83,9 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
 def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
     """The data of :func:`_data`, with standardised inputs."""
     data = _data(*dealt)
-    return data if normalise is None else normalised(data, normalise)
+    data = data if normalise is None else normalised(data, normalise)
+    warn_of_looks(data)
+    return data
 
 
 @registry.cached_by_name(maxsize=64)
@@ -129,7 +133,12 @@ def check_count(clients: Any, data: FederatedData) -> None:
 
 def model_of(s: Settings, data: FederatedData) -> Model:
     """The model of the settings, a name or an object, on the raw rows of ``data``."""
-    chosen = _model(s.model, input_shape(data), data.num_classes)
+    shape = input_shape(data)
+    try:
+        chosen = _model(s.model, shape, data.num_classes)
+    except ValueError as error:
+        more = remedy(data.y) if data.num_classes is None else layout(shape) if "input_shape = " in str(error) else ""
+        raise ValueError(f"{error}{more}") from error
     augment = _augment(s.augment)
     if augment is not None:
         check_augment(augment, row_of(data.x), s.augment)

@@ -6,6 +6,7 @@ Every error is one line that names the first wrong entry: ``data.y[17] = 99: mus
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,10 @@ from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.types import FederatedData
 
 BLOCK = 2**18  # entries tested for NaN and infinity at a time: they fit a processor's cache
+LARGEST = 2**31 - 1  # the largest int32, in which the device keeps labels
+MOST_CLASSES = LARGEST + 1
+CHANNELS = (1, 3, 4)  # of images: grey, colour, colour with opacity
+SIDE = 8  # pixels: the shortest side of images
 
 
 def check_data(data: FederatedData) -> FederatedData:
@@ -47,7 +52,7 @@ def check_data(data: FederatedData) -> FederatedData:
     require(isinstance(data.name, str), "data.name", data.name, "text")
     require(callable(data.decode), "data.decode", data.decode, "a function of raw rows")
     if data.num_classes is not None:
-        whole("data.num_classes", data.num_classes)
+        whole("data.num_classes", data.num_classes, high=MOST_CLASSES)
     for name in ("test_x", "test_y"):
         require(getattr(data, name) is not None, f"data.{name}", None, "an array: there is no run without a test set")
     check_examples(("data.x", "data.y"), data.x, data.y, data.num_classes, read=not data.streamed)
@@ -75,16 +80,76 @@ def check_examples(
     require(0 not in x.shape[1:], names[0], _shape(x), "rows with at least one number each")
     require(len(y) == len(x), names[1], f"{len(y)} rows", f"one for each of the {len(x)} rows of {names[0]}")
     if num_classes is not None:
-        labels = f"integer labels, since num_classes = {num_classes}"
+        labels = f"integer labels, since num_classes = {num_classes}{remedy(y) if read else ''}"
         require(kind(y.dtype) == "integers", names[1], y.dtype.name, labels)
         sequence = len(y.shape) == 2 and y.shape[1] > 1
         allowed = f"one label per row, shape [{len(x)}], or a sequence of two or more, in which 0 is padding"
         require(len(y.shape) == 1 or sequence, names[1], _shape(y), allowed)
+        require(not read or not is_one_hot(y), names[1], "one-hot rows", "labels: pass y.argmax(axis=1)")
     if read:
         for name, array in zip(names, (x, y)):
             _check_finite(name, array)
         if num_classes is not None:
-            _check_range(names[1], y, num_classes - 1, f"a label from 0 to {num_classes - 1}")
+            _check_labels(names[1], y, num_classes)
+        for name, array in zip(names, (x, y)):
+            check_fits(name, array)
+
+
+def is_one_hot(y: Any) -> bool:
+    """Whether y [M, C], C >= 2, has a single one in each row and zeros else; False for anything but NumPy's arrays.
+
+    >>> is_one_hot(np.eye(3)), is_one_hot(np.array([[0, 1], [2, 0]]))
+    (True, False)
+    """
+    if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or len(y) == 0 or y.dtype.kind not in "biuf":
+        return False
+    return bool(((y == 0) | (y == 1)).all() and ((y == 1).sum(axis=1) == 1).all())
+
+
+def remedy(y: Any) -> str:
+    """The end of a message that asks for integer labels: what y is instead, and how it becomes labels; else ``""``.
+
+    >>> remedy(np.eye(3)), remedy(np.array([True, False])), remedy(np.array([0.0, 2.0])), remedy(np.array([0.5]))
+    ('; these are one-hot rows: pass y.argmax(axis=1)', '; these are truth values: pass y.astype(int)', \
+'; these are labels as floats: pass y.astype(int)', '')
+    """
+    if is_one_hot(y):
+        return "; these are one-hot rows: pass y.argmax(axis=1)"
+    if not isinstance(y, np.ndarray) or y.ndim != 1 or len(y) == 0:
+        return ""
+    if y.dtype.kind == "b":
+        return "; these are truth values: pass y.astype(int)"
+    whole = y.dtype.kind == "f" and bool(((y >= 0) & (y == np.floor(y))).all())
+    return "; these are labels as floats: pass y.astype(int)" if whole else ""
+
+
+def layout(shape: Sequence[int]) -> str:
+    """The end of a message about inputs of ``shape`` (one example): whether the channels seem to come first; else ``""``.
+
+    >>> layout((3, 32, 32))
+    '; rows of shape [3, 32, 32] look like images with the channels first: pass np.moveaxis(x, 1, -1)'
+    >>> layout((32, 32, 3)), layout((28, 28))
+    ('', '')
+    """
+    first = len(shape) == 3 and shape[0] in CHANNELS and shape[2] not in CHANNELS and min(shape[1:]) >= SIDE
+    of = f"rows of shape {list(shape)} look like images with the channels first"
+    return f"; {of}: pass np.moveaxis(x, 1, -1)" if first else ""
+
+
+def as_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> np.ndarray:
+    """Integers or truth values as labels int32, without a change of value.
+
+    ``num_classes``: if known; without it any label up to the largest int32 fits. Every reader of files makes its labels
+    here, because a plain ``astype`` wraps: 2**40 becomes 0. Raises ``ValueError`` naming the first label out of range.
+
+    >>> as_labels("y", np.array([0, 2**31 - 1])).dtype.name
+    'int32'
+    >>> as_labels("y", np.array([3, 2**40]))
+    Traceback (most recent call last):
+    ValueError: y[1] = 1099511627776: must be a label from 0 to 2147483647; targets that are no labels are floats
+    """
+    _check_labels(name, y, num_classes)
+    return y.astype(np.int32)
 
 
 def check_alike(name: str, array: Any, like_name: str, like: Any) -> None:
@@ -150,14 +215,30 @@ def _check_finite(name: str, array: Any) -> None:
             raise ValueError(f"{name}{list(position)} = {array[position]}: must be finite")
 
 
-def _check_range(name: str, array: Any, high: Any, allowed: str) -> None:
-    """Raise ``ValueError`` for the first integer outside 0 .. ``high``; do not read virtual arrays."""
+def _check_labels(name: str, y: Any, num_classes: int | None) -> None:
+    """Raise ``ValueError`` for the first label outside 0 .. ``num_classes`` - 1, or that int32 cannot hold."""
+    high = LARGEST if num_classes is None else min(num_classes - 1, LARGEST)
+    more = "; targets that are no labels are floats" if num_classes is None else ""
+    if num_classes is not None and is_array(y) and len(y) > 0 and int(y.min()) == 1 and int(y.max()) == num_classes:
+        more = "; labels count from 0: pass y - 1"
+    _check_range(name, y, high, f"a label from 0 to {high}{more}")
+
+
+def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -> None:
+    """Raise ``ValueError`` for the first integer outside ``low`` .. ``high``; do not read virtual arrays."""
     if not is_array(array) or len(array) == 0:
         return
     array = np.asarray(array)
-    if array.min() < 0 or array.max() > high:
-        first = tuple(int(i) for i in np.argwhere((array < 0) | (array > high))[0])
+    if array.min() < low or array.max() > high:
+        first = tuple(int(i) for i in np.argwhere((array < low) | (array > high))[0])
         raise ValueError(f"{name}{list(first)} = {array[first]}: must be {allowed}")
+
+
+def check_fits(name: str, array: Any) -> None:
+    """Raise ``ValueError`` for the first integer that the device's 32 bits cannot hold; there they would wrap."""
+    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and not jax.config.jax_enable_x64:
+        low, high = (0, 2**32 - 1) if array.dtype.kind == "u" else (-LARGEST - 1, LARGEST)
+        _check_range(name, array, high, f"from {low} to {high}, or a float: integers have 32 bits", low)
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:

@@ -197,7 +197,8 @@ def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
     shape, dtype, examples, owned = published.shape, published.dtype, published.examples, "groups" in published.arrays
     check_cache(arrays, folder, remedy, shape=shape, dtype=dtype, examples=examples, owned=owned)
     x, y, test_x, test_y, groups = arrays
-    return Dataset(name, x, y, test_x, test_y, published.decode, len(published.class_names), groups)
+    names = published.class_names
+    return Dataset(name, x, y, test_x, test_y, published.decode, len(names), groups, class_names=names)
 
 
 def load_tfds(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_async.data import decode
 from fedjax_async.data.federated import Dataset
+from fedjax_async.data.published import SOURCES
 
 FILE = Path(__file__).with_name("fashion_mnist_6k.npz")
 LICENCE = """\
@@ -43,8 +44,9 @@ def fashion_mnist_6k() -> Dataset:
     with np.load(FILE, allow_pickle=False) as file:
         x, y, test_x, test_y = (file[key] for key in ("x", "y", "test_x", "test_y"))
     return Dataset(
-        "fashion_mnist_6k", x, y.astype(np.int32), test_x, test_y.astype(np.int32), decode.fashion_mnist, num_classes=10
-    )
+        "fashion_mnist_6k", x, y.astype(np.int32), test_x, test_y.astype(np.int32), decode.fashion_mnist, 10,
+        class_names=SOURCES["fashion_mnist"].class_names,
+    )  # fmt: skip
 
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:

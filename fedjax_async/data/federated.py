@@ -11,11 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.check import kind, require, whole
-from fedjax_async.data.checking import check_alike, check_examples
+from fedjax_async.data.checking import check_alike, check_array, check_examples
 from fedjax_async.data.decode import usual
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
+
+
+_NO_TEST = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
 class Dataset(NamedTuple):
@@ -25,18 +28,20 @@ class Dataset(NamedTuple):
     that compiled programs are reused; ``data.decode.usual`` if left out. ``num_classes``: 1 + the largest label if left
     out; None for float targets. ``groups``: the natural owner of every training example (a person, a device), if there
     is one. ``test_groups``: the owner of every test example, with the numbers of ``groups``; test examples of owners
-    without training examples belong to no client.
+    without training examples belong to no client. ``class_names``: the name of each class, which a partition by a table
+    may use.
     """
 
     name: str
     x: np.ndarray  # [M, ...]
     y: np.ndarray  # int32[M] labels, int32[M, L] sequences of labels (0: padding), or float targets
-    test_x: np.ndarray  # [T, ...]
-    test_y: np.ndarray  # [T]
+    test_x: np.ndarray = _NO_TEST[0]  # [T, ...]; may be left out with test_y: federate then needs a test_fraction
+    test_y: np.ndarray = _NO_TEST[1]  # [T, ...]
     decode: Callable[[Array], Array] | None = None
     num_classes: int | None = None
     groups: np.ndarray | None = None  # int32[M]
     test_groups: np.ndarray | None = None  # int32[T]
+    class_names: tuple[str, ...] | None = None  # one per class
 
 
 class Federation(NamedTuple):
@@ -54,6 +59,10 @@ def check_dataset(dataset: Dataset) -> Dataset:
     """Return the data set, or raise ``ValueError`` naming the first wrong field or entry. The test set may be empty."""
     d = dataset
     x, y, test_x, test_y = (f"{d.name}.{field}" for field in ("x", "y", "test_x", "test_y"))
+    for name, array in zip((test_x, test_y), (d.test_x, d.test_y)):
+        require(array is not None, name, None, "an array; both are left out for a data set without a test set")
+    for name, array in zip((y, test_y), (d.y, d.test_y)):
+        check_array(name, array)
     check_examples((x, y), d.x, d.y, _classes(d))
     check_examples((test_x, test_y), d.test_x, d.test_y, _classes(d), least=0)
     if len(d.test_x) > 0:
@@ -62,6 +71,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
     for field, owners, rows in (("groups", d.groups, d.x), ("test_groups", d.test_groups, d.test_x)):
         if owners is not None:
             require(len(owners) == len(rows), f"{d.name}.{field}", f"{len(owners)} entries", f"{len(rows)} entries")
+    if d.class_names is not None:
+        allowed = f"{_classes(d)} names, one per class"
+        require(len(d.class_names) == _classes(d), f"{d.name}.class_names", f"{len(d.class_names)} names", allowed)
     allowed = "left out without groups, the owners of the training examples"
     require(d.test_groups is None or d.groups is not None, f"{d.name}.test_groups", "given", allowed)
     return dataset
@@ -109,7 +121,8 @@ def federate(
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
-        require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
+        allowed = f"given, such as 0.2: the data set {dataset.name} has no test set (test_x and test_y)"
+        require(len(dataset.test_x) > 0, "test_fraction", None, allowed)
         return with_validation(_own_tests(_pool(dataset, parts), dataset, partitioner), validation_fraction, rng)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
@@ -119,7 +132,7 @@ def federate(
         x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
     )
     renumbered = [np.searchsorted(kept, part) for part in train]
-    return with_validation(_pool(split, renumbered), validation_fraction, rng)._replace(
+    return with_validation(_pool(split, renumbered), validation_fraction, rng, min_size=3)._replace(
         test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
     )
 
@@ -133,7 +146,7 @@ def _deal(
             raise ValueError(f"num_clients = None: must be given, since {dataset.name} has no natural owners")
         num_clients = len(np.unique(dataset.groups))
     partition: Partitioner = (
-        bind("partitioner", PARTITIONERS, partitioner, groups=dataset.groups)()
+        bind("partitioner", PARTITIONERS, partitioner, groups=dataset.groups, class_names=dataset.class_names)()
         if isinstance(partitioner, str)
         else partitioner
     )
@@ -142,9 +155,12 @@ def _deal(
     return parts
 
 
-def with_validation(data: FederatedData, fraction: float | None, rng: np.random.Generator) -> FederatedData:
+def with_validation(
+    data: FederatedData, fraction: float | None, rng: np.random.Generator, *, min_size: int = 2
+) -> FederatedData:
     """Hold out ``fraction`` of every client's examples as its validation part; None: return ``data`` unchanged.
 
+    ``min_size``: what an error asks of a partition: the examples of a client that leave one for each of its parts.
     Raises: ``ValueError`` for a fraction outside (0, 1), a client with a single example, data that have validation
     parts already, and data that are too large for memory (``streamed``, or with a virtual ``order``).
     """
@@ -154,7 +170,7 @@ def with_validation(data: FederatedData, fraction: float | None, rng: np.random.
     require(in_memory, field, fraction, f"None: the clients of {data.name} are not in memory")
     require(data.validation_order is None, field, fraction, f"None: the clients of {data.name} have validation parts")
     parts = [client_rows(data, client) for client in range(len(data.size))]
-    train, held_out = split_clients(parts, fraction, rng, field)
+    train, held_out = split_clients(parts, fraction, rng, field, min_size=min_size)
     # one table for both, of the same length for every seed: runs of equal shapes share compiled programs
     order, offset, size = _joined([*train, *held_out])
     count = len(parts)

@@ -21,6 +21,7 @@ from fedjax_async.check import kind as require_kind
 from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.arrays import appearing, array_hash
+from fedjax_async.data.checking import MOST_CLASSES, as_labels, check_fits
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.home import require_metadata
@@ -133,6 +134,8 @@ def write_clients(
     Returns the folder. Raises ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
     """
     folder = Path(folder)
+    if num_classes is not None:
+        whole("num_classes", num_classes, high=MOST_CLASSES)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
     require(len(test_x) == len(test_y), "test_y", f"{len(test_y)} targets", f"{len(test_x)}, one for each of test_x")
     allowed = f"{', '.join(OWN_TESTS)}, or none"
@@ -238,8 +241,10 @@ def _check_chunk(x: np.ndarray, y: np.ndarray, size: np.ndarray, num_classes: in
     allowed = f"the number of examples, {len(x)} in x and {len(y)} in y"
     require(total == len(x) == len(y), "size", f"{total} in all", allowed)
     if num_classes is not None:
-        good = np.issubdtype(y.dtype, np.integer) and 0 <= y.min() <= y.max() < num_classes
-        require(bool(good), "y", y.dtype.name, f"integer labels in [0, {num_classes})")
+        require(np.issubdtype(y.dtype, np.integer), "y", y.dtype.name, f"integer labels in [0, {num_classes})")
+        as_labels("y", y, num_classes)
+    for name, array in (("x", x), ("y", y)):
+        check_fits(name, array)
     return size.astype(np.int32)
 
 
@@ -265,7 +270,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     """The checked contents of ``metadata.json``."""
     file = require_metadata(folder)
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"folder = '{folder}': must contain clients' data and a metadata.json ({error})") from error
     kind = metadata.get("format") if isinstance(metadata, dict) else None

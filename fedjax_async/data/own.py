@@ -10,11 +10,19 @@ import numpy as np
 
 from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
-from fedjax_async.data.checking import check_alike, check_data, check_examples, is_array, kind, type_name
+from fedjax_async.data.checking import (
+    MOST_CLASSES,
+    as_labels,
+    check_alike,
+    check_data,
+    check_examples,
+    is_array,
+    kind,
+    type_name,
+)
 from fedjax_async.types import Array, FederatedData
 
 NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
-MOST_CLASSES = 2**31 - 1  # labels are int32
 ExampleArrays = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
 
@@ -68,7 +76,7 @@ def from_arrays(
         whole("num_classes", num_classes, high=MOST_CLASSES)
     elif kind(train[0][1].dtype) == "integers":
         labels = [y for _, y in named.values() if kind(y.dtype) == "integers"]
-        num_classes = 1 + max(int(y.max(initial=0)) for y in labels)
+        num_classes = min(1 + max(int(y.max(initial=0)) for y in labels), MOST_CLASSES)
     for title, (x, y) in named.items():
         least = 0 if title.startswith("client_tests") else 1
         check_examples((f"{title}.x", f"{title}.y"), x, y, num_classes, least=least)
@@ -125,4 +133,4 @@ def _pooled(
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs))
     size = np.array([len(own) for own, _ in pairs], np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
-    return x, y if num_classes is None else y.astype(np.int32), offset, size
+    return x, y if num_classes is None else as_labels("y", y), offset, size

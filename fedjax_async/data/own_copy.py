@@ -84,7 +84,7 @@ def read_tiny_imagenet(path: PathLike) -> Arrays:
         (file, number[kind]) for kind in kinds for file in sorted((root / "train" / kind / "images").glob("*.JPEG"))
     ]
     test = []
-    for line in notes.read_text(encoding="utf-8").splitlines():
+    for line in notes.read_text(encoding="utf-8-sig").splitlines():
         name, kind = [*line.split("\t"), "", ""][:2]
         good = kind in number and name == Path(name).name
         require(good, str(notes), line, "a file name and one of the classes in train")

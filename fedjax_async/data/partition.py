@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.check import non_negative, positive, require, whole
+from fedjax_async.data.checking import remedy
 from fedjax_async.data.drawing import draw_at_once, draw_in_turns
 
 Partitioner = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
@@ -94,7 +96,8 @@ def classes_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Class numbers 0..C-1 of all examples, int[M], and the classes' sizes, int[C]; labels must be integers."""
     labels = np.asarray(labels)
     good = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", "one integer per example to partition by class")
+    allowed = f"one integer per example to partition by class{remedy(labels)}"
+    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", allowed)
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return classes, sizes
 
@@ -289,14 +292,18 @@ def halves(*, blocks: int = 2) -> Partitioner:
     return partition
 
 
-def table(*, path: str) -> Partitioner:
+def table(*, path: str, class_names: Sequence[str] | None = None) -> Partitioner:
     """Label skew from a table: each class is dealt in proportion to its column of a CSV file, one row per client.
 
     ``path``: a file such as ``compute_counts(...).to_csv(path)`` of flwr-datasets. Its header names the column of
-    clients, then the classes in ascending order. Each row has a client's name, then its counts or shares. Counts of a
-    partition of the same data set are met exactly. There must be as many rows as clients.
+    clients, then the classes. Columns with numbers for names are taken in the order of these numbers, the smallest for
+    the smallest label. Columns with other names may have any order, and their names must be those of the data set's
+    classes (``class_names``, which ``federate`` passes). Each row has a client's name, then its counts or shares. Counts
+    of a partition of the same data set are met exactly. There must be as many rows as clients.
     """
-    shares = _read_shares(str(path))
+    names, shares = _read_shares(str(path))
+    order, named = _order_of(str(path), names, class_names)
+    shares = shares[:, order]
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         check_clients(len(labels), num_clients)
@@ -304,6 +311,8 @@ def table(*, path: str) -> Partitioner:
         require(len(shares) == num_clients, "num_clients", num_clients, f"{len(shares)}, the rows of '{path}'")
         count = shares.shape[1]
         require(count == len(sizes), f"'{path}': classes", count, f"{len(sizes)}, those of the data set")
+        held = np.unique(labels).tolist()
+        require(named in (None, held), f"'{path}': labels of its classes", named, f"those with examples, {held}")
         counts = np.stack([apportion(int(n), column) for n, column in zip(sizes, shares.T)], axis=1)
         empty = int(np.argmin(counts.sum(axis=1)))
         require(bool(counts[empty].any()), f"'{path}': row {empty + 1}", "no example", "shares that give at least one")
@@ -312,30 +321,54 @@ def table(*, path: str) -> Partitioner:
     return partition
 
 
-def _read_shares(path: str) -> np.ndarray:
-    """The numbers of a table, float64 [N, C]; each class needs a positive one."""
+def _order_of(
+    path: str, names: Sequence[str], class_names: Sequence[str] | None
+) -> tuple[list[int], list[int] | None]:
+    """The columns of a table in the order of the classes, and the labels of the classes that are named.
+
+    The second is None where numbers order the columns. Raises ``ValueError`` for names that do not tell the order.
+    """
+    require(len(set(names)) == len(names), f"'{path}': classes", list(names), "different from each other")
+    known = list(class_names or ())
+    unknown = [name for name in names if name not in known]
+    if unknown and all(_number(name) < math.inf for name in names):
+        return sorted(range(len(names)), key=lambda column: _number(names[column])), None
+    allowed = f"those of the data set, {', '.join(known)}" if known else "numbers, as the data set names no classes"
+    require(not unknown, f"'{path}': classes", unknown[:3], allowed)
+    labels = [known.index(name) for name in names]
+    order = sorted(range(len(names)), key=lambda column: labels[column])
+    return order, [labels[column] for column in order]
+
+
+def _number(text: str) -> float:
+    """The finite number that a text is, else infinity."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *rows = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
+        value = float(text)
+    except ValueError:
+        return math.inf
+    return value if math.isfinite(value) else math.inf
+
+
+def _read_shares(path: str) -> tuple[list[str], np.ndarray]:
+    """The names of a table's classes, and its numbers, float64 [N, C]; each class needs a positive one."""
+    try:
+        header, *rows = [cells for _, cells in disk.csv_lines(path)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__})") from error
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:100]
+        raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__}: {reason})") from error
     require(len(header) > 1 and len(rows) > 0, "path", path, "a table with one column per class and one row per client")
     found = np.zeros((len(rows), len(header) - 1))
     for line, cells in enumerate(rows):
         require(len(cells) == len(header), f"{path}, row {line + 1}", f"{len(cells)} cells", f"{len(header)} cells")
         for column, cell in enumerate(cells[1:]):
-            try:
-                value = float(cell)
-            except ValueError:
-                value = math.nan
-            good = math.isfinite(value) and value >= 0
-            require(good, f"{path}, row {line + 1}, {header[column + 1]}", cell, "a finite number >= 0")
+            value = _number(cell)
+            require(0 <= value < math.inf, f"{path}, row {line + 1}, {header[column + 1]}", cell, "a finite number >= 0")
             found[line, column] = value
     unowned = np.flatnonzero(found.sum(axis=0) == 0)
     require(
         len(unowned) == 0, path, f"only zeros for {[header[1 + c] for c in unowned[:3]]}", "a client for each class"
     )
-    return found
+    return header[1:], found
 
 
 PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
@@ -352,18 +385,27 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
 
 
 def split_clients(
-    parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator, field: str = "test_fraction"
+    parts: Sequence[np.ndarray],
+    fraction: float,
+    rng: np.random.Generator,
+    field: str = "test_fraction",
+    *,
+    min_size: int = 2,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split each client's examples at random into a training part and a held-out part.
 
     ``fraction`` in (0, 1) of every client's examples is held out, rounded, with at least one example in each part.
     Returns ``(train, held out)``, each a list of ascending index arrays. A client with a single example raises
-    ``ValueError`` naming ``field``.
+    ``ValueError`` naming ``field``, and ``min_size`` as the option of a partition that prevents it.
     """
     require(0 < fraction < 1, field, fraction, "a number between 0 and 1, both excluded")
     train, test = [], []
     for client, part in enumerate(parts):
-        allowed = f"used with at least 2 examples per client; client {client} has {len(part)}"
+        allowed = (
+            f"used with at least 2 examples per client, but client {client} has {len(part)}: ask for fewer clients, or "
+            f"for min_size={min_size} in the partition, as in dirichlet:alpha=0.1,min_size={min_size} (quantity and "
+            "power_law have it too)"
+        )
         require(len(part) >= 2, field, fraction, allowed)
         held_out = min(max(round(fraction * len(part)), 1), len(part) - 1)
         shuffled = rng.permutation(part)

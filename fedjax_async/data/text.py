@@ -31,7 +31,7 @@ Tokenizer = Callable[[str], list[int]]
 
 def read_vocabulary(content: bytes) -> dict[str, int]:
     """Token -> id from a ``vocab.txt``: one token per line, the id is the line's number from 0."""
-    tokens = content.decode("utf-8").split("\n")
+    tokens = content.decode("utf-8-sig").split("\n")
     tokens = [token.removesuffix("\r") for token in (tokens[:-1] if tokens[-1] == "" else tokens)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_async.check import require
 from fedjax_async.data.arrays import Arrays
+from fedjax_async.data.checking import as_labels
 from fedjax_async.data.published import Published
 
 INSTALL = "run: pip install 'fedjax-async[data]'"
@@ -125,11 +126,11 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
     require({"image", "label"} <= set(source[0]), name, sorted(source[0]), "a data set with image and label")
     shape = np.shape(source[0]["image"])
     x = np.empty((len(source), *shape), np.uint8)
-    y = np.empty(len(source), np.int32)
+    y = np.empty(len(source), np.int64)
     for i, example in enumerate(source):
         require(np.shape(example["image"]) == shape, name, "images of several shapes", "images of one shape")
         x[i], y[i] = example["image"], example["label"]
-    return (x[..., 0] if shape[-1:] == (1,) else x), y
+    return (x[..., 0] if shape[-1:] == (1,) else x), as_labels(f"{name}: label", y)
 
 
 def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Any:

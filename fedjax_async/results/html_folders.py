@@ -199,7 +199,7 @@ def _methods(
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
 
 
 def _header(text: str) -> list[str]:

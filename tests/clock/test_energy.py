@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
 
-from fedjax_async import cli, simulate
+from fedjax_async import cli, notices, simulate
 from fedjax_async.clock import Until, plan
 from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_energy
 from fedjax_async.clock.fedscale import write_tables
@@ -119,6 +120,30 @@ def test_traces_of_fedscale_become_tables(tmp_path, capsys):
     assert write_tables(tmp_path / "t", behaviour=files["behaviour"]).endswith("availability.csv,repeat=1234567")
 
 
+def test_sessions_of_length_zero_are_skipped_and_devices_without_others_left_out(tmp_path):
+    """As in FedScale's published record, where a device has equal active and inactive seconds."""
+    file = tmp_path / "behaviour.json"
+    equal = {"finish_time": 100, "active": [20, 20.5], "inactive": [20, 20.5]}
+    some = {"finish_time": 100, "active": [5, 10, 60, 90], "inactive": [5, 50, 60, 100]}
+    file.write_text(json.dumps({"never": equal, "a": some, "b": BEHAVIOUR["a"], "cut": equal | {"finish_time": 10}}))
+    for clients in (None, 2):
+        with pytest.warns(notices.RunWarning, match=r"devices that are never online are left out \(never(, cut)?\)"):
+            write_tables(tmp_path / "t", behaviour=file, clients=clients)
+        lines = (tmp_path / "t" / "availability.csv").read_text().split()
+        assert lines[1:] == ["0,10,50", "0,90,100", "1,10,50", "1,60,90"]
+    with pytest.raises(ValueError, match=r"^clients = 3: must be at most 2, the devices online in"):
+        write_tables(tmp_path / "t", behaviour=file, clients=3)
+
+
+def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
+    file, folder = tmp_path / "behaviour.json", tmp_path / "devices, mine"
+    file.write_text(json.dumps({"a": BEHAVIOUR["a"]}))
+    flag, spec = shlex.split(write_tables(folder, behaviour=file))
+    assert flag == "--availability" and spec == f'csv:path="{folder}/availability.csv",repeat=100'
+    world = {"num_clients": 1, "local_steps": 1, "until": Until(updates=1)}
+    assert plan("every", "constant", availability=spec, **world).dispatch_time[0] == 10
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
@@ -136,7 +161,11 @@ def test_traces_of_fedscale_become_tables(tmp_path, capsys):
             {"a": {"finish_time": 9, "active": [5], "inactive": [2]}},
             "must be in turn, in increasing order",
         ),
-        ("behaviour", {"a": {"finish_time": 9, "active": [9], "inactive": [12]}}, "before finish_time = 9"),
+        (
+            "behaviour",
+            {"a": {"finish_time": 9, "active": [9], "inactive": [12]}, "b": {"finish_time": 9, "active": [3], "inactive": [3]}},
+            "2 devices that are never online': must be from active to inactive for some seconds",
+        ),
         ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
     ],
 )

@@ -114,7 +114,9 @@ def test_a_stream_of_chunks(tmp_path):
         ({"size": np.array([6, 0])}, "^size = "),
         ({"x": np.zeros((6, 4), np.float32)}, "^x = "),
         ({"x": np.zeros((6, 3))}, "^x = "),
-        ({"y": np.full(6, 2)}, "^y = "),
+        ({"y": np.full(6, 2)}, r"^y\[0\] = 2: must be a label from 0 to 1"),
+        ({"y": np.full(6, 2**40)}, r"^y\[0\] = 1099511627776: must be a label from 0 to 1"),
+        ({"y": np.zeros(6)}, "^y = 'float64': must be integer labels"),
     ],
 )
 def test_a_bad_chunk_leaves_nothing_behind(tmp_path, change, message):

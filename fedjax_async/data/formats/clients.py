@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.check import require
+from fedjax_async.data.checking import LARGEST
 from fedjax_async.data.federated import Dataset, check_dataset
 from fedjax_async.types import Array
 
@@ -81,12 +83,11 @@ def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
     Raises ``ValueError`` naming the file if it is not CSV, too large or lacks a column.
     """
-    with _parsing(path, "CSV"), path.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines, strict=True)
-        found = list(reader.fieldnames or ())
-        rows = [tuple(row.get(name) for name in names) for row in reader]
+    with _parsing(path, "CSV"):
+        found, *lines = [cells for _, cells in disk.csv_lines(path)] or [[]]
     require(set(names) <= set(found), f"'{path}': columns", found, " and ".join(names))
-    return rows
+    rows = [dict(zip(found, cells)) for cells in lines]
+    return [tuple(row.get(name) for name in names) for row in rows]
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
 def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray:
     """Labels int32 [n] from a list of whole numbers >= 0; with ``classes``, at most classes - 1."""
     found = numbers(where, values, 1)
-    high = 2**31 - 1 if classes is None else classes - 1
+    high = LARGEST if classes is None else classes - 1
     good = (found >= 0) & (found <= high) & (found == np.round(found))
     if not good.all():
         first = int(np.argmin(good))

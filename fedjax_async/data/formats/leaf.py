@@ -108,6 +108,8 @@ def _parts(source: Path, task: Task) -> Iterator[ClientRows]:
             where = f"{file}, {user}"
             good = isinstance(own, dict) and {"x", "y"} <= own.keys()
             require(good, where, f"a {type(own).__name__}", "an object with x and y")
+            if own["x"] == own["y"] == []:
+                continue  # a user without examples in this part
             x, y = task.read(where, own["x"], own["y"])
             require(len(x) == len(y), where, f"{len(x)} x and {len(y)} y", "as many x as y")
             yield ClientRows(user, x, y)
@@ -123,7 +125,10 @@ def _users(file: Path) -> dict[str, Any]:
     good = isinstance(users, list) and all(isinstance(user, str) for user in users) and sorted(users) == sorted(found)
     require(good, f"'{file}': users", f"others than the {len(found)} of user_data", "the names in user_data")
     if counts is not None:
-        stated = dict(zip(users, counts)) if isinstance(counts, list) and len(counts) == len(users) else {}
+        given = f"{len(counts)} numbers" if isinstance(counts, list) else f"a {type(counts).__name__}"
+        good = isinstance(counts, list) and len(counts) == len(users)
+        require(good, f"'{file}': num_samples", given, f"a list of {len(users)}, one number per user, or left out")
+        stated = dict(zip(users, counts))
         for user, own in found.items():
             size = len(own["y"]) if isinstance(own, dict) and isinstance(own.get("y"), list) else None
             wanted = stated.get(user)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_async.check import require
 from fedjax_async.data import characters
+from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, pooled
 from fedjax_async.data.images import import_pillow
@@ -78,6 +79,8 @@ def rows_of(where: Path, table: Any, columns: ReadColumns) -> Rows:
             require(isinstance(part, np.ndarray) and part.ndim == 1, f"'{where}': {name}", "no numbers", "numbers")
         parts = [np.stack(parts, axis=1).astype(np.float32)]
     y = None if columns.y is None else _values(where, columns.y, table.column(columns.y))
+    if isinstance(y, np.ndarray) and y.dtype.kind in "biu":
+        y = as_labels(f"'{where}': {columns.y}", y)
     owner = None if columns.client is None else _values(where, columns.client, table.column(columns.client))
     if owner is not None and not isinstance(owner, list):
         require(owner.ndim == 1, f"'{where}': {columns.client}", f"shape {owner.shape}", "a name or number per row")
@@ -167,6 +170,8 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     parts = [[part for rows in some for part in _parts(rows, columns, number)] for some in (train, test)]
     classes = len(characters.VOCABULARY) if columns.y is None else count
     found = pooled(name, *parts, num_classes=classes)
+    if names is not None and columns.y is not None:
+        found = found._replace(class_names=tuple(names))
     return found if columns.client is not None else found._replace(groups=None, test_groups=None)
 
 
@@ -189,5 +194,4 @@ def _part(client: str, rows: Rows, of: np.ndarray, columns: ReadColumns, number:
     x = characters.rows([rows.x[i] for i in of], columns.length) if texts else rows.x[of]
     if isinstance(rows.y, list):
         return ClientRows(client, x, np.array([number[rows.y[i]] for i in of], np.int32))
-    y = rows.y[of]
-    return ClientRows(client, x, y.astype(np.int32) if y.dtype.kind in "biu" else y)
+    return ClientRows(client, x, rows.y[of])

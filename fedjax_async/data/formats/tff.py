@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_async.check import require
 from fedjax_async.data.characters import VOCABULARY, windows
+from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, existing, pooled
 
@@ -55,7 +56,7 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRow
                     continue
                 inputs, targets = (_values(own, name, where, file, h5py) for name in (x, y))
                 require(len(inputs) == len(targets), where, f"{len(inputs)} {x}, {len(targets)} {y}", "as many of both")
-                yield ClientRows(client, _with_channels(inputs), _as_target(targets))
+                yield ClientRows(client, _with_channels(inputs), _as_target(f"{where}, {y}", targets))
     except (OSError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{file}': must be an HDF5 file of TFF ({reason})") from error
@@ -97,5 +98,5 @@ def _with_channels(x: np.ndarray) -> np.ndarray:
     return x[..., None] if x.ndim == 3 and x.dtype.kind == "f" else x
 
 
-def _as_target(y: np.ndarray) -> np.ndarray:
-    return y.astype(np.int32) if y.dtype.kind in "biu" else y.astype(np.float32)
+def _as_target(where: str, y: np.ndarray) -> np.ndarray:
+    return as_labels(where, y) if y.dtype.kind in "biu" else y.astype(np.float32)

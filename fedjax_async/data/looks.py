@@ -1,0 +1,81 @@
+"""Warnings of data that a run accepts though they look as if a step of their preparation was forgotten."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+
+from fedjax_async.data.checking import SIDE, layout
+from fedjax_async.data.decode import as_is, unit_images
+from fedjax_async.data.memmap import spans
+from fedjax_async.notices import RunWarning
+from fedjax_async.types import FederatedData
+
+SAMPLE = 256  # rows that are looked at, evenly spaced
+BRIGHT = 20.0  # inputs scaled or standardised by usage stay below
+WHITE = 200  # vectors of whole numbers that reach it look like pixels, others like counts or token ids
+
+
+class DataWarning(RunWarning):
+    """Data look as if a step of their preparation was forgotten."""
+
+
+def warn_of_looks(data: FederatedData) -> None:
+    """Warn of labels that begin at 1, of pixels that are not scaled, of channels that come first, of untrained labels.
+
+    Values are read only where they are in memory; at most 256 rows of x are.
+    """
+    plain = data.decode is as_is
+    if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
+        _warn(data, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
+    if plain and (said := _pixels(data)):
+        _warn(data, f"{said}: divide them by 255, pass images as uint8, or set normalise='training'")
+    if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
+        _warn_of_labels(data)
+
+
+def _warn(data: FederatedData, text: str) -> None:
+    warnings.warn(f"data {data.name}: {text}", DataWarning, stacklevel=2)
+
+
+def _pixels(data: FederatedData) -> str:
+    """What the inputs are if they look like pixels from 0 to 255; else ``""``."""
+    x = data.x
+    images = len(x.shape) >= 3 and min(x.shape[1:3]) >= SIDE
+    if images and x.dtype == np.uint8:
+        return "uint8 images come to the model as numbers up to 255"
+    side = math.isqrt(x.shape[1]) if len(x.shape) == 2 else 0
+    vectors = side >= SIDE and x.shape[1] in (side**2, 3 * math.isqrt(x.shape[1] // 3) ** 2)
+    if not (images or vectors) or not isinstance(x, np.ndarray) or data.streamed or x.dtype.kind not in "iuf":
+        return ""
+    seen = x[:: max(1, len(x) // SAMPLE)][:SAMPLE].astype(np.float64)
+    low, high = float(seen.min()), float(seen.max())
+    whole = bool((seen == np.rint(seen)).all())
+    if not 0 <= low <= high <= 255 or high <= (BRIGHT if images else WHITE) or not (images or whole):
+        return ""
+    return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled"
+
+
+def _warn_of_labels(data: FederatedData) -> None:
+    """Warn of labels that begin at 1, and of test labels that are in no client's training part."""
+    trained = _counts(data, data.y[data.order[spans(data.offset, data.size)]])
+    tested = _counts(data, np.asarray(data.test_y))
+    if trained is None or tested is None:
+        return
+    used = np.flatnonzero(trained + tested)
+    if used[0] > 0 and used[-1] == len(trained) - 1:
+        text = f"labels are from {used[0]} to {used[-1]}, but the first class is 0: the model has {len(trained)} outputs"
+        _warn(data, f"{text}, and no example of class 0; pass y - {used[0]} if classes are numbered from {used[0]}")
+    unseen = np.flatnonzero((tested > 0) & (trained == 0))
+    if len(unseen) > 0:
+        labels = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
+        text = f"{tested[unseen].sum()} of {tested.sum()} test examples have a label that no client trains ({labels})"
+        _warn(data, f"{text}: no run can learn it")
+
+
+def _counts(data: FederatedData, labels: np.ndarray) -> np.ndarray | None:
+    """The examples of each class, int64[C]; None with too many classes to count."""
+    classes = int(data.num_classes or 0)
+    return np.bincount(labels, minlength=classes) if classes <= 10**6 else None

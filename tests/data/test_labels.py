@@ -1,0 +1,200 @@
+"""Labels of any integer type, from every reader: kept exactly as int32, or refused by name where int32 cannot hold them."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedjax_async.data import (
+    Dataset,
+    check_data,
+    federate,
+    from_arrays,
+    from_torch,
+    generated,
+    load,
+    open_folder,
+    write_clients,
+    write_folder,
+)
+from fedjax_async.data.tfds import _stack
+from tests.data.test_formats import leaf_file, saved
+
+X = np.ones((2, 3), np.float32)
+
+
+def table(y):
+    return pa.table({"x": [[1.0, 2.0]] * 2, "y": pa.array(y)})
+
+
+def in_parquet(folder, y):
+    pq.write_table(table(y), folder / "a.parquet")
+    return load(f"parquet:path={folder / 'a.parquet'},x=x,y=y")
+
+
+def in_hugging_face(folder, y):
+    return load(f"hugging_face:path={saved(folder / 'hf', table(y))},x=x,y=y")
+
+
+def in_flower(folder, y):
+    saved(folder / "parts" / "partition_0", table(y))
+    return load(f"flower:path={folder / 'parts'},x=x,y=y")
+
+
+def in_tff(folder, y):
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["examples/a/pixels"], file["examples/a/label"] = X, y
+    return load(f"tff:path={folder / 'a.h5'}")
+
+
+def in_leaf(folder, y):
+    leaf_file(folder / "a.json", {"a": {"x": X.tolist(), "y": y.tolist()}})
+    return load(f"leaf:task=vectors,path={folder / 'a.json'}")
+
+
+def of_arrays(folder, y):
+    return from_arrays([(X, y)], (X, y))
+
+
+def of_torch(folder, y):
+    items = list(zip(X, y))
+    return from_torch([items], items)
+
+
+def of_data_set(folder, y):
+    return federate(Dataset("own", X, y, X, y), "iid", 1)
+
+
+def of_data(folder, y):
+    data = from_arrays([(X, np.array([0, 1]))], (X, np.array([0, 1])))
+    return check_data(data._replace(y=y, num_classes=2**31))
+
+
+def of_a_test_set(folder, y):
+    data = from_arrays([(X, np.array([0, 1]))], (X, np.array([0, 1])))
+    return check_data(data._replace(test_y=y, num_classes=2**31))._replace(y=y)
+
+
+def in_a_folder(folder, y):
+    write_clients(folder / "f", [(X, y, np.array([2]))], test_x=X, test_y=y, num_classes=2**31)
+    return check_data(open_folder(folder / "f"))
+
+
+def of_virtual(folder, y):
+    data = generated(lambda _, client, position: (X[0], client), sizes=[2], test_x=X, test_y=y, num_classes=2**31)
+    return check_data(data)._replace(y=np.asarray(data.test_y))
+
+
+def of_tfds(folder, y):
+    source = [{"image": np.zeros((2, 2, 1), np.uint8), "label": one} for one in y]
+    return of_arrays(folder, _stack("made up", source)[1])
+
+
+READERS = [
+    in_parquet, in_hugging_face, in_flower, in_tff, in_leaf, of_arrays, of_torch, of_data_set, of_data, of_a_test_set,
+    in_a_folder, of_virtual, of_tfds,
+]  # fmt: skip
+WRONG = [
+    np.array([0, 2**31]),
+    np.array([0, 2**32]),  # int32 would wrap it to 0
+    np.array([0, 2**40]),
+    np.array([0, -1]),
+    np.array([0, -(2**40)]),
+    np.array([0, 2**32 + 1], np.uint64),
+    np.array([0, 2**63], np.uint64),
+    np.array([0, 2**31], np.uint32),
+    np.array([0, -1], np.int8),
+]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_label_that_int32_cannot_hold_is_refused_with_its_place(tmp_path, reader):
+    for number, y in enumerate(WRONG):
+        if reader is of_tfds and y.dtype == np.uint64 and y[1] >= 2**63:
+            continue  # an item of TFDS has a label of int64
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shown = re.escape(str(float(y[1]) if reader is in_leaf else y[1]))  # LEAF's files have no integers
+        with pytest.raises(ValueError, match=rf"\[1\] = {shown}: ") as error:
+            reader(folder, y)
+        said = str(error.value)
+        assert "\n" not in said and ("a label from 0 to" in said or "a whole number from 0 to 2147483647" in said)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.int64, np.uint64])
+def test_labels_of_any_integer_type_are_kept(tmp_path, reader, kind):
+    y = np.array([0, min(2**31 - 1, np.iinfo(kind).max)], kind)
+    found = np.asarray(reader(tmp_path, y).y)
+    assert found.tolist() == y.tolist() and found.astype(np.int32).tolist() == y.tolist()
+
+
+def test_whole_floats_are_labels_in_leaf_and_targets_elsewhere(tmp_path):
+    y = np.array([0.0, 3.0])
+    assert in_leaf(tmp_path, y).y.dtype == np.int32
+    for reader in (in_parquet, in_tff, of_arrays, of_data_set):
+        found = reader(tmp_path, y)
+        assert found.y.dtype.kind == "f" and found.y.tolist() == [0, 3] and found.num_classes is None
+
+
+def test_more_classes_than_labels_of_int32_are_refused(tmp_path):
+    y, most = np.array([0, 1]), r"num_classes = 2147483649: must be a whole number from 1 to 2147483648"
+    with pytest.raises(ValueError, match=most):
+        from_arrays([(X, y)], (X, y), num_classes=2**31 + 1)
+    with pytest.raises(ValueError, match=most):
+        write_clients(tmp_path / "f", [(X, y, [2])], test_x=X, test_y=y, num_classes=2**31 + 1)
+    with pytest.raises(ValueError, match=most):
+        check_data(of_arrays(tmp_path, y)._replace(num_classes=2**31 + 1))
+
+
+def test_integers_that_are_no_labels_do_not_wrap_either(tmp_path):
+    """Ids and times as inputs, and whole numbers as targets without classes: the device keeps 32 bits of them."""
+    good = np.array([[0], [-(2**31)]])
+    for x in (good, np.array([[0], [2**32 - 1]], np.uint64)):
+        assert from_arrays([(x, X)], (x, X)).x.tolist() == x.tolist()
+    for wrong in (np.array([[0], [2**31]]), np.array([[0], [-(2**31) - 1]]), np.array([[0], [2**32]], np.uint64)):
+        message = rf"x\[1, 0\] = {wrong[1, 0]}: must be from (-2147483648 to 2147483647|0 to 4294967295), or a float"
+        with pytest.raises(ValueError, match=message):
+            from_arrays([(wrong, X)], (wrong, X))
+        with pytest.raises(ValueError, match=message):
+            write_clients(tmp_path / "x", [(wrong, X, [2])], test_x=wrong, test_y=X)
+        with pytest.raises(ValueError, match=message.replace("x", "y", 1)):
+            write_folder(tmp_path / "y", of_arrays(tmp_path, X)._replace(y=wrong, test_y=wrong))
+    assert not list(tmp_path.iterdir())
+
+
+ONE_HOT, TRUTHS, FLOATS = np.eye(2)[[0, 1]], np.array([False, True]), np.array([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("y", "remedy"),
+    [
+        (ONE_HOT, "these are one-hot rows: pass y.argmax(axis=1)"),
+        (ONE_HOT.astype(np.float32), "these are one-hot rows: pass y.argmax(axis=1)"),
+        (ONE_HOT.astype(bool), "these are one-hot rows: pass y.argmax(axis=1)"),
+        (ONE_HOT.astype(int), "must be labels: pass y.argmax(axis=1)"),
+        (TRUTHS, "these are truth values: pass y.astype(int)"),
+        (FLOATS, "these are labels as floats: pass y.astype(int)"),
+    ],
+)
+def test_targets_that_are_not_labels_yet_are_told_what_they_are(y, remedy):
+    dataset = Dataset("own", X, y, X, y)
+    calls = [lambda: federate(dataset, "dirichlet", 1), lambda: federate(dataset._replace(num_classes=2), "iid", 1)]
+    calls += [lambda: from_arrays([(X, y)], (X, y), num_classes=2)]
+    if y.dtype.kind == "i":  # which would otherwise be taken for sequences of labels
+        calls += [lambda: from_arrays([(X, y)], (X, y)), lambda: federate(dataset, "iid", 1)]
+    for call in calls:
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value).endswith(remedy) and "\n" not in str(error.value)
+
+
+def test_labels_from_1_to_the_number_of_classes_are_told_where_labels_begin():
+    y = np.array([1, 2])
+    with pytest.raises(ValueError, match=r"= 2: must be a label from 0 to 1; labels count from 0: pass y - 1$"):
+        from_arrays([(X, y)], (X, y), num_classes=2)
