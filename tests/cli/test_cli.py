@@ -173,6 +173,24 @@ def test_plan_trains_nothing(capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_paths_with_commas_and_plus_signs_are_quoted(capsys, tmp_path):
+    folder = tmp_path / "a, b+drop"
+    folder.mkdir()
+    for name, text in {
+        "delay.csv": "client,mean,std\n0,1,0\n1,1,0\n",
+        "online.csv": "client,start,end\n0,0,9\n1,0,9\n",
+        "shares.csv": f"id,{','.join(map(str, range(10)))}\n0{',3' * 10}\n1{',1' * 10}\n",
+    }.items():
+        (folder / name).write_text(text)
+    out = ok(
+        capsys, "plan", "--clients", "2", "--updates", "8", "--steps", "1",
+        "--delay", f"csv:path='{folder}/delay.csv',reference_steps=1",
+        "--availability", f'csv:path="{folder}/online.csv",repeat=9+leaves:share=0.5,by=100',
+        "--partition", f'table:path="{folder}/shares.csv"',
+    )  # fmt: skip
+    assert "8 updates, 8 server steps" in out.splitlines()[0]
+
+
 def test_list_describes_every_name(capsys):
     lines = ok(capsys, "list", "--options").splitlines()
     described = {line.split()[0] for line in lines if line.startswith("  ") and len(line.split()) > 3}
@@ -235,6 +253,10 @@ BAD = {
     "an unknown decay": (("--decay", "cosin"), "did you mean 'cosine'?"),
     "an unknown option of a name": (("--method", "fedasync:mixin=0.5"), "did you mean 'mixing'?"),
     "an option without a value": (("--delay", "constant:mean"), "key=value"),
+    "a partition's number without its name": (("--partition", "dirichlet:0.3"), "as in dirichlet:alpha=0.3 (options:"),
+    "a fault's number without its name": (("--faults", "drop:0.1"), "as in drop:probability=0.1 (options: probability)"),
+    "a data set's path without its name": (("--dataset", "parquet:a.parquet"), "as in parquet:path=a.parquet (options"),
+    "a comma in a path": (("--delay", "csv:path=a,b.csv"), '; a value that has a comma is quoted: path="a,b.csv"'),
     "a negative delay": (("--delay", "constant:mean=-1"), "mean = -1: must be a finite number > 0"),
     "a delay of zero": (("--delay", "lognormal:mean=0"), "mean = 0: must be a finite number > 0"),
     "a negative alpha": (("--partition", "dirichlet:alpha=-0.1"), "alpha = -0.1: must be a finite number > 0"),

@@ -56,6 +56,12 @@ def file(tmp_path):
     return path
 
 
+def test_a_byte_order_mark_is_no_part_of_the_table(file):
+    plain = sweep_file.sweep_content(file)
+    file.write_bytes("\ufeff".encode() + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert sweep_file.sweep_content(file) == plain
+
+
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take longer than everything else."""

@@ -192,6 +192,8 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
         ("client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
         ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
         ("client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
+        ("client;start;end\n0;1;2\n", "not a table (separated by semicolons, but must be by commas, with a point in"),
+        ("client\tstart\tend\n0\t1,5\t2\n", "not a table (separated by tabs, but must be by commas"),
     ],
 )
 def test_anything_amiss_in_a_trace_is_a_one_line_error(tmp_path, text, message):

@@ -141,6 +141,19 @@ def test_damaged_columns_are_found(tmp_path, change, message):
         load_schedule(path)
 
 
+def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path):
+    path = tmp_path / "trace.csv"
+    save_schedule_csv(path, some())
+    text = path.read_text()
+    for changed in ("\ufeff" + text.replace("\n", "\r\n"), text.replace(",", ", ")):
+        path.write_text(changed, newline="")
+        for found, wanted in zip(load_schedule_csv(path), some(), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    path.write_text(text.replace(",", ";"))
+    with pytest.raises(ValueError, match="Error: separated by semicolons, but must be by commas"):
+        load_schedule_csv(path)
+
+
 def test_a_table_from_before_the_outcomes_names_what_is_missing(tmp_path):
     path = tmp_path / "trace.csv"
     save_schedule_csv(path, some())

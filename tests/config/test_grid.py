@@ -106,11 +106,26 @@ def test_a_grid_comes_back_from_toml(grid, quoted):
         assert found == expected
 
 
-@given(st.sampled_from(["momentum", "b_1"]), st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()))
+OPTIONS = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.sampled_from(["a,b.csv", "a, 'b'.csv"]))
+
+
+@given(st.sampled_from(["momentum", "b_1"]), OPTIONS)
 def test_an_option_reads_back(key, value):
-    for spec in ("sgd", "sgd:momentum=0.5", "sgd:a=1,b_1=x,momentum=2"):
+    for spec in ("sgd", "sgd:momentum=0.5", "sgd:a=1,b_1=x,momentum=2", "sgd:a='x,y',b_1=3"):
         name, options = registry.parse_spec("spec", with_option(spec, key, value))
         assert name == "sgd" and options == registry.parse_spec("spec", spec)[1] | {key: value}
+
+
+def test_a_path_with_a_comma_is_swept_and_shown():
+    paths = ["a,b.csv", "c.csv"]
+    base = {"updates": 9, "delay": "csv:path='d,e.csv',family=gamma"}
+    points = expand(base, {"delay.path": paths})
+    assert [point.settings.delay for point in points] == [
+        'csv:path="a,b.csv",family=gamma',
+        "csv:path=c.csv,family=gamma",
+    ]
+    shown = [values_of(point.settings, ["delay", "delay.path"]) for point in points]
+    assert shown == [{"delay": "csv:family=gamma", "delay.path": path} for path in paths]
 
 
 def test_points_stand_beside_the_grid_and_may_be_small_grids():

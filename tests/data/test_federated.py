@@ -99,11 +99,37 @@ def test_bad_input(change, message):
         ({"num_classes": 2}, "numbered.y"),
         ({"groups": np.zeros(3, np.int32)}, "numbered.groups"),
         ({"test_x": np.zeros((0, 1), np.uint8), "test_y": np.zeros(0, np.int32)}, "has no test set"),
+        ({"test_x": None, "test_y": None}, "numbered.test_x = None: must be an array; both are left out for a data set"),
+        ({"test_y": None}, "numbered.test_y = None: must be an array"),
+        ({"test_y": [0] * 6}, "numbered.test_y = 'list': must be a NumPy or JAX array"),
     ],
 )
 def test_inconsistent_data_sets(fields, message):
     with pytest.raises(ValueError, match=message):
         federate(numbered(**fields), "iid", num_clients=4)
+
+
+def test_a_data_set_without_a_test_set():
+    for y in (np.arange(60) % 3, np.linspace(0, 1, 60)):
+        alone = Dataset("alone", np.zeros((60, 2), np.float32), y)
+        allowed = r"^test_fraction = None: must be given, such as 0.2: the data set alone has no test set \(test_x and"
+        with pytest.raises(ValueError, match=allowed):
+            federate(alone, "iid", 3)
+        assert len(federate(alone, "iid", 3, test_fraction=0.2).test_x) == 12
+
+
+def test_too_few_examples_for_the_parts_of_a_client_name_min_size():
+    def sizes(min_size, **fractions):
+        return federate(numbered(), f"power_law:exponent=3,min_size={min_size}", 10, **fractions).size.min()
+
+    for fractions, needed in (({"validation_fraction": 0.1}, 2), ({"test_fraction": 0.1}, 2)):
+        with pytest.raises(ValueError, match=rf"but client \d has 1: ask for .* min_size={needed} in the partition, as in"):
+            sizes(1, **fractions)
+        assert sizes(2, **fractions) == 1
+    both = {"validation_fraction": 0.1, "test_fraction": 0.1}
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0.1: .* min_size=3 in the partition"):
+        sizes(2, **both)
+    assert sizes(3, **both) == 1
 
 
 def test_decoder_and_classes_may_be_left_out():

@@ -18,6 +18,7 @@ from fedjax_async.data.characters import codes, text_of
 from fedjax_async.data.formats import FORMATS
 
 RNG = np.random.default_rng(0)
+MARK = "\ufeff".encode()  # the byte order mark
 
 
 def owners(data):
@@ -83,6 +84,8 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": {"['a']": GOOD["u"]}, "users": [["a"]]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
+        (json.dumps({"user_data": GOOD, "num_samples": []}), "num_samples = '0 numbers': must be a list of 1, one number"),
+        (json.dumps({"user_data": GOOD, "num_samples": 3}), "num_samples = 'a int': must be a list of 1, one number"),
         (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
         (
             json.dumps({"user_data": {"u": {"x": [[0.5] * 784], "y": [62]}}}),
@@ -104,6 +107,54 @@ def test_damaged_files_of_leaf(tmp_path, content, message):
     file = tmp_path / "all.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     refused(f"leaf:path={file}", message)
+
+
+def test_users_of_leaf_without_examples_are_left_out(tmp_path):
+    texts = {"x": ["a" * 80], "y": ["b"]}
+    tweets = {"x": [["1", "Mon", "NO_QUERY", "ann", "so happy!"]], "y": [1]}
+    vectors = {"x": [[1.5]], "y": [4]}
+    for task, own in {"femnist": GOOD["u"], "vectors": vectors, "shakespeare": texts, "sent140": tweets}.items():
+        for part in ("train", "test"):
+            users = {"none": {"x": [], "y": []}, "one": own, "last": {"x": [], "y": []}}
+            leaf_file(tmp_path / task / part / "a.json", users)
+        dataset = load(f"leaf:task={task},path={tmp_path / task}")
+        assert len(dataset.x) == len(dataset.test_x) == 1
+        assert dataset.groups.tolist() == dataset.test_groups.tolist() == [0]
+    leaf_file(tmp_path / "all.json", {"none": {"x": [], "y": []}})
+    refused(f"leaf:path={tmp_path / 'all.json'}", "'no examples': must be at least one client with training examples")
+    leaf_file(tmp_path / "half.json", {"half": {"x": [], "y": [3]}})
+    refused(f"leaf:path={tmp_path / 'half.json'}", "half, x = ")
+
+
+def test_files_of_windows_are_read_by_every_format(tmp_path):
+    """With a byte order mark, which spreadsheets and Windows editors write, and its line ends."""
+    leaf_file(tmp_path / "a.json", {"a": {"x": [[1.5]], "y": [4]}})
+    (tmp_path / "a.json").write_bytes(MARK + (tmp_path / "a.json").read_bytes())
+    assert load(f"leaf:task=vectors,path={tmp_path / 'a.json'}").y.tolist() == [4]
+    pq.write_table(images_table([0, 1, 2, 1], list("abcd"))[0], tmp_path / "all.parquet")
+    for name, content in {
+        "a.csv": "example,partition\r\n3,1\r\n0,1\r\n2,0\r\n",
+        "b.csv": "example, partition\n3, 1\n\n0, 1\n2, 0\n",
+        "c.csv": ' partition , example \n 1 , "3"\n1,0\n0,2\n',
+        "d.json": json.dumps({"1": [0, 3], "0": [2]}),
+    }.items():
+        (tmp_path / name).write_bytes(MARK + content.encode())
+        found = load(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / name}")
+        assert [sorted(own) for own in owners(found)] == [[2], [0, 1]]
+    for sign, separator in {";": "semicolons", "\t": "tabs"}.items():
+        (tmp_path / "s.csv").write_text(f"example{sign}partition\n0{sign}1\n")
+        refused(
+            f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 's.csv'}",
+            f"must be a CSV file (Error: separated by {separator}, but must be by commas, with a point in decimals)",
+        )
+
+
+def test_a_path_with_a_comma_is_quoted(tmp_path):
+    file = tmp_path / "a, b.parquet"
+    pq.write_table(images_table([0, 1, 2, 1], list("abcd"))[0], file)
+    for quote in "\"'":
+        assert load(f"parquet:path={quote}{file}{quote},client=writer").groups.tolist() == [0, 1, 2, 3]
+    refused(f"parquet:path={file},client=writer", f'; a value that has a comma is quoted: path="{file}"')
 
 
 def test_missing_files_and_names_are_told(tmp_path):

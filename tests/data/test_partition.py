@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.data import client_rows, fashion_mnist_6k, federate
 from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
@@ -319,6 +320,50 @@ def test_a_table_of_counts_is_met_exactly_and_shares_in_proportion():
             deal_table(wrong, labels)
     with pytest.raises(ValueError, match="num_clients = 3: must be 2, the rows of"):
         PARTITIONERS["table"](path=table_file(counts))(labels, 3, np.random.default_rng(0))
+
+
+def test_the_header_of_a_table_orders_its_columns():
+    labels = np.array([0, 0, 1, 1, 1, 2]) * 2  # labels 0, 2, 4
+    names = ("cat", "unused", "dog", "too", "emu")
+    rng = np.random.default_rng(0)
+
+    def dealt(header, *rows, names=names):
+        path = table_file(np.zeros((1, 1), int))
+        path.write_text("".join(f"{line}\n" for line in (header, *rows)))
+        return class_table(PARTITIONERS["table"](path=path, class_names=names)(labels, 2, rng), labels)[:, ::2].tolist()
+
+    wanted = [[2, 1, 0], [0, 2, 1]]
+    for given in (names, None):
+        assert dealt("id,0,2,4", "0,2,1,0", "1,0,2,1", names=given) == wanted
+        assert dealt("id,4,0,2", "0,0,2,1", "1,1,0,2", names=given) == wanted
+        assert dealt("id,10,9,8", "0,0,1,2", "1,1,2,0", names=given) == wanted  # by their order
+    assert dealt("id,cat,dog,emu", "0,2,1,0", "1,0,2,1") == wanted
+    assert dealt("id, emu, cat ,dog", "0,0,2,1", "1,1,0,2") == wanted
+    assert dealt("id,10,2,1", "0,1,2,0", "1,2,0,1", names=("2", "x", "10", "y", "1")) == wanted  # names of classes
+    for header, given, message in [
+        ("id,cat,cow,emu", names, r"classes = \['cow'\]: must be those of the data set, cat, unused, dog, too, emu"),
+        ("id,cat,1,2", names, r"classes = \['1', '2'\]: must be those of the data set"),
+        ("id,cat,dog,emu", None, r"classes = \['cat', 'dog', 'emu'\]: must be numbers, as the data set names no"),
+        ("id,cat,unused,emu", names, r"labels of its classes = \[0, 1, 4\]: must be those with examples, \[0, 2, 4\]"),
+        ("id,cat,dog,dog", names, r"classes = \['cat', 'dog', 'dog'\]: must be different"),
+        ("id,1,1,2", None, r"classes = \['1', '1', '2'\]: must be different"),
+        ("id;cat;dog", names, r"as a table \(Error: separated by semicolons, but must be by commas"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            dealt(header, "0,2,1,0", "1,1,2,1", names=given)
+
+
+def test_data_sets_pass_the_names_of_their_classes_to_a_table(tmp_path):
+    path, dataset = tmp_path / "shares, new.csv", fashion_mnist_6k()
+    names = list(dataset.class_names)
+    assert names[0] == "T-shirt/top" and names[9] == "Ankle boot"
+    path.write_text(f"id,{','.join(names[::-1])}\n0,1{',0' * 9}\n1,0{',1' * 9}\n")
+    data = federate(dataset, f"table:path='{path}'", 2)
+    assert set(dataset.y[client_rows(data, 0)]) == {9}
+    with pytest.raises(ValueError, match="must be numbers, as the data set names no classes"):
+        federate(dataset._replace(class_names=None), f"table:path='{path}'", 2)
+    with pytest.raises(ValueError, match=r"class_names = '3 names': must be 10 names, one per class"):
+        federate(dataset._replace(class_names=("a", "b", "c")), "iid", 2)
 
 
 def deal_table(shares, labels):

@@ -1,0 +1,95 @@
+"""Data that look as if a step of their preparation was forgotten: a run warns, once for each thing."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, named, registry
+from fedjax_async.config import prepare
+from fedjax_async.data import Dataset, Identity, decode, fashion_mnist_6k, federate, from_arrays, load
+from fedjax_async.data.looks import DataWarning, warn_of_looks
+
+RNG = np.random.default_rng(0)
+Y = np.arange(60) % 3
+IMAGES = RNG.random((60, 8, 9, 1)).astype(np.float32)
+
+
+def said(x=IMAGES, y=Y, test_y=Y, **fields):
+    """What is said about data of one client, without their name."""
+    data = from_arrays([(x, y)], (x, test_y))._replace(**fields)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_of_looks(data)
+    assert all(issubclass(one.category, DataWarning) for one in found)
+    lines = [str(one.message) for one in found]
+    assert all(line.startswith("data own: ") and "\n" not in line for line in lines)
+    return [line.removeprefix("data own: ") for line in lines]
+
+
+def test_good_data_are_not_remarked_on():
+    standardised = 3 * RNG.standard_normal((60, 8, 9, 3)).astype(np.float32)
+    counts = np.rint(100 * RNG.random((60, 64))).astype(np.float32)
+    tokens = RNG.integers(0, 82, (60, 80)).astype(np.uint8)
+    for x in (IMAGES, (255 * IMAGES).astype(np.uint8), standardised, counts, tokens, 16 * IMAGES, 300 * IMAGES[:, 0]):
+        assert said(x) == []
+    for data in (federate(fashion_mnist_6k(), "iid", 10), load("population").deal(5, 0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warn_of_looks(data)
+
+
+PIXELS = "like pixels that are not scaled: divide them by 255, pass images as uint8, or set normalise='training'"
+
+
+def test_pixels_that_are_not_scaled():
+    for x in (255 * IMAGES, np.rint(255 * IMAGES).astype(np.int32), np.rint(255 * IMAGES).reshape(60, -1)[:, :64]):
+        (line,) = said(x)
+        assert line == f"the inputs are numbers from {x.min():g} to {x.max():g}, {PIXELS}"
+    raw = (255 * IMAGES).astype(np.uint8)
+    assert said(raw, decode=decode.as_is)[0].startswith("uint8 images come to the model as numbers up to 255: divide")
+    assert said(raw, decode=decode.as_is, streamed=True) != []  # seen without reading a value
+    assert said(255 * IMAGES, streamed=True) == []
+    assert said(255 * IMAGES, decode=lambda x: x / 255) == []  # a decoder of one's own
+
+
+def test_channels_first():
+    (line,) = said(RNG.random((60, 3, 32, 32)))
+    assert line == (
+        "rows of shape [3, 32, 32] look like images with the channels first; the models take them last: "
+        "np.moveaxis(x, 1, -1)"
+    )
+    assert len(said(np.zeros((60, 1, 28, 28), np.uint8))) == 1
+    assert said(RNG.random((60, 3, 32, 3))) == said(RNG.random((60, 3, 4, 5))) == []
+
+
+def test_labels_that_begin_at_one():
+    (line,) = said(y=Y + 1, test_y=Y + 1)
+    assert line.startswith("labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of")
+    assert line.endswith("pass y - 1 if classes are numbered from 1")
+    assert said(y=Y + 1, test_y=Y + 1, num_classes=9) == []  # the classes were counted elsewhere
+    assert said(y=np.stack([Y + 1, Y + 1], 1), test_y=np.stack([Y + 1, Y + 1], 1)) == []  # 0 is padding
+
+
+def test_test_labels_that_no_client_trains():
+    (line,) = said(y=np.minimum(Y, 1))
+    assert line == "20 of 60 test examples have a label that no client trains (2): no run can learn it"
+    (line,) = said(y=np.minimum(Y, 1), test_y=np.arange(60) % 10)
+    assert "48 of 60 test examples" in line and "(2, 3, 4, 5, 6, ...)" in line
+    order, size = np.flatnonzero(Y != 2).astype(np.int32), np.int32([40])
+    assert len(said(order=order, size=size)) == 1  # rows that no client owns do not count
+    assert len(said(order=Identity((60,)))) == 0
+    assert said(y=Y.astype(np.float32), test_y=Y + 0.5) == []
+
+
+def test_a_run_says_it_and_normalised_inputs_are_fine():
+    dataset = named("own", Dataset("own", 255 * IMAGES, Y, 255 * IMAGES, Y))
+    for method in ("fedasync", "pushcen"):
+        run = Settings(method=method, dataset=dataset, model="logistic", clients=4, updates=2, partition="iid")
+        registry.forget()
+        with pytest.warns(DataWarning, match="^data own: the inputs are numbers from"):
+            prepare(run)
+        prepare(replace(run, normalise="training"))
