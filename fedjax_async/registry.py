@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import itertools
 import re
 import types
 import typing
@@ -86,10 +87,7 @@ def is_plain_number(text: str) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, a quoted text -> what is between the quotes.
-
-    Any other text stays as it is.
-    """
+    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text, without quotes around it."""
     if re.fullmatch(_QUOTED, text):
         return text[1:-1]
     plain = {"true": True, "false": False, "none": None}
@@ -117,7 +115,7 @@ def split(spec: str, separator: str) -> list[str]:
     """
     plain = _QUOTED_VALUE.sub(lambda found: "q" * len(found[0]), spec)
     cuts = [(0, 0), *(found.span() for found in re.finditer(separator, plain)), (len(spec), len(spec))]
-    return [spec[end:start] for (_, end), (start, _) in zip(cuts, cuts[1:])]
+    return [spec[end:start] for (_, end), (start, _) in itertools.pairwise(cuts)]
 
 
 def items_of(spec: str) -> list[str]:
@@ -126,7 +124,7 @@ def items_of(spec: str) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text as the value of an option, in quotes if it has a comma; ``ValueError`` for a text that has both quotes too.
+    """A text as the value of an option, in quotes if it has a comma; ``ValueError`` if it has both kinds of quotes too.
 
     >>> quoted("a.csv"), quoted("a,b.csv"), parse_spec("delay", "csv:path=" + quoted("a,b.csv"))
     ('a.csv', '"a,b.csv"', ('csv', {'path': 'a,b.csv'}))
@@ -148,7 +146,9 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Any] | None = None) 
     for item in items_of(spec):
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated{_hint(kind, spec, registry)}")
+            raise ValueError(
+                f"{kind} = {spec!r}: options are written key=value, comma-separated{_hint(kind, spec, registry)}"
+            )
         key = key.strip().replace("-", "_")
         if key in options:
             raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")

@@ -34,7 +34,8 @@ EPILOG = """examples:
   fedjax-async data fetch mnist
 
 A name takes options after a colon: NAME:key=value,key=value. A method may be joined with server parts and a timing:
-METHOD+PART@TIMING. `fedjax-async list --options` shows all names and their options.
+METHOD+PART@TIMING. `fedjax-async list --options` shows all names and their options. A value with a comma or a + is
+quoted, also from the shell: --dataset 'parquet:path="a,b.parquet"'.
 
 words:
   job          the local training of one client, from dispatch to upload

@@ -105,7 +105,9 @@ def online_intervals(file: str | Path, clients: int | None = None) -> list[tuple
         active, inactive = (_times(f"{where}: {name}", own.get(name)) for name in ("active", "inactive"))
         require(len(active) == len(inactive), f"{where}: active", len(active), f"{len(inactive)} times, as in inactive")
         changes = [moment for pair in zip(active, inactive) for moment in pair]
-        require(changes == sorted(changes), f"{where}: active and inactive", changes[:6], "in turn, in increasing order")
+        require(
+            changes == sorted(changes), f"{where}: active and inactive", changes[:6], "in turn, in increasing order"
+        )
         online = [(a, min(b, end)) for a, b in zip(active, inactive) if a < min(b, end)]
         if online:
             recorded.append((online, end))
@@ -113,7 +115,9 @@ def online_intervals(file: str | Path, clients: int | None = None) -> list[tuple
             never.append(device)
     allowed = "from active to inactive for some seconds before finish_time, for at least one device"
     require(len(recorded) > 0, f"'{file}'", f"{len(never)} devices that are never online", allowed)
-    require(len(recorded) >= (clients or 1), "clients", clients, f"at most {len(recorded)}, the devices online in '{file}'")
+    require(
+        len(recorded) >= (clients or 1), "clients", clients, f"at most {len(recorded)}, the devices online in '{file}'"
+    )
     if never:
         shown = ", ".join(never[:3]) + (", ..." if len(never) > 3 else "")
         text = f"'{file}': {len(never)} devices that are never online are left out ({shown})"

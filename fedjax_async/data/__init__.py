@@ -12,6 +12,7 @@ own. :func:`check_data` (``checking.py``) checks the result of either before a r
 - model inputs: ``decode.py`` makes them from raw rows, ``normalise.py`` standardises them with other constants,
   ``augment.py`` changes training images at random;
 - files of other projects (LEAF, TFF, Flower ...), and data sets of PyTorch: ``formats/``;
+- warnings of data that look unprepared: ``looks.py``; tables of class shares: ``shares.py``;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 

@@ -124,7 +124,7 @@ def remedy(y: Any) -> str:
 
 
 def layout(shape: Sequence[int]) -> str:
-    """The end of a message about inputs of ``shape`` (one example): whether the channels seem to come first; else ``""``.
+    """The end of a message about inputs of ``shape`` (one example) whose channels seem to come first; else ``""``.
 
     >>> layout((3, 32, 32))
     '; rows of shape [3, 32, 32] look like images with the channels first: pass np.moveaxis(x, 1, -1)'
@@ -236,9 +236,13 @@ def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -
 
 def check_fits(name: str, array: Any) -> None:
     """Raise ``ValueError`` for the first integer that the device's 32 bits cannot hold; there they would wrap."""
-    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and not jax.config.jax_enable_x64:
+    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and not _keeps_64_bits():
         low, high = (0, 2**32 - 1) if array.dtype.kind == "u" else (-LARGEST - 1, LARGEST)
         _check_range(name, array, high, f"from {low} to {high}, or a float: integers have 32 bits", low)
+
+
+def _keeps_64_bits() -> bool:
+    return bool(jnp.result_type(int) == jnp.int64)
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partiti
 from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
 
-
 _NO_TEST = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 

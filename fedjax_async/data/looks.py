@@ -66,7 +66,9 @@ def _warn_of_labels(data: FederatedData) -> None:
         return
     used = np.flatnonzero(trained + tested)
     if used[0] > 0 and used[-1] == len(trained) - 1:
-        text = f"labels are from {used[0]} to {used[-1]}, but the first class is 0: the model has {len(trained)} outputs"
+        text = (
+            f"labels are from {used[0]} to {used[-1]}, but the first class is 0: the model has {len(trained)} outputs"
+        )
         _warn(data, f"{text}, and no example of class 0; pass y - {used[0]} if classes are numbered from {used[0]}")
     unseen = np.flatnonzero((tested > 0) & (trained == 0))
     if len(unseen) > 0:

@@ -254,7 +254,10 @@ BAD = {
     "an unknown option of a name": (("--method", "fedasync:mixin=0.5"), "did you mean 'mixing'?"),
     "an option without a value": (("--delay", "constant:mean"), "key=value"),
     "a partition's number without its name": (("--partition", "dirichlet:0.3"), "as in dirichlet:alpha=0.3 (options:"),
-    "a fault's number without its name": (("--faults", "drop:0.1"), "as in drop:probability=0.1 (options: probability)"),
+    "a fault's number without its name": (
+        ("--faults", "drop:0.1"),
+        "as in drop:probability=0.1 (options: probability)",
+    ),
     "a data set's path without its name": (("--dataset", "parquet:a.parquet"), "as in parquet:path=a.parquet (options"),
     "a comma in a path": (("--delay", "csv:path=a,b.csv"), '; a value that has a comma is quoted: path="a,b.csv"'),
     "a negative delay": (("--delay", "constant:mean=-1"), "mean = -1: must be a finite number > 0"),

@@ -163,7 +163,10 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
         ),
         (
             "behaviour",
-            {"a": {"finish_time": 9, "active": [9], "inactive": [12]}, "b": {"finish_time": 9, "active": [3], "inactive": [3]}},
+            {
+                "a": {"finish_time": 9, "active": [9], "inactive": [12]},
+                "b": {"finish_time": 9, "active": [3], "inactive": [3]},
+            },
             "2 devices that are never online': must be from active to inactive for some seconds",
         ),
         ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),

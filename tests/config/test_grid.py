@@ -106,7 +106,9 @@ def test_a_grid_comes_back_from_toml(grid, quoted):
         assert found == expected
 
 
-OPTIONS = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.sampled_from(["a,b.csv", "a, 'b'.csv"]))
+OPTIONS = st.one_of(
+    st.integers(), st.floats(allow_nan=False), st.booleans(), st.sampled_from(["a,b.csv", "a, 'b'.csv"])
+)
 
 
 @given(st.sampled_from(["momentum", "b_1"]), OPTIONS)

@@ -99,7 +99,10 @@ def test_bad_input(change, message):
         ({"num_classes": 2}, "numbered.y"),
         ({"groups": np.zeros(3, np.int32)}, "numbered.groups"),
         ({"test_x": np.zeros((0, 1), np.uint8), "test_y": np.zeros(0, np.int32)}, "has no test set"),
-        ({"test_x": None, "test_y": None}, "numbered.test_x = None: must be an array; both are left out for a data set"),
+        (
+            {"test_x": None, "test_y": None},
+            "numbered.test_x = None: must be an array; both are left out for a data set",
+        ),
         ({"test_y": None}, "numbered.test_y = None: must be an array"),
         ({"test_y": [0] * 6}, "numbered.test_y = 'list': must be a NumPy or JAX array"),
     ],
@@ -123,7 +126,9 @@ def test_too_few_examples_for_the_parts_of_a_client_name_min_size():
         return federate(numbered(), f"power_law:exponent=3,min_size={min_size}", 10, **fractions).size.min()
 
     for fractions, needed in (({"validation_fraction": 0.1}, 2), ({"test_fraction": 0.1}, 2)):
-        with pytest.raises(ValueError, match=rf"but client \d has 1: ask for .* min_size={needed} in the partition, as in"):
+        with pytest.raises(
+            ValueError, match=rf"but client \d has 1: ask for .* min_size={needed} in the partition, as in"
+        ):
             sizes(1, **fractions)
         assert sizes(2, **fractions) == 1
     both = {"validation_fraction": 0.1, "test_fraction": 0.1}

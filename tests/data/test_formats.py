@@ -84,7 +84,10 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": {"['a']": GOOD["u"]}, "users": [["a"]]}), "users = 'others than the 1 of user_data'"),
         (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
-        (json.dumps({"user_data": GOOD, "num_samples": []}), "num_samples = '0 numbers': must be a list of 1, one number"),
+        (
+            json.dumps({"user_data": GOOD, "num_samples": []}),
+            "num_samples = '0 numbers': must be a list of 1, one number",
+        ),
         (json.dumps({"user_data": GOOD, "num_samples": 3}), "num_samples = 'a int': must be a list of 1, one number"),
         (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
         (

@@ -1,4 +1,4 @@
-"""Labels of any integer type, from every reader: kept exactly as int32, or refused by name where int32 cannot hold them."""
+"""Labels of any integer type, from every reader: kept exactly, or refused by name where int32 cannot hold them."""
 
 from __future__ import annotations
 

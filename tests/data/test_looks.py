@@ -68,7 +68,9 @@ def test_channels_first():
 
 def test_labels_that_begin_at_one():
     (line,) = said(y=Y + 1, test_y=Y + 1)
-    assert line.startswith("labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of")
+    assert line.startswith(
+        "labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of"
+    )
     assert line.endswith("pass y - 1 if classes are numbered from 1")
     assert said(y=Y + 1, test_y=Y + 1, num_classes=9) == []  # the classes were counted elsewhere
     assert said(y=np.stack([Y + 1, Y + 1], 1), test_y=np.stack([Y + 1, Y + 1], 1)) == []  # 0 is padding

@@ -333,14 +333,14 @@ def test_the_header_of_a_table_orders_its_columns():
         return class_table(PARTITIONERS["table"](path=path, class_names=names)(labels, 2, rng), labels)[:, ::2].tolist()
 
     wanted = [[2, 1, 0], [0, 2, 1]]
-    for given in (names, None):
-        assert dealt("id,0,2,4", "0,2,1,0", "1,0,2,1", names=given) == wanted
-        assert dealt("id,4,0,2", "0,0,2,1", "1,1,0,2", names=given) == wanted
-        assert dealt("id,10,9,8", "0,0,1,2", "1,1,2,0", names=given) == wanted  # by their order
+    for known in (names, None):
+        assert dealt("id,0,2,4", "0,2,1,0", "1,0,2,1", names=known) == wanted
+        assert dealt("id,4,0,2", "0,0,2,1", "1,1,0,2", names=known) == wanted
+        assert dealt("id,10,9,8", "0,0,1,2", "1,1,2,0", names=known) == wanted  # by their order
     assert dealt("id,cat,dog,emu", "0,2,1,0", "1,0,2,1") == wanted
     assert dealt("id, emu, cat ,dog", "0,0,2,1", "1,1,0,2") == wanted
     assert dealt("id,10,2,1", "0,1,2,0", "1,2,0,1", names=("2", "x", "10", "y", "1")) == wanted  # names of classes
-    for header, given, message in [
+    for header, known, message in [
         ("id,cat,cow,emu", names, r"classes = \['cow'\]: must be those of the data set, cat, unused, dog, too, emu"),
         ("id,cat,1,2", names, r"classes = \['1', '2'\]: must be those of the data set"),
         ("id,cat,dog,emu", None, r"classes = \['cat', 'dog', 'emu'\]: must be numbers, as the data set names no"),
@@ -350,7 +350,7 @@ def test_the_header_of_a_table_orders_its_columns():
         ("id;cat;dog", names, r"as a table \(Error: separated by semicolons, but must be by commas"),
     ]:
         with pytest.raises(ValueError, match=message):
-            dealt(header, "0,2,1,0", "1,1,2,1", names=given)
+            dealt(header, "0,2,1,0", "1,1,2,1", names=known)
 
 
 def test_data_sets_pass_the_names_of_their_classes_to_a_table(tmp_path):
