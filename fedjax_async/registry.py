@@ -87,7 +87,7 @@ def is_plain_number(text: str) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text, without quotes around it."""
+    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text without its quotes."""
     if re.fullmatch(_QUOTED, text):
         return text[1:-1]
     plain = {"true": True, "false": False, "none": None}

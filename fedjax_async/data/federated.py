@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_async.check import kind, require, whole
 from fedjax_async.data.checking import check_alike, check_array, check_examples
 from fedjax_async.data.decode import usual
+from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
@@ -117,6 +118,8 @@ def federate(
         require(test_fraction is None, "test_fraction", test_fraction, f"None: {dataset.name} has its own test set")
         return with_validation(dataset.deal(num_clients, seed), validation_fraction, np.random.default_rng((seed, 1)))
     check_dataset(dataset)
+    if dataset.num_classes is None:
+        warn_of_numbering(dataset.name, (dataset.y, dataset.test_y))
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedjax_async.data.checking import SIDE, layout
 from fedjax_async.data.decode import as_is, unit_images
-from fedjax_async.data.memmap import spans
 from fedjax_async.notices import RunWarning
 from fedjax_async.types import FederatedData
 
@@ -23,21 +23,21 @@ class DataWarning(RunWarning):
 
 
 def warn_of_looks(data: FederatedData) -> None:
-    """Warn of labels that begin at 1, of pixels that are not scaled, of channels that come first, of untrained labels.
+    """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 
     Values are read only where they are in memory; at most 256 rows of x are.
     """
     plain = data.decode is as_is
     if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
-        _warn(data, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
+        _warn(data.name, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
     if plain and (said := _pixels(data)):
-        _warn(data, f"{said}: divide them by 255, pass images as uint8, or set normalise='training'")
+        _warn(data.name, f"{said}: divide them by 255, pass images as uint8, or set normalise='training'")
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
 
 
-def _warn(data: FederatedData, text: str) -> None:
-    warnings.warn(f"data {data.name}: {text}", DataWarning, stacklevel=2)
+def _warn(name: str, text: str) -> None:
+    warnings.warn(f"data {name}: {text}", DataWarning, stacklevel=3)
 
 
 def _pixels(data: FederatedData) -> str:
@@ -58,26 +58,33 @@ def _pixels(data: FederatedData) -> str:
     return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled"
 
 
+def warn_of_numbering(name: str, labels: Sequence[np.ndarray]) -> None:
+    """Warn of labels that begin at 1 or later. For data whose classes are counted by their largest label.
+
+    Labels [M, L] are sequences, in which 0 is padding.
+    """
+    parts = [y for y in labels if y.ndim == 1 and y.dtype.kind in "iu" and len(y) > 0]
+    low = min((int(y.min()) for y in parts), default=0)
+    if low > 0:
+        high = max(int(y.max()) for y in parts)
+        text = f"labels are from {low} to {high}, but the first class is 0: the model has {high + 1} outputs"
+        _warn(name, f"{text}, and no example of class 0; pass y - {low} if the classes are numbered from {low}")
+
+
 def _warn_of_labels(data: FederatedData) -> None:
-    """Warn of labels that begin at 1, and of test labels that are in no client's training part."""
-    trained = _counts(data, data.y[data.order[spans(data.offset, data.size)]])
-    tested = _counts(data, np.asarray(data.test_y))
+    """Warn of test labels that are in no client's training part."""
+    rows = np.concatenate([data.order[start : start + size] for start, size in zip(data.offset, data.size)])
+    trained, tested = _counts(data, data.y[rows]), _counts(data, np.asarray(data.test_y))
     if trained is None or tested is None:
         return
-    used = np.flatnonzero(trained + tested)
-    if used[0] > 0 and used[-1] == len(trained) - 1:
-        text = (
-            f"labels are from {used[0]} to {used[-1]}, but the first class is 0: the model has {len(trained)} outputs"
-        )
-        _warn(data, f"{text}, and no example of class 0; pass y - {used[0]} if classes are numbered from {used[0]}")
     unseen = np.flatnonzero((tested > 0) & (trained == 0))
     if len(unseen) > 0:
         labels = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
         text = f"{tested[unseen].sum()} of {tested.sum()} test examples have a label that no client trains ({labels})"
-        _warn(data, f"{text}: no run can learn it")
+        _warn(data.name, f"{text}: no run can learn it")
 
 
 def _counts(data: FederatedData, labels: np.ndarray) -> np.ndarray | None:
     """The examples of each class, int64[C]; None with too many classes to count."""
     classes = int(data.num_classes or 0)
-    return np.bincount(labels, minlength=classes) if classes <= 10**6 else None
+    return np.bincount(labels.astype(np.int64), minlength=classes) if classes <= 10**6 else None

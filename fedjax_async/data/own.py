@@ -20,6 +20,7 @@ from fedjax_async.data.checking import (
     kind,
     type_name,
 )
+from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.types import Array, FederatedData
 
 NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
@@ -76,6 +77,7 @@ def from_arrays(
         whole("num_classes", num_classes, high=MOST_CLASSES)
     elif kind(train[0][1].dtype) == "integers":
         labels = [y for _, y in named.values() if kind(y.dtype) == "integers"]
+        warn_of_numbering(name, labels)
         num_classes = min(1 + max(int(y.max(initial=0)) for y in labels), MOST_CLASSES)
     for title, (x, y) in named.items():
         least = 0 if title.startswith("client_tests") else 1

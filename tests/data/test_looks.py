@@ -66,14 +66,28 @@ def test_channels_first():
     assert said(RNG.random((60, 3, 32, 3))) == said(RNG.random((60, 3, 4, 5))) == []
 
 
+ONES = (
+    "^data own: labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of class 0; "
+    "pass y - 1 if the classes are numbered from 1$"
+)
+
+
 def test_labels_that_begin_at_one():
-    (line,) = said(y=Y + 1, test_y=Y + 1)
-    assert line.startswith(
-        "labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of"
-    )
-    assert line.endswith("pass y - 1 if classes are numbered from 1")
-    assert said(y=Y + 1, test_y=Y + 1, num_classes=9) == []  # the classes were counted elsewhere
-    assert said(y=np.stack([Y + 1, Y + 1], 1), test_y=np.stack([Y + 1, Y + 1], 1)) == []  # 0 is padding
+    y = (Y + 1).astype(np.uint8)
+    dataset = Dataset("own", IMAGES, y, IMAGES, y)
+    with pytest.warns(DataWarning, match=ONES):
+        federate(dataset, "iid", 3)
+    with pytest.warns(DataWarning, match=ONES):
+        federate(Dataset("own", IMAGES, y), "iid", 3, test_fraction=0.1)
+    with pytest.warns(DataWarning, match=ONES):
+        from_arrays([(IMAGES, y)] * 2, (IMAGES, y))
+    # no warning: the classes are counted elsewhere; there is a 0; in sequences 0 is padding; targets are no labels
+    federate(dataset._replace(num_classes=5), "iid", 3)
+    from_arrays([(IMAGES, y)], (IMAGES, y), num_classes=4)
+    from_arrays([(IMAGES, y)], (IMAGES, Y))
+    sequences = np.stack([y, y], axis=1)
+    from_arrays([(IMAGES, sequences)], (IMAGES, sequences))
+    from_arrays([(IMAGES, y / 2)], (IMAGES, y / 2))
 
 
 def test_test_labels_that_no_client_trains():
@@ -84,6 +98,7 @@ def test_test_labels_that_no_client_trains():
     order, size = np.flatnonzero(Y != 2).astype(np.int32), np.int32([40])
     assert len(said(order=order, size=size)) == 1  # rows that no client owns do not count
     assert len(said(order=Identity((60,)))) == 0
+    assert len(said(y=np.minimum(Y, 1).astype(np.uint64))) == 1
     assert said(y=Y.astype(np.float32), test_y=Y + 0.5) == []
 
 
