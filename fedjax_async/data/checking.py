@@ -96,13 +96,14 @@ def check_examples(
 
 
 def is_one_hot(y: Any) -> bool:
-    """Whether y [M, C], C >= 2, has a single one in each row and zeros else; False for anything but NumPy's arrays.
+    """Whether y [M, C], C >= 2, has a single one in each row and zeros else; False for virtual arrays.
 
     >>> is_one_hot(np.eye(3)), is_one_hot(np.array([[0, 1], [2, 0]]))
     (True, False)
     """
-    if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or len(y) == 0 or y.dtype.kind not in "biuf":
+    if not is_array(y) or y.ndim != 2 or y.shape[1] < 2 or len(y) == 0 or kind(y.dtype) in (None, "complex"):
         return False
+    y = np.asarray(y)
     return bool(((y == 0) | (y == 1)).all() and ((y == 1).sum(axis=1) == 1).all())
 
 
@@ -115,11 +116,12 @@ def remedy(y: Any) -> str:
     """
     if is_one_hot(y):
         return "; these are one-hot rows: pass y.argmax(axis=1)"
-    if not isinstance(y, np.ndarray) or y.ndim != 1 or len(y) == 0:
+    if not is_array(y) or y.ndim != 1 or len(y) == 0:
         return ""
-    if y.dtype.kind == "b":
+    if kind(y.dtype) == "truth values":
         return "; these are truth values: pass y.astype(int)"
-    whole = y.dtype.kind == "f" and bool(((y >= 0) & (y == np.floor(y))).all())
+    y = np.asarray(y)
+    whole = kind(y.dtype) == "floats" and bool(((y >= 0) & (y == np.floor(y))).all())
     return "; these are labels as floats: pass y.astype(int)" if whole else ""
 
 

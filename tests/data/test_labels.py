@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import h5py
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -178,7 +179,9 @@ ONE_HOT, TRUTHS, FLOATS = np.eye(2)[[0, 1]], np.array([False, True]), np.array([
         (ONE_HOT.astype(np.float32), "these are one-hot rows: pass y.argmax(axis=1)"),
         (ONE_HOT.astype(bool), "these are one-hot rows: pass y.argmax(axis=1)"),
         (ONE_HOT.astype(int), "must be labels: pass y.argmax(axis=1)"),
+        (jnp.asarray(ONE_HOT, int), "must be labels: pass y.argmax(axis=1)"),
         (TRUTHS, "these are truth values: pass y.astype(int)"),
+        (jnp.asarray(TRUTHS), "these are truth values: pass y.astype(int)"),
         (FLOATS, "these are labels as floats: pass y.astype(int)"),
     ],
 )

@@ -217,6 +217,13 @@ def test_a_damaged_folder_is_refused(tmp_path, damage):
         open_folder(folder)
 
 
+def test_metadata_with_a_byte_order_mark_are_read(tmp_path):
+    data = made_up([2, 3])
+    file = write_folder(tmp_path / "d", data) / "metadata.json"
+    file.write_bytes("\ufeff".encode() + file.read_bytes())
+    same_clients(open_folder(tmp_path / "d"), data)
+
+
 def test_altered_values_are_found_when_asked_for(tmp_path):
     folder = write_folder(tmp_path / "d", made_up([2, 3]))
     content = bytearray((folder / "x.npy").read_bytes())

@@ -89,7 +89,8 @@ def tiny(monkeypatch, tmp_path, no_other_copy):
             (root / "train" / kind / "images" / f"{kind}_{i}.JPEG").write_bytes(jpeg(flat, grey))
         (root / "val" / "images" / f"val_{n}.JPEG").write_bytes(jpeg(np.full((64, 64, 3), 80 * n, np.uint8)))
         lines.insert(0, f"val_{n}.JPEG\t{kind}\t0\t0\t62\t62")
-    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    mark = "\ufeff"  # the byte order mark of some editors
+    (root / "val" / "val_annotations.txt").write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
     return root
 
 

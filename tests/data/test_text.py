@@ -59,6 +59,10 @@ def test_endless_words_are_unknown_and_words_are_cut_alike_every_time():
     assert tokenize("abcab! abcab中") == [*tokenize("abcab"), 14, *tokenize("abcab"), 15]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_token():
+    assert read_vocabulary("\ufeff".encode() + CONTENT) == VOCABULARY
+
+
 def test_rows_are_cut_and_padded():
     rows = encode(wordpiece(VOCABULARY), ["a b", "a b c a b c", ""], VOCABULARY, 6)
     assert rows.dtype == np.int32

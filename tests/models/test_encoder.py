@@ -20,7 +20,7 @@ from fedjax_async.data.published import PRETRAINED
 from fedjax_async.home import PRETRAINED_VERSIONS
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
 from fedjax_async.models.encoder import FROZEN, Encoder
-from fedjax_async.models.pretrained import load_encoder
+from fedjax_async.models.pretrained import load_encoder, read_config
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
     BERT,
@@ -177,6 +177,13 @@ def test_encoder_equals_numpy(folders, kind):
     found = Encoder(config).apply({FROZEN: weights}, jnp.asarray(texts()))
     real = texts() != 0
     np.testing.assert_allclose(found[real], forward(kind, tensors(kind), texts())[real], atol=2e-5)
+
+
+def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path):
+    folder = write_checkpoint(tmp_path / "marked", next(iter(CONFIGS)))
+    plain = read_config(folder / "config.json")
+    (folder / "config.json").write_bytes("\ufeff".encode() + (folder / "config.json").read_bytes())
+    assert read_config(folder / "config.json") == plain
 
 
 def test_names_of_larger_models_and_old_normalisations(tmp_path, folders):
