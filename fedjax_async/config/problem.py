@@ -137,7 +137,8 @@ def model_of(s: Settings, data: FederatedData) -> Model:
     try:
         chosen = _model(s.model, shape, data.num_classes)
     except ValueError as error:
-        more = remedy(data.y) if data.num_classes is None else layout(shape) if "input_shape = " in str(error) else ""
+        of_inputs = "input_shape = " in str(error) or str(error).startswith("module = ")
+        more = remedy(data.y) if data.num_classes is None else layout(shape) if of_inputs else ""
         raise ValueError(f"{error}{more}") from error
     augment = _augment(s.augment)
     if augment is not None:

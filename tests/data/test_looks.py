@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
+import flax.linen as nn
 import numpy as np
 import pytest
 
 from fedjax_async import Settings, named, registry
 from fedjax_async.config import prepare
+from fedjax_async.config.resolving import settings_from
 from fedjax_async.data import Dataset, Identity, decode, fashion_mnist_6k, federate, from_arrays, load
 from fedjax_async.data.looks import DataWarning, warn_of_looks
+from fedjax_async.models import from_flax
 
 RNG = np.random.default_rng(0)
 Y = np.arange(60) % 3
@@ -110,3 +113,32 @@ def test_a_run_says_it_and_normalised_inputs_are_fine():
         with pytest.warns(DataWarning, match="^data own: the inputs are numbers from"):
             prepare(run)
         prepare(replace(run, normalise="training"))
+
+
+ADVICE = {
+    "channels": "rows of shape [3, 12, 12] look like images with the channels first: pass np.moveaxis(x, 1, -1)",
+    "one-hot": "these are one-hot rows: pass y.argmax(axis=1)",
+    "truths": "these are truth values: pass y.astype(int)",
+    "floats": "these are labels as floats: pass y.astype(int)",
+}
+
+
+class Convolution(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        if x.shape[1] < 5:
+            raise TypeError("too few pixels")
+        return nn.Dense(3)(nn.Conv(3, (5, 5), padding="VALID")(x).reshape(len(x), -1))
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.data.looks.DataWarning")
+@pytest.mark.parametrize("what", ADVICE)
+def test_a_model_that_does_not_fit_tells_what_the_data_are(what):
+    x = RNG.random((60, 3, 12, 12) if what == "channels" else (60, 12, 12, 3)).astype(np.float32)
+    y = {"one-hot": np.eye(3)[Y], "truths": Y == 1, "floats": Y.astype(np.float32)}.get(what, Y)
+    made = [from_flax(Convolution(), input_shape=(12, 12, 3))] if what == "channels" else []
+    for model in ("lenet5", Convolution(), *made):
+        settings = {"model": named("net", model) if not isinstance(model, str) else model, "updates": 2}
+        with pytest.raises(ValueError) as error:
+            prepare(settings_from(None, settings | {"data": named("own", from_arrays([(x, y)] * 3, (x, y)))}))
+        assert ADVICE[what] in str(error.value) and "\n" not in str(error.value)
