@@ -72,8 +72,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
         if owners is not None:
             require(len(owners) == len(rows), f"{d.name}.{field}", f"{len(owners)} entries", f"{len(rows)} entries")
     if d.class_names is not None:
-        allowed = f"{_classes(d)} names, one per class"
-        require(len(d.class_names) == _classes(d), f"{d.name}.class_names", f"{len(d.class_names)} names", allowed)
+        count = _classes(d) or 0
+        allowed = f"{count} names, one per class"
+        require(len(d.class_names) == count, f"{d.name}.class_names", f"{len(d.class_names)} names", allowed)
     allowed = "left out without groups, the owners of the training examples"
     require(d.test_groups is None or d.groups is not None, f"{d.name}.test_groups", "given", allowed)
     return dataset

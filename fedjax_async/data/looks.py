@@ -31,7 +31,7 @@ def warn_of_looks(data: FederatedData) -> None:
     if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
         _warn(data.name, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
     if plain and (said := _pixels(data)):
-        _warn(data.name, f"{said}: divide them by 255, pass images as uint8, or set normalise='training'")
+        _warn(data.name, said)
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
 
@@ -41,11 +41,11 @@ def _warn(name: str, text: str) -> None:
 
 
 def _pixels(data: FederatedData) -> str:
-    """What the inputs are if they look like pixels from 0 to 255; else ``""``."""
+    """What the inputs are if they look like pixels from 0 to 255, and what to do; else ``""``."""
     x = data.x
     images = len(x.shape) >= 3 and min(x.shape[1:3]) >= SIDE
     if images and x.dtype == np.uint8:
-        return "uint8 images come to the model as numbers up to 255"
+        return "uint8 images come to the model as numbers up to 255: give decode=data.decode.unit_images"
     side = math.isqrt(x.shape[1]) if len(x.shape) == 2 else 0
     vectors = side >= SIDE and x.shape[1] in (side**2, 3 * math.isqrt(x.shape[1] // 3) ** 2)
     if not (images or vectors) or not isinstance(x, np.ndarray) or data.streamed or x.dtype.kind not in "iuf":
@@ -55,7 +55,9 @@ def _pixels(data: FederatedData) -> str:
     whole = bool((seen == np.rint(seen)).all())
     if not 0 <= low <= high <= 255 or high <= (BRIGHT if images else WHITE) or not (images or whole):
         return ""
-    return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled"
+    advice = "divide them by 255"
+    advice += ", or set normalise='training'" if x.dtype.kind == "f" else ", or pass them as uint8" if images else ""
+    return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled: {advice}"
 
 
 def warn_of_numbering(name: str, labels: Sequence[np.ndarray]) -> None:

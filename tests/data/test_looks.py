@@ -45,15 +45,23 @@ def test_good_data_are_not_remarked_on():
             warn_of_looks(data)
 
 
-PIXELS = "like pixels that are not scaled: divide them by 255, pass images as uint8, or set normalise='training'"
-
-
 def test_pixels_that_are_not_scaled():
-    for x in (255 * IMAGES, np.rint(255 * IMAGES).astype(np.int32), np.rint(255 * IMAGES).reshape(60, -1)[:, :64]):
+    whole = np.rint(255 * IMAGES)
+    vectors = whole.reshape(60, -1)[:, :64]
+    for x, advice in (
+        (255 * IMAGES, ", or set normalise='training'"),
+        (whole.astype(np.int32), ", or pass them as uint8"),
+        (vectors, ", or set normalise='training'"),
+        (vectors.astype(np.uint8), ""),
+        (vectors.astype(np.int64), ""),
+    ):
         (line,) = said(x)
-        assert line == f"the inputs are numbers from {x.min():g} to {x.max():g}, {PIXELS}"
+        assert line == (
+            f"the inputs are numbers from {x.min():g} to {x.max():g}, like pixels that are not scaled: "
+            f"divide them by 255{advice}"
+        )
     raw = (255 * IMAGES).astype(np.uint8)
-    assert said(raw, decode=decode.as_is)[0].startswith("uint8 images come to the model as numbers up to 255: divide")
+    assert said(raw, decode=decode.as_is)[0].startswith("uint8 images come to the model as numbers up to 255: give")
     assert said(raw, decode=decode.as_is, streamed=True) != []  # seen without reading a value
     assert said(255 * IMAGES, streamed=True) == []
     assert said(255 * IMAGES, decode=lambda x: x / 255) == []  # a decoder of one's own
