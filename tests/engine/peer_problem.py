@@ -115,7 +115,7 @@ def halves():
         chosen = (jnp.arange(2, dtype=jnp.int32) == which)[:, None]
         return total + jnp.where(chosen, weight.astype(total.dtype) * (values[None] - own), 0), count + 1
 
-    def wake(row, inbox):
+    def wake(row, inbox, event):
         change = {}
         for i, part in enumerate(("hidden", "output")):
             leaves, structure = jax.tree.flatten(row[0][part])
