@@ -88,6 +88,11 @@ def one_message(row):
             lambda row, inbox, event: {"a": 1},
             r"peer.wake returned .*: must return a row of the structure .*peer.init",
         ),
+        (
+            "wake",
+            lambda row, inbox: row,
+            r"peer.wake: must be a function wake\(row, inbox, event\) -> row; it raised TypeError",
+        ),
         ("add", lambda inbox, row, message, weight: weight, "peer.add returned .*: must return an inbox of the struct"),
         ("add", lambda inbox, row, message, weight: message["no"], r"peer.add: must be .* it raised KeyError: 'no'"),
         ("start", lambda row: row, "peer.start returned .*: must return a Message"),
