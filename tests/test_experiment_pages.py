@@ -10,6 +10,7 @@ import pytest
 
 PAPERS = Path(__file__).resolve().parent.parent / "experiments"
 PAGES = ["orthofl", "asynfl", "asynccurve", "policies"]
+RENAMED = "pushcen"  # its tables have names of their own for methods and rows
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
 WITHOUT_RESULTS = {"command", "open", "question"}  # first headers of tables of settings, and of answers in words
 SPREAD = re.compile(r"(\d[\d,]*(?:\.\d+)?) ± (\d[\d,]*(?:\.\d+)?)")
@@ -48,6 +49,11 @@ def shown(text):
     """The numbers of a cell, and the count of decimals of each; "1/103" has the number 103."""
     plain = LINK.sub("", re.sub(r"`[^`]*`", "", text))
     return [(float(number.replace(",", "")), len(number.partition(".")[2])) for number in NUMBER.findall(plain)]
+
+
+def without_exponents(text):
+    """ "5e-8" as "0.00000005"."""
+    return re.sub(r"\b(\d)e-(\d+)\b", lambda found: f"{float(found[0]):.{found[2]}f}", text)
 
 
 def numbers_in(rows):
@@ -113,7 +119,36 @@ def test_every_number_of_a_table_stands_in_its_csv(paper):
     assert checked > 100
 
 
-@pytest.mark.parametrize("paper", PAGES)
+def test_every_row_of_a_table_is_a_row_of_its_csv():
+    """All numbers of a row are in one row of the CSV file, or those of a cell where columns are rows of the file."""
+    checked = 0
+    for before, header, is_label, rows in tables_of(PAPERS / RENAMED / "README.md"):
+        names = LINK.findall(before)
+        if not names or header[0] == CLAIMS:
+            continue
+        source = [numbers_in([row]) for row in read(RENAMED, names[-1:])]
+        measured = [not label and "paper" not in column for column, label in zip(header, is_label, strict=True)]
+        for cells in rows:
+            numbers = [shown(without_exponents(cell)) for cell, known in zip(cells, measured, strict=True) if known]
+            one_row = any(all(stands(*number, row) for cell in numbers for number in cell) for row in source)
+            cell_by_cell = all(any(all(stands(*n, row) for n in cell) for row in source) for cell in numbers)
+            assert one_row or (cell_by_cell and "accuracy (%)" not in header), f"{cells}: not in {names[-1]}"
+            checked += sum(map(len, numbers))
+    assert checked > 300
+
+
+def test_every_spread_on_a_page_is_one_of_its_csvs():
+    page = without_exponents((PAPERS / RENAMED / "README.md").read_text(encoding="utf-8"))
+    known = [pair for name in set(LINK.findall(page)) for pair in spreads_in(read(RENAMED, [name]))]
+    pairs = SPREAD.findall(page)
+    for pair in pairs:
+        spread = [shown(number)[0] for number in pair]
+        found = any(all(stands(*one, [value]) for one, value in zip(spread, values)) for values in known)
+        assert found, f"{' ± '.join(pair)}: not in the CSV files of the page"
+    assert len(pairs) > 120
+
+
+@pytest.mark.parametrize("paper", [*PAGES, RENAMED])
 def test_every_file_that_a_page_names_exists_and_every_result_is_named(paper):
     text = (PAPERS / paper / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\((results/[^)]+)\)", text))

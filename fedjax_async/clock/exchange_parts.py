@@ -13,7 +13,7 @@ from fedjax_async.clock.forecast import host_memory
 from fedjax_async.clock.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
 from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
-from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, presence
+from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, order_of, presence
 from fedjax_async.clock.topologies import Topology
 
 AGGREGATE_AT = ("start", "end")
@@ -39,18 +39,18 @@ def check_buffer(capacity: int | None, newest: bool, policy: str, aggregate_at: 
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
 
 
-def in_order(computes: Computes, aggregate_at: str) -> Events:
-    """The events in order of (mixed_at, client)."""
-    order = np.lexsort((computes.client, getattr(computes, aggregate_at)))
+def in_order(computes: Computes, aggregate_at: str, ties: str = "client") -> Events:
+    """The events in order of ``mixed_at``, simultaneous ones as ``order_of`` says."""
+    order = order_of(computes, aggregate_at, ties)
     client, number, start, end = (column[order] for column in computes)
     return Events(client, number, number, start, end, start if aggregate_at == "start" else end)
 
 
 def events_and_pushes(
-    setup: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False
+    setup: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False, ties: str = "client"
 ) -> tuple[Events, Presence, Pushes, float]:
     """Events, presence and pushes of nodes that train whenever they are online; and the moment when the run ends."""
-    events = in_order(compute_events(setup.scenario), aggregate_at)
+    events = in_order(compute_events(setup.scenario, ties), aggregate_at, ties)
     _check_fits(setup, events, fragments)
     end = end_of_run(setup.scenario, events.end)
     present = presence(setup.scenario, end)
@@ -66,9 +66,10 @@ def exchange(
     policy: str = "discard",
     fragments: int = 1,
     drop_unsent: bool = False,
+    ties: str = "client",
 ) -> Exchanged:
     """As ``events_and_pushes``, with the inboxes of nodes that empty their buffers whenever they mix."""
-    events, present, pushes, end = events_and_pushes(setup, aggregate_at, fragments, drop_unsent)
+    events, present, pushes, end = events_and_pushes(setup, aggregate_at, fragments, drop_unsent, ties)
     fill = partial(fill_inboxes, capacity=capacity, newest=newest, policy=policy, fragments=fragments)
     boxes = fill(setup.scenario.num_clients, events, pushes, end)
     return Exchanged(events, present, pushes, boxes, fragments)

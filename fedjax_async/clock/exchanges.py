@@ -44,8 +44,9 @@ def push_sum(
     messages (none: any number). `policy`: `discard` loses the mass of superseded messages and of the oldest of a full
     buffer; `carry` moves the former to the next message of the same sender that stays, and still mixes the latter with
     the others; `merge` mixes every message with its own mass, see ``inboxes.py``. `reference` = `released`: the mass is
-    divided by the number of wanted receivers plus one, even if fewer are online, and the first event of a node replaces
-    its model by the plain mean of its messages, as the code released with PushCen-ADFL does.
+    divided by the number of wanted receivers plus one, even if fewer are online, the first event of a node replaces its
+    model by the plain mean of its messages, and simultaneous events come in the order in which they were scheduled
+    (after nodes that come online) instead of that of the clients, as in the code released with PushCen-ADFL.
 
     Source: PushCen-ADFL, Algorithms 1 and 5.
     """
@@ -53,7 +54,8 @@ def push_sum(
     check.one_of("reference", reference, ("paper", "released"))
 
     def plan(setup: PeerScenario) -> PeerSchedule:
-        exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy)
+        ties = "client" if reference == "paper" else "scheduled"
+        exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy, ties=ties)
         if reference == "paper":
             return with_masses(setup, exchanged, carries=policy == "carry")
         parts = wanted(setup.topology, exchanged.events) + 1

@@ -21,7 +21,7 @@ from fedjax_async.clock.segments import bounds_of
 
 
 class Events(NamedTuple):
-    """The compute events of a plan, sorted by (mixed_at, client)."""
+    """The compute events of a plan, in order of ``mixed_at``."""
 
     client: np.ndarray  # int64[E]
     number: np.ndarray  # int64[E]

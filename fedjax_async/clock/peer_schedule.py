@@ -48,9 +48,9 @@ class PeerSchedule(NamedTuple):
     """When everything happens in a decentralised run; ``clock.plan_peers`` computes it before any training.
 
     A *compute event* of a node mixes the messages of its inbox into the node's model, trains it, and pushes messages.
-    Events are numbered in order of the moment at which they mix: ``(mixed_at, client)``. The messages of an event are
-    its fragments ``0 .. fragments-1`` (one for all algorithms but those that cut the model). Every push sends one
-    fragment to one receiver.
+    Events are numbered in order of the moment at which they mix, simultaneous ones by client unless the exchange has
+    another order. The messages of an event are its fragments ``0 .. fragments-1`` (one for all algorithms but those
+    that cut the model). Every push sends one fragment to one receiver.
 
     Event ``e`` replaces the node's model ``w`` by ``w + sum_d weight[d] (message_d - w)`` over the entries
     ``inbox_bounds[e] <= d < inbox_bounds[e + 1]`` of its inbox; ``message_d`` is fragment ``fragment[d]`` of event

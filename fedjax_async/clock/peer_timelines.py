@@ -13,6 +13,7 @@ Durations and crashes are drawn per attempt: after a lost event, the next attemp
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
 from collections.abc import Callable
@@ -81,10 +82,11 @@ def budget(scenario: Scenario) -> tuple[float, float]:
     return most, math.inf if until.time is None else until.time * SLACK
 
 
-def compute_events(scenario: Scenario) -> Computes:
+def compute_events(scenario: Scenario, ties: str = "client") -> Computes:
     """The compute events of nodes that train whenever they are online, as many as the budget admits.
 
-    If not all events that end at one moment fit into the budget, those of the lowest client numbers count.
+    If not all events that end at one moment fit into the budget, the first in the order of ``ties`` count, see
+    :func:`order_of`.
     """
     most, horizon = budget(scenario)
     if scenario.conditions == NO_CONDITIONS:
@@ -96,11 +98,43 @@ def compute_events(scenario: Scenario) -> Computes:
     else:
         client, start, end = _with_conditions(scenario, most, horizon)
     kept = np.flatnonzero(end <= horizon)
-    if len(kept) > most:
-        kept = np.sort(kept[np.lexsort((client[kept], end[kept]))[: int(most)]])
     client = client[kept]
     first = np.searchsorted(client, np.arange(scenario.num_clients))
-    return Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept])
+    found = Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept])
+    if len(kept) > most:
+        within = np.sort(order_of(found, "end", ties)[: int(most)])
+        found = Computes(*(column[within] for column in found))
+    return found
+
+
+def order_of(computes: Computes, moment: str, ties: str) -> np.ndarray:
+    """The order of events by ``moment``, their start or end; int64[E].
+
+    Simultaneous events are ordered by ``ties``: ``client``, by client numbers; ``scheduled``, as by a queue of events
+    in which nodes that come online go first, and the others in the order in which they entered the queue. An event
+    enters it when it starts, which is at once when its node's previous event ends.
+    """
+    if ties == "client":
+        return np.lexsort((computes.client, getattr(computes, moment)))
+    client, _, start, end = (column.tolist() for column in computes)
+    online, done = 0, 1  # what happens at a moment, in this order
+    queue = [(start[e], online, e, e) for e in np.flatnonzero(np.diff(client, prepend=-1)).tolist()]
+    heapq.heapify(queue)
+    started, ended, entered = array("q"), array("q"), len(client)
+    while queue:
+        now, what, _, event = heapq.heappop(queue)
+        entered += 1
+        if what == done:
+            ended.append(event)
+            event += 1
+            if event == len(client) or client[event] != client[event - 1]:
+                continue
+            if start[event] > now:
+                heapq.heappush(queue, (start[event], online, entered, event))
+                continue
+        started.append(event)
+        heapq.heappush(queue, (end[event], done, entered, event))
+    return np.array(started if moment == "start" else ended, np.int64)
 
 
 def end_of_run(scenario: Scenario, end: np.ndarray) -> float:

@@ -88,11 +88,12 @@ def wcp(
 
     Args:
       k: K centroids per layer, from 1 (all weights are pruned) to 256.
-      init: tables to start from, such as a dictionary G of ``Clustered.tables`` or a mean of several; slot 0 is
-        ignored. ``None``: random entries of each layer, drawn from ``key``.
+      init: tables to start from, such as a dictionary G of ``Clustered.tables`` or a mean of several; slot 0 counts as
+        zero, whatever it holds. ``None``: random entries of each layer, drawn from ``key``.
       reference: ``"paper"``, or ``"released"`` as the authors' code does it: the mean of the layer is subtracted and
         never added again, an empty cluster gets a random entry (``key`` is needed), and the table is sorted with its
-        zero in between, so that a warm start replaces the most negative centroid by zero.
+        zero in between. So slot 0 of ``init`` is often its most negative centroid; it takes part in the first
+        assignment as it is, and the first update of the means replaces it by zero.
       chosen: ``chosen(path, leaf)``, whether a leaf is clustered.
 
     Returns: ``Clustered``. A layer with an entry that is not finite has a table of NaN.
@@ -115,7 +116,7 @@ def wcp(
         check.require(jnp.shape(start) == (k,), "init", f"a table of shape {list(jnp.shape(start))}", f"of shape [{k}]")
         own = None if key is None else jax.random.fold_in(key, 2**31 + number)
         table, index = clustering.cluster(
-            leaf.reshape(-1), start[1:], key=own, max_iter=max_iter, tolerance=tolerance, reference=rules
+            leaf.reshape(-1), start, key=own, max_iter=max_iter, tolerance=tolerance, reference=rules
         )
         tables_found.append(table)
         indices.append(index.reshape(leaf.shape))
@@ -218,7 +219,7 @@ def nearest_centroids(*, k: int = 32, max_iter: int = 3, tolerance: Traced = 0.0
         real = sizes.BYTE * x.dtype.itemsize
         if (k - 1) * real + len(x) * sizes.centroid_width(k) >= len(x) * real:
             return Dense(x)
-        start = clustering.random_entries(key, x, k - 1)
+        start = jnp.append(jnp.zeros(1, x.dtype), clustering.random_entries(key, x, k - 1))
         table, index = clustering.cluster(x, start, key=None, max_iter=max_iter, tolerance=tolerance, reference=rules)
         return Centroids(table[1:], index)
 

@@ -29,7 +29,8 @@ class Reference(NamedTuple):
 
     centred: bool  # whether the mean of the vector is subtracted first, and never added again
     refilled: bool  # whether an empty cluster gets a random entry of the vector; if not, it keeps its centroid
-    zero_first: bool  # whether zero is in slot 0 of the table; if not, it is sorted with the centroids
+    zero_first: bool  # whether slot 0 is zero in the first assignment and in the result; if not, the start is taken as
+    # it is, slot 0 becomes zero with the first update of the means, and the result is sorted with its zero in between
     stops: Callable[[Array, Array, Traced], Array]  # stops(loss before, loss now, tolerance)
 
 
@@ -61,10 +62,11 @@ def random_entries(key: Key, x: Array, count: int) -> Array:
 def cluster(
     x: Array, start: Array, *, key: Key | None, max_iter: Traced, tolerance: Traced, reference: Reference
 ) -> tuple[Array, Array]:
-    """K-means of x [D] from the K - 1 centroids ``start`` and zero: ``(table [K], index uint8[D])``.
+    """K-means of x [D] from the centroids ``start`` [K]: ``(table [K], index uint8[D])``.
 
-    An iteration assigns each entry to its nearest centroid (a tie to the lower one) and moves each centroid but zero to
-    the mean of its entries. The loop ends after ``max_iter`` iterations, or after the second or a later one if the loss
+    An iteration assigns each entry to its nearest centroid (a tie to the lower one), moves each centroid to the mean of
+    its entries, and that of slot 0 to zero. With ``zero_first`` it is zero in the first assignment too, whatever
+    ``start`` has there. The loop ends after ``max_iter`` iterations, or after the second or a later one if the loss
     ``sum (x - table[index])^2`` before the update differs from the one before by at most the share ``tolerance``. The
     index is the nearest centroid after the last update. ``key`` is needed if the reference refills empty clusters.
 
@@ -82,17 +84,19 @@ def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
 def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tuple[Array, Array]) -> Any:
     real: Any = real_of(x)
     max_iter, tolerance = limits
+    if reference.zero_first:
+        start = jnp.append(jnp.zeros(1, start.dtype), start[1:])
     largest = jnp.maximum(jnp.max(jnp.abs(x), initial=0), jnp.max(jnp.abs(start), initial=0)).astype(real)
     unit = _unit(largest)
-    scaled, others = centred(x.astype(real) / unit, reference), jnp.sort(start.astype(real) / unit)
+    scaled, given = centred(x.astype(real) / unit, reference), start.astype(real) / unit
+    table, zero = sorted_with(given[1:], given[0])
 
     def unfinished(state: Any) -> Array:
         number, _, _, done = state
         return (number < max_iter) & ~done
 
     def iterate(state: Any) -> Any:
-        number, others, before, _ = state
-        table, zero = with_zero(others)
+        number, (table, zero), before, _ = state
         rank, value = nearest(scaled, table)
         sums, counts = per_cluster(rank, scaled - value, table.shape[0])
         loss = jnp.sum(jnp.square(scaled - value))
@@ -102,15 +106,14 @@ def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tup
             means = jnp.where(counts > 0, means, drawn)
         moved = without(means, zero)
         done = (number > 0) & reference.stops(before, loss, tolerance)
-        return number + 1, jnp.sort(moved) if reference.refilled else moved, loss, done
+        return number + 1, sorted_with(moved, jnp.zeros((), real)), loss, done
 
-    first = (jnp.int32(0), others, jnp.zeros((), real), jnp.zeros((), jnp.bool_))
-    others = jax.lax.while_loop(unfinished, iterate, first)[1]
-    table, zero = with_zero(others)
+    first = (jnp.int32(0), (table, zero), jnp.zeros((), real), jnp.zeros((), jnp.bool_))
+    table, zero = jax.lax.while_loop(unfinished, iterate, first)[1]
     index = nearest(scaled, table)[0]
     if reference.zero_first:
         index = jnp.where(index == zero, 0, index + jnp.less(index, zero).astype(jnp.int32))
-        table = jnp.append(jnp.zeros(1, real), others)
+        table = jnp.append(jnp.zeros(1, real), without(table, zero))
     table = jnp.where(jnp.isfinite(largest), table * unit, jnp.nan)
     return table.astype(x.dtype), index.astype(jnp.uint8)
 
@@ -123,9 +126,12 @@ def _unit(largest: Array) -> Array:
     return jnp.where(jnp.isfinite(largest) & (largest > 0), unit, 1)
 
 
-def with_zero(others: Array) -> tuple[Array, Array]:
-    """The ascending centroids ``others`` [K-1] and zero in one ascending table [K]; the position of zero, int32[]."""
-    return jnp.sort(jnp.append(others, 0)), jnp.sum(others < 0, dtype=jnp.int32)
+def sorted_with(others: Array, one: Array) -> tuple[Array, Array]:
+    """The centroids ``others`` [K-1] and ``one`` in one ascending table [K]; the position of ``one``, int32[].
+
+    It is the lowest of those that are equal to it.
+    """
+    return jnp.sort(jnp.append(others, one)), jnp.sum(others < one, dtype=jnp.int32)
 
 
 def without(table: Array, index: Array) -> Array:
@@ -136,11 +142,13 @@ def without(table: Array, index: Array) -> Array:
 def nearest(x: Array, table: Array) -> tuple[Array, Array]:
     """Position and value of the entry nearest to x in the ascending ``table`` [K]; a tie goes to the lower one.
 
-    int32 and float, in the shape of x. NaN counts as lower than all entries.
+    int32 and float, in the shape of x. Of equal centroids the lowest gets all entries: each of them has the midpoint
+    above the highest. NaN counts as lower than all entries.
     """
     count = table.shape[0]
     levels = (count - 1).bit_length()
-    middle = list(0.5 * table[1:] + 0.5 * table[:-1]) + [jnp.array(jnp.inf, table.dtype)] * (2**levels - count)
+    above_each = jnp.where(table[1:] > table[:-1], 0.5 * table[1:] + 0.5 * table[:-1], jnp.inf)
+    middle = list(jax.lax.cummin(above_each, reverse=True)) + [jnp.array(jnp.inf, table.dtype)] * (2**levels - count)
     above: list[Array] = []  # the binary digits of the position, the highest first
     for level in range(levels):
         stride = 2 ** (levels - level)

@@ -29,12 +29,13 @@ def shapes_of_message(
         given: Hyper = dict(hyper)
         node, client = bound(peer, given), bound(trainer, given)
         start = returned("peer.init", "init(params) -> row", node.init, params)
+        event = Event(key, jnp.ones((), jnp.result_type(float)))
         inbox = returned("peer.open", "open(row) -> inbox", node.open, start)
-        row = returned("peer.wake", "wake(row, inbox) -> row", node.wake, start, inbox)
+        row = returned("peer.wake", "wake(row, inbox, event) -> row", node.wake, start, inbox, event)
         alike("peer.wake", row, start, "a row", "as peer.init")
         model = returned("peer.params", "params(row) -> params", node.params, row)
         alike("peer.params", model, params, "params", "as the model's")
-        row, messages = _pushed(node, client, row, params, key, pool)
+        row, messages = _pushed(node, client, row, params, event, pool)
         one = jax.tree.map(lambda leaf: leaf[0], messages)
         added = "add(inbox, row, message, weight) -> inbox"
         weight = jnp.zeros((), jnp.result_type(float))
@@ -45,7 +46,7 @@ def shapes_of_message(
 
 
 def _pushed(
-    node: PeerAlgorithm, client: ClientAlgorithm, row: Any, params: Params, key: Key, pool: tuple[Any, Any]
+    node: PeerAlgorithm, client: ClientAlgorithm, row: Any, params: Params, event: Event, pool: tuple[Any, Any]
 ) -> tuple[Any, Any]:
     """The row after a training without local steps, and the messages that the node pushes."""
     begin = returned("peer.start", "start(row) -> Message", node.start, row)
@@ -53,8 +54,8 @@ def _pushed(
     begin = begin._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
     state, zero = client.init(params), jnp.int32(0)
     rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
-    upload, _ = client.finish(client.begin(key, begin, state, rows), begin, state)
-    pushed = returned("peer.push", _PUSH, node.push, row, upload, Event(key, jnp.ones((), jnp.result_type(float))))
+    upload, _ = client.finish(client.begin(event.key, begin, state, rows), begin, state)
+    pushed = returned("peer.push", _PUSH, node.push, row, upload, event)
     fits(isinstance(pushed, tuple) and len(pushed) == 3, "peer.push", pushed, "(row, messages, columns)")
     after, messages, columns = pushed
     alike("peer.push's row", after, row, "a row", "as peer.init")

@@ -91,9 +91,12 @@ class PeerBuffers(NamedTuple):
 
 # --- one event -------------------------------------------------------------------------------
 def mixed(
-    peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, entries: tuple[Array, Array]
+    peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, position: Array, entries: tuple[Array, Array]
 ) -> tuple[State, Array]:
-    """The node's row after it has mixed inbox entries ``entries[0] .. entries[1]-1``, and how many it refused."""
+    """The node's row after the event at ``position`` has mixed inbox entries ``entries[0] .. entries[1]-1``.
+
+    Also how many of them it refused.
+    """
 
     def one(d: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         inbox, refused = carry
@@ -106,12 +109,17 @@ def mixed(
         return tree.when(good, added, inbox), refused + jnp.logical_not(good).astype(jnp.int32)
 
     inbox, refused = jax.lax.fori_loop(*entries, one, (peer.open(row), jnp.int32(0)))
-    return peer.wake(row, inbox), refused
+    return peer.wake(row, inbox, event_of(tables, position)), refused
 
 
 def key_of(tables: PeerTables, position: Array) -> Key:
     """The key of the event at ``position``."""
     return job_key(tables.key[0], tables.client[position], tables.number[position])
+
+
+def event_of(tables: PeerTables, position: Array) -> Event:
+    """What a node knows of its event at ``position``."""
+    return Event(key_of(tables, position), tables.mass[position])
 
 
 def message_of(peer: PeerAlgorithm, row: State, number: Array) -> Message:
@@ -133,7 +141,7 @@ def ended(
     message = message_of(peer, woken.row, tables.number[position])
     yes, no = jnp.bool_(True), jnp.bool_(False)
     upload, after, norm, accepted, info = finished(client, work, message, before, tables.norm_limit, no, yes)
-    row, messages, columns = peer.push(woken.row, upload, Event(key_of(tables, position), tables.mass[position]))
+    row, messages, columns = peer.push(woken.row, upload, event_of(tables, position))
     both = set(columns) & set(info) | (set(columns) | set(info)) & set(RESERVED)
     check.require(not both, "columns of peer.push and client.info", sorted(both), "named differently")
     columns = {**info, **columns, "refused_messages": woken.refused}
@@ -199,7 +207,9 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
             seen = _probed(what, tables, slots, rows, position, active)
             begins = tables.inbox_bounds[position]
             ends = jnp.where(active, tables.inbox_bounds[position + 1], begins)
-            rows, refused = jax.vmap(lambda row, *entries: mixed(peer, tables, slots, row, entries))(rows, begins, ends)
+            rows, refused = jax.vmap(
+                lambda row, position, *entries: mixed(peer, tables, slots, row, position, entries)
+            )(rows, position, begins, ends)
             keys = jax.vmap(lambda position: key_of(tables, position))(position)
             work = jax.vmap(begin, in_axes=(0, 0, 0, 0, one, 0))(keys, rows, number, before, data, steps)
             return Woken(rows, refused, seen), before, work
@@ -235,7 +245,7 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
             rows = jax.tree.map(lambda leaf: leaf[None], row)
             seen = _probed(what, tables, slots, rows, position[None], jnp.ones(1, jnp.bool_))
             entries = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
-            row, refused = mixed(peer, tables, slots, row, entries)
+            row, refused = mixed(peer, tables, slots, row, position, entries)
             woken = Woken(row, refused, jax.tree.map(lambda leaf: leaf[0], seen))
             message, key = message_of(peer, row, number), key_of(tables, position)
             work = run_steps(client, key, message, before, client_data(tables, position), tables.steps[position])
@@ -288,7 +298,7 @@ def one_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffe
     peer, client = what.at(tables)
     before, zero = client.init(params), jnp.int32(0)
     row = peer.init(params)
-    woken = Woken(peer.wake(row, peer.open(row)), zero, {})
+    woken = Woken(peer.wake(row, peer.open(row), event_of(tables, zero)), zero, {})
     message = message_of(peer, woken.row, zero)._replace(local_steps=zero)
     work = client.begin(tables.key[0], message, before, client_data(tables, zero))
     messages = ended(peer, client, tables, woken, before, work, zero)[0]

@@ -41,11 +41,17 @@ def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
         added = bound(peer, hyper).add(inbox, row, message, weight)
         return tree.where(refused, inbox, added), refused
 
-    named = {name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS}
-    return {name: jax.jit(function) for name, function in (named | {"add": add}).items()}
+    named: dict[str, Callable[..., Any]] = {
+        name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS
+    }
+
+    def wake(hyper: Any, row: State, inbox: State, root: Key, who: Any, number: Any, mass: Any) -> State:
+        return bound(peer, hyper).wake(row, inbox, Event(job_key(root, who, number), mass))
+
+    return {name: jax.jit(function) for name, function in (named | {"add": add, "wake": wake}).items()}
 
 
-_FUNCTIONS = ("init", "open", "wake", "params")
+_FUNCTIONS = ("init", "open", "params")
 
 
 @lru_cache(maxsize=64)
@@ -109,12 +115,13 @@ class _Nodes:
             self.readers[pair] -= 1
             if not self.readers[pair]:
                 del self.messages[pair]
-        row = self.peer["wake"](self.hyper, row, inbox)
+        mass = jnp.asarray(self.mass[e], self.real)
+        row = self.peer["wake"](self.hyper, row, inbox, self.key, np.int32(who), s.number[e], mass)
         x, y, order = self.pool
         part = ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
         self.rows[who], self.kept[who], messages, record = self.train(
             self.hyper, self.key, row, self.kept[who], part, np.int32(who), s.number[e], s.local_steps[e],
-            jnp.asarray(self.mass[e], self.real), self.limit,
+            mass, self.limit,
         )  # fmt: skip
         for fragment in range(s.fragments):
             if self.readers.get((e, fragment)):

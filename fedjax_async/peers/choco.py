@@ -62,7 +62,8 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
         change = jax.tree.map(lambda total, q: total + weight.astype(total.dtype) * q, inbox.change, decoded)
         return Inbox(change, inbox.weight + weight.astype(inbox.weight.dtype))
 
-    def wake(row: Node, inbox: Inbox) -> Node:
+    def wake(row: Node, inbox: Inbox, event: Event) -> Node:
+        del event
         others = jax.tree.map(jnp.add, row.others, inbox.change)
 
         def pull(other: Array, own: Array) -> Array:

@@ -9,7 +9,7 @@ from fedjax_async.types import Array, Key, Message, Params, State
 
 
 class Event(NamedTuple):
-    """What a node knows of its compute event when it sends."""
+    """What a node knows of its compute event when it mixes and when it sends."""
 
     key: Key  # of the job, the same as the client's ``begin`` gets
     mass: Any  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
@@ -21,9 +21,9 @@ class PeerAlgorithm(NamedTuple):
     A *row* is all that a node keeps between events, beside the state of its local training. A compute event is
 
     1. ``inbox = open(row)``; then ``inbox = add(inbox, row, message, weight)`` for each message of the inbox; then
-       ``row = wake(row, inbox)``. The weights are planned by the clock (``PeerSchedule.weight``): the row's model
-       becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: the node's own model
-       stands in its place.
+       ``row = wake(row, inbox, event)``. The weights are planned by the clock (``PeerSchedule.weight``): the row's
+       model becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: the node's own
+       model stands in its place.
     2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
     3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
        of leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
@@ -37,7 +37,7 @@ class PeerAlgorithm(NamedTuple):
     init: Callable[[Params], State]
     open: Callable[[State], State]
     add: Callable[[State, State, Any, Array], State]
-    wake: Callable[[State, State], State]
+    wake: Callable[[State, State, Event], State]
     start: Callable[[State], Message]
     push: Callable[[State, Any, Event], tuple[State, Any, Mapping[str, Array]]]
     params: Callable[[State], Params]

@@ -79,7 +79,7 @@ def divshare(stays: Stays, *, omega: float = 0.2, cut_seed: int = 0) -> PeerAlgo
         init=lambda params: params,
         open=lambda row: no_change(row, stays),
         add=add,
-        wake=changed,
+        wake=lambda row, inbox, event: changed(row, inbox),
         start=Message,
         push=push,
         params=lambda row: row,

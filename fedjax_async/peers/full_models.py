@@ -45,7 +45,7 @@ def _full_models(stays: Stays, step: Callable[[Params, Array], Params]) -> PeerA
         init=lambda params: params,
         open=lambda row: no_change(row, stays),
         add=lambda inbox, row, message, weight: change_towards(inbox, row, message, weight, stays),
-        wake=changed,
+        wake=lambda row, inbox, event: changed(row, inbox),
         start=Message,
         push=push,
         params=lambda row: row,

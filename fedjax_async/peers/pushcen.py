@@ -15,6 +15,7 @@ from fedjax_async.peers.contract import Event, PeerAlgorithm
 from fedjax_async.peers.full_models import Stays, change_towards, changed, no_change
 from fedjax_async.types import Array, Message, Params, Path, Traced
 
+_FIRST = 2**31 + 3  # folded into the key of a node's first event: the clustering of the mean of its messages
 SHORTCUTS = ("shortcut", "downsample")  # layers whose weights the released code sends as they are
 
 
@@ -47,8 +48,9 @@ def pushcen(
       k: K centroids a layer.
       max_iter, tolerance: of the clustering.
       reference: ``paper``, or ``released``: the dictionary is that of the first clustering until messages come, and
-        ``G <- (s_i V_i + sum sigma_j V_j) / S`` with the table V_i of the node's latest message; another clustering;
-        weights of shortcuts are sent as they are.
+        ``G <- (s_i V_i + sum sigma_j V_j) / S`` with the table V_i of the node's latest message. If a node has messages
+        before it has sent any, its model becomes a mean of them (planned by the exchange), and G is the table of a
+        clustering of this mean. Another clustering; weights of shortcuts are sent as they are.
 
     Its clients are those of ``local.anchored_training``, which get G in the message's ``extra``. Records
     ``quantisation_error``, ``||w_hat - w||``. Source: PushCen-ADFL (2026), algorithms 1 to 3. Deviation: the
@@ -82,9 +84,9 @@ def pushcen(
         change = change_towards(inbox.change, row.params, decoded, weight, stays)
         return Inbox(change, tables, inbox.weight + weight.astype(inbox.weight.dtype))
 
-    def wake(row: Node, inbox: Inbox) -> Node:
+    def wake(row: Node, inbox: Inbox, event: Event) -> Node:
         base = row.own if released else row.dictionary
-        heard = inbox.weight > 0
+        heard, params = inbox.weight > 0, changed(row.params, inbox.change)
 
         def mixed(old: Array, base: Array, total: Array, known: Array) -> Array:
             weight = inbox.weight.astype(total.dtype)
@@ -94,9 +96,14 @@ def pushcen(
         tables = jax.tree.map(
             lambda old, own, total: mixed(old, own, total, base.known), row.dictionary.tables, base.tables, inbox.tables
         )
-        return row._replace(
-            params=changed(row.params, inbox.change), dictionary=Dictionary(tables, row.dictionary.known | heard)
-        )
+        if released:
+            key = jax.random.fold_in(event.key, _FIRST)
+            tables = jax.lax.cond(
+                heard & ~base.known,
+                lambda: clustered(params, row.dictionary, key, rules).tables,  # not known: from random entries
+                lambda: tables,
+            )
+        return row._replace(params=params, dictionary=Dictionary(tables, row.dictionary.known | heard))
 
     def push(row: Node, upload: Params, event: Event) -> tuple[Node, Any, Mapping[str, Array]]:
         dictionary = row.dictionary

@@ -22,7 +22,29 @@ from tests.clock.swift_by_hand import coefficients_by_hand
 PUSH, ARRIVE, MIX = 0, 1, 2
 
 
-def events_of(scenario, enough=400):
+def scheduled(events, moment):
+    """Sort (client, number, start, end) by ``moment``, simultaneous ones in the order of an event queue.
+
+    An event enters the queue when its node comes online (which goes before all else at that moment, in the order in
+    which nodes went offline) or when the node's previous event is taken from it.
+    """
+    at = {(client, number): (start, end) for client, number, start, end in events}
+
+    def enters(event):
+        client, number = event
+        start, previous = at[event][0], at.get((client, number - 1), (0.0, -math.inf))[1]
+        if previous == start:
+            return start, 1, leaves((client, number - 1))
+        return start, 0, (previous, leaves((client, number - 1)) if number else client)
+
+    def leaves(event):
+        return at[event][1], enters(event)
+
+    key = enters if moment == "start" else leaves
+    return sorted(events, key=lambda event: key(event[:2]))
+
+
+def events_of(scenario, ties, enough=400):
     """Lists of (client, number, start, end) of the events within the budget; each node by itself."""
     window = together([source.interval for source in scenario.conditions.availability])
     outcome_of = job_outcomes(scenario.conditions)
@@ -46,7 +68,7 @@ def events_of(scenario, enough=400):
             else:
                 time = max(outcome.client_free, math.nextafter(time, math.inf))
     events = [event for event in events if event[3] <= horizon]
-    events.sort(key=lambda event: (event[3], event[0]))
+    events = scheduled(events, "end") if ties == "scheduled" else sorted(events, key=lambda event: (event[3], event[0]))
     return events[: int(min(most, len(events)))]
 
 
@@ -106,18 +128,21 @@ class Pushing:
 def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, in one piece)
     """``kind``: push_sum, mean, divshare, swift, alone. The columns of a ``PeerSchedule``, as lists."""
     scenario = world.scenario
+    ties = "scheduled" if options.get("reference") == "released" else "client"
+    found = events_of(scenario, ties)
+    at = 2 if aggregate_at == "start" else 3
+    ordered = scheduled(found, aggregate_at) if ties == "scheduled" else sorted(found, key=lambda e: (e[at], e[0]))
     events = [
         SimpleNamespace(client=c, number=n, turn=n, start=a, end=b, mixed_at=a if aggregate_at == "start" else b)
-        for c, n, a, b in events_of(scenario)
+        for c, n, a, b in ordered
     ]
-    events.sort(key=lambda event: (event.mixed_at, event.client))
     fragments = int(1 / options["omega"]) if kind == "divshare" else 1
     nodes = [SimpleNamespace(mass=1.0, buffer=[], aside=[], last={}) for _ in range(scenario.num_clients)]
     online, pushing = is_online(scenario), Pushing(world, fragments)
     heap = []
     for index, event in enumerate(events):
         event.inbox, event.mass, event.degree = [], 1.0, 0
-        heapq.heappush(heap, (event.mixed_at, MIX, event.client, index))
+        heapq.heappush(heap, (event.mixed_at, MIX, index, index))
         if aggregate_at == "start":
             heapq.heappush(heap, (event.end, PUSH, index, index))
     pushes, unsent = [], [0.0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import tree
@@ -29,7 +29,7 @@ from fedjax_async.compress import (
     wcp,
     wire_bytes,
 )
-from fedjax_async.compress.clustering import random_entries
+from fedjax_async.compress.clustering import nearest, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
 
@@ -92,8 +92,8 @@ def test_identities(kind, seed, k):
         assert table[0] == 0 and (np.diff(table[1:]) >= 0).all()
         x_hat = np.asarray(once[layer]["kernel"])
         np.testing.assert_array_equal(x_hat, lookup(again)[layer]["kernel"])
-        nearest = np.abs(x[..., None] - table).min(axis=-1)
-        np.testing.assert_allclose(np.abs(x - x_hat), nearest, atol=1e-6)
+        distance = np.abs(x[..., None] - table).min(axis=-1)
+        np.testing.assert_allclose(np.abs(x - x_hat), distance, atol=1e-6)
 
 
 @settings(max_examples=40)
@@ -103,26 +103,50 @@ def test_identities(kind, seed, k):
     k=st.sampled_from([2, 9]),
     max_iter=st.sampled_from([1, 3, 20]),
     tolerance=st.sampled_from([0.0, 0.05, 0.4]),
-    reference=st.sampled_from(["paper", "released"]),
+    repeated=st.booleans(),
 )
-def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, reference):
-    """No vectors with ties for the released code: it subtracts the mean, so equal numbers differ by rounding."""
-    assume(reference == "paper" or kind in ("gaussian", "heavy tails"))
+def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, repeated):
     with jax.enable_x64(True):
         x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
         start = np.sort(rng.normal(size=k - 1))
+        start[: k // 2] = start[0] if repeated else start[: k // 2]
         params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
-        init = {"kernel": jnp.append(0.0, start)}
-        found = encoded(k, reference)(params, init, key, max_iter, tolerance)
+        slot_0 = rng.normal()  # has no effect
+        found = encoded(k)(params, {"kernel": jnp.append(slot_0, start)}, key, max_iter, tolerance)
+        x_hat, table = textbook.weight_clusters(x, start, max_iter=max_iter, tolerance=tolerance)
+        np.testing.assert_allclose(found.tables["kernel"], table, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(lookup(found)["kernel"].ravel(), x_hat, rtol=1e-12, atol=1e-14)
+
+
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(["gaussian", "heavy tails"]),  # the mean is subtracted: equal numbers would differ by rounding
+    seed=st.integers(0, 999),
+    k=st.sampled_from([2, 9]),
+    max_iter=st.sampled_from([1, 3, 20]),
+    tolerance=st.sampled_from([0.0, 0.05, 0.4]),
+    start=st.sampled_from(["zero in slot 0", "a sorted table", "equal centroids"]),
+)
+def test_the_released_code_against_a_kmeans_of_slots(kind, seed, k, max_iter, tolerance, start):
+    with jax.enable_x64(True):
+        x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
+        table = np.sort(rng.normal(size=k))
+        if start == "zero in slot 0":
+            table[0] = 0.0
+        if start == "equal centroids":
+            table[k // 2 :] = table[-1]
+        params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
+        found = encoded(k, "released")(params, {"kernel": jnp.asarray(table)}, key, max_iter, tolerance)
         layer = jax.random.fold_in(key, 2**31)
 
         def drawn(t):
             return np.asarray(random_entries(jax.random.fold_in(layer, t), jnp.asarray(x - x.mean()), k))
 
-        options = {"released": reference == "released", "drawn": drawn, "max_iter": max_iter, "tolerance": tolerance}
-        x_hat, table = textbook.weight_clusters(x, start, **options)
-        np.testing.assert_allclose(found.tables["kernel"], table, rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(lookup(found)["kernel"].ravel(), x_hat, rtol=1e-12, atol=1e-14)
+        options = {"drawn": drawn, "max_iter": max_iter, "tolerance": tolerance}
+        sorted_table, index = textbook.released_clusters(x, table, **options)
+        np.testing.assert_allclose(found.tables["kernel"], sorted_table, rtol=1e-12, atol=1e-14)
+        decoded = lookup(found)["kernel"].ravel()
+        np.testing.assert_allclose(decoded, sorted_table[index], rtol=1e-12, atol=1e-14)
 
 
 def test_the_released_code_loses_the_mean_of_a_layer():
@@ -135,12 +159,34 @@ def test_the_released_code_loses_the_mean_of_a_layer():
     assert error["paper"] < 0.08 and 0.42 < error["released"] < 0.48
 
 
-def test_the_released_code_starts_from_a_table_without_its_lowest_centroid():
-    kernel = jnp.asarray(np.float32([-2, -1, 1, 2])).reshape(2, 2)
-    table = jnp.array([-2.0, -1.0, 0.0, 1.0, 2.0])
-    found = encoded(5, "released")({"kernel": kernel}, {"kernel": table}, KEY, 0)
-    np.testing.assert_array_equal(found.tables["kernel"], [-1, 0, 0, 1, 2])
-    np.testing.assert_array_equal(lookup(found)["kernel"].ravel(), [-1, -1, 1, 2])
+@pytest.mark.parametrize(
+    ("max_iter", "table", "decoded"),
+    [
+        # All three centroids take part; their means are -1, -0.1 and 1.1, and then slot 0 becomes zero.
+        (1, [-0.1, 0, 1.1], [-0.1, -0.1, -0.1, 0, 1.1, 1.1]),
+        # Slot 1 has the three lowest entries: -2.3 / 3. Then -0.3 is nearer to zero, and the other two remain: -1.
+        (2, [-2.3 / 3, 0, 1.1], [-2.3 / 3, -2.3 / 3, 0, 0, 1.1, 1.1]),
+        (3, [-1, 0, 1.1], [-1, -1, 0, 0, 1.1, 1.1]),
+    ],
+)
+def test_a_warm_start_of_the_released_code_by_hand(max_iter, table, decoded):
+    """Slot 0 is -1 in the first assignment, and zero from the first update on."""
+    kernel = jnp.array([[-1.1, -0.9, -0.3], [0.1, 1.0, 1.2]])
+    found = encoded(3, "released")({"kernel": kernel}, {"kernel": jnp.array([-1.0, 0.0, 1.0])}, KEY, max_iter)
+    np.testing.assert_allclose(found.tables["kernel"], table, atol=1e-6)
+    np.testing.assert_allclose(lookup(found)["kernel"].ravel(), decoded, atol=1e-6)
+
+
+def test_equal_centroids_send_all_entries_to_the_lower_one():
+    kernel = jnp.array([[-2.0, -1.0], [1.0, 2.0]])
+    found = encoded(3)({"kernel": kernel}, {"kernel": jnp.array([0.0, 1.0, 1.0])}, None, 1)
+    np.testing.assert_array_equal(found.tables["kernel"], [0, 1, 1.5])  # the higher one is empty and keeps its value
+    refilled = encoded(3, "released")({"kernel": kernel}, {"kernel": jnp.array([-1.0, 1.0, 1.0])}, KEY, 1)
+    (drawn,) = set(refilled.tables["kernel"].tolist()) - {0.0, 1.5}
+    assert drawn in {-2, -1, 1, 2}  # an empty one gets a random entry
+    index, value = nearest(jnp.array([-3.0, -0.1, 0.0, 0.1, 0.6, 9.0]), jnp.array([-1.0, 0, 0, 0, 1, 1]))
+    np.testing.assert_array_equal(index, [0, 1, 1, 1, 4, 4])
+    np.testing.assert_array_equal(value, [-1, 0, 0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

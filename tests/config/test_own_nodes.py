@@ -29,7 +29,11 @@ def test_a_factory_that_takes_stays_is_a_method_without_a_server():
     def mine(stays, *, step: Traced = 0.5):
         """Nodes with their inbox scaled by ``step``."""
         plain = full_models(stays)
-        return plain._replace(wake=lambda row, inbox: plain.wake(row, jax.tree.map(lambda leaf: step * leaf, inbox)))
+
+        def wake(row, inbox, event):
+            return plain.wake(row, jax.tree.map(lambda leaf: step * leaf, inbox), event)
+
+        return plain._replace(wake=wake)
 
     found = prepare(Settings(**WORLD, method="mine:step=0.3"))
     usual = prepare(Settings(**WORLD, method="async_dfedavg", topology="ring"))
@@ -79,7 +83,16 @@ def one_message(row):
     ("field", "function", "message"),
     [
         ("init", lambda params: params[0], r"peer.init: must be a function init\(params\) -> row; it raised KeyError"),
-        ("wake", lambda row, inbox: {"a": 1}, r"peer.wake returned .*: must return a row of the structure .*peer.init"),
+        (
+            "wake",
+            lambda row, inbox, event: {"a": 1},
+            r"peer.wake returned .*: must return a row of the structure .*peer.init",
+        ),
+        (
+            "wake",
+            lambda row, inbox: row,
+            r"peer.wake: must be a function wake\(row, inbox, event\) -> row; it raised TypeError",
+        ),
         ("add", lambda inbox, row, message, weight: weight, "peer.add returned .*: must return an inbox of the struct"),
         ("add", lambda inbox, row, message, weight: message["no"], r"peer.add: must be .* it raised KeyError: 'no'"),
         ("start", lambda row: row, "peer.start returned .*: must return a Message"),

@@ -101,7 +101,10 @@ AVERAGE = full_models(nothing_stays)
 
 @functools.cache
 def halves():
-    """Two fragments, hidden and output layer, padded to one length. The row counts the mixed messages."""
+    """Two fragments, hidden and output layer, padded to one length.
+
+    The row counts the mixed messages, and has what the event told the node when it mixed.
+    """
 
     def flat(params, part):
         leaves = jax.tree.leaves(params[part])
@@ -115,23 +118,27 @@ def halves():
         chosen = (jnp.arange(2, dtype=jnp.int32) == which)[:, None]
         return total + jnp.where(chosen, weight.astype(total.dtype) * (values[None] - own), 0), count + 1
 
-    def wake(row, inbox):
+    def wake(row, inbox, event):
         change = {}
         for i, part in enumerate(("hidden", "output")):
             leaves, structure = jax.tree.flatten(row[0][part])
             ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
             pieces = jnp.split(inbox[0][i, : sum(leaf.size for leaf in leaves)], ends)
             change[part] = jax.tree.unflatten(structure, [p.reshape(x.shape) for p, x in zip(pieces, leaves)])
-        return jax.tree.map(jnp.add, row[0], change), row[1] + inbox[1]
+        return jax.tree.map(jnp.add, row[0], change), row[1] + inbox[1], told(event)
+
+    def told(event):
+        return jnp.stack([jnp.asarray(event.mass, jnp.result_type(float)), jax.random.uniform(event.key)])
 
     def push(row, upload, event):
         params = jax.tree.map(jnp.add, row[0], upload)
         values = jnp.stack([flat(params, "hidden"), flat(params, "output")])
-        columns = {"mixed": row[1], "mass_seen": event.mass, "drawn": jax.random.uniform(event.key)}
-        return (params, row[1]), (jnp.arange(2, dtype=jnp.int32), values), columns
+        now = told(event)
+        columns = {"mixed": row[1], "mass_seen": now[0], "drawn": now[1], "told": (row[2] == now).all()}
+        return (params, *row[1:]), (jnp.arange(2, dtype=jnp.int32), values), columns
 
     return PeerAlgorithm(
-        init=lambda params: (params, jnp.int32(0)),
+        init=lambda params: (params, jnp.int32(0), jnp.zeros(2)),
         open=lambda row: (jnp.zeros((2, 64)), jnp.int32(0)),
         add=add,
         wake=wake,

@@ -24,6 +24,10 @@ from tests.engine.test_peer_waves import same
 
 ANCHORED = anchored_training(MODEL, optimizer=optax.adam(0.05), batch_size=4)
 PUSHCEN, FULL, SGP = pushcen(nothing_stays, k=4), full_models(nothing_stays), sgp(nothing_stays)
+RELEASED = (
+    pushcen(nothing_stays, k=4, reference="released"),
+    anchored_training(MODEL, optimizer=optax.adam(0.05), batch_size=4, reference="released", mask=False),
+)
 DIVSHARE, CHOCO = divshare(nothing_stays, omega=0.4), choco(nothing_stays, topk(ratio=0.3))
 POLICIES = ("carry", "merge", "discard")
 GRAPHS = ("gossip:receivers=2", "ring:directed=true", "exponential", "star", "random_regular:degree=3")
@@ -32,6 +36,11 @@ CONDITIONS = ({}, {"availability": "joins:share=0.4,by=4", "faults": "drop:proba
 # method -> (peer, client, exchanges, topologies)
 METHODS = {
     "pushcen": (PUSHCEN, ANCHORED, [f"push_sum:capacity=2,policy={policy}" for policy in POLICIES], GRAPHS),
+    "pushcen as released": (
+        *RELEASED,
+        [f"push_sum:policy={policy},aggregate_at=end,reference=released" for policy in ("discard", "merge")],
+        GRAPHS[:1],
+    ),
     "full push-sum": (FULL, client(), [f"push_sum:capacity=2,policy={policy}" for policy in POLICIES], GRAPHS),
     "async_dfedavg": (FULL, client(), ["mean", "mean:policy=merge,aggregate_at=end"], GRAPHS),
     "swift": (FULL, client(), ["swift", "swift:every=2"], ("ring", "star", "random_regular:degree=3")),

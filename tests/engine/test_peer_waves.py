@@ -65,6 +65,7 @@ def test_engine_equals_oracle(name, batching):
     assert moved.max() > 1e-3, "the nodes must differ, or the comparison shows nothing"
     assert (want.records["refused_messages"].sum() > 0) == ("corrupt" in PLANS[name])
     assert have.counters["mean_width"] > 1.5
+    assert want.records.get("told", np.True_).all(), "mixing and pushing must be told the same of an event"
 
 
 @pytest.mark.parametrize("options", [{"order": "moments"}, {"lanes": 1, "max_width": 1}])

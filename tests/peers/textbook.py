@@ -8,12 +8,16 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.compress import centroids
+from fedjax_async.compress.clustering import random_entries
 from fedjax_async.local import job_key
 from fedjax_async.local.anchored import _CLUSTERING
 from fedjax_async.local.batches import seed_of
+from fedjax_async.peers.pushcen import _FIRST
+from tests.compress.textbook import released_clusters
 from tests.local.textbook import batches, gradient
 
 LAMBDA, K, LR, BATCH = 0.3, 4, 0.05, 4
@@ -48,9 +52,11 @@ def drawn(w, key, reference="paper"):
 
 
 @jax.jit
-def released_wcp(params, tables, key):
-    """The clustering of the released code, which is tested with the compressors."""
-    return centroids.wcp(params, K, init=tables, key=key, reference="released")
+def refills(w, key):
+    """Random entries for empty clusters [3, K], as the package draws them under the key of a job."""
+    own = jax.random.fold_in(jax.random.fold_in(key, _CLUSTERING), 2**31)
+    x = w.ravel() - w.mean()
+    return jnp.stack([random_entries(jax.random.fold_in(own, t), x, K) for t in range(3)])
 
 
 # --- local training -------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ class Full:
     def __init__(self, w, b, masses=False):
         self.w, self.b, self.masses, self.optimizer = w, b, masses, Sgd()
 
-    def mix(self, inbox):
+    def mix(self, inbox, key):
         self.w, self.b = (own + sum(c * (m[i] - own) for m, c in inbox) for i, own in enumerate((self.w, self.b)))
 
     def fit(self, x, y, groups, key, mass):
@@ -123,23 +129,23 @@ class PushCen(Full):
         self.optimizer, self.released, self.mask = Adam(), released, mask
         self.g = self.v = None
 
-    def mix(self, inbox):
+    def mix(self, inbox, key):
         total = sum(c for _, c in inbox)
         base = self.v if self.released else self.g
-        if inbox:
+        super().mix([((m[0][m[1]].reshape(self.w.shape), m[2]), c) for m, c in inbox], key)
+        if inbox and self.released and base is None:  # before any training; ``w`` is the mean of the messages now
+            self.g = self.cluster(self.w, jax.random.fold_in(key, _FIRST))[0]
+        elif inbox:
             spoken = sum(c * m[0] for m, c in inbox)
             self.g = spoken / total if base is None else (1 - total) * base + spoken
-        super().mix([((m[0][m[1]].reshape(self.w.shape), m[2]), c) for m, c in inbox])
 
     def cluster(self, w, key):
         reference = "released" if self.released else "paper"
-        start = drawn(w, key, reference) if self.g is None else self.g[1:]
+        start = np.append(0.0, drawn(w, key, reference)) if self.g is None else self.g
         if not self.released:
-            return kmeans(w, start)
-        own = jax.random.fold_in(key, _CLUSTERING)
-        tables = {"w": np.append(0.0, start), "b": None}
-        found = released_wcp({"w": w, "b": self.b}, tables, own)
-        return np.asarray(found.tables["w"]), np.asarray(found.indices["w"]).ravel()
+            return kmeans(w, start[1:])
+        rows = np.asarray(refills(w, key))
+        return released_clusters(w.ravel(), start, drawn=lambda t: rows[t])
 
     def fit(self, x, y, groups, key, mass):
         table, index = self.cluster(self.w, key)
@@ -165,7 +171,7 @@ class DivShare(Full):
         super().__init__(w, b)
         self.pieces = pieces  # of each fragment: the entries of (w, b)
 
-    def mix(self, inbox):
+    def mix(self, inbox, key):
         new = [self.w.ravel().copy(), self.b.copy()]
         for i, own in enumerate((self.w.ravel(), self.b)):
             values: dict[int, list[float]] = {d: [own[d]] for d in range(len(own))}
@@ -189,7 +195,7 @@ class Choco(Full):
         super().__init__(w, b)
         self.keep, self.gamma, self.copy, self.seen = keep, gamma, np.zeros(w.size + b.size), {}
 
-    def mix(self, inbox):
+    def mix(self, inbox, key):
         flat = self.flat()
         for (who, q), _ in inbox:
             self.seen[who] = self.seen.get(who, 0) + q
@@ -212,9 +218,9 @@ def run(schedule, nodes, data, root, who_sends=False):
     for e, i in enumerate(schedule.client):
         entries = range(schedule.inbox_bounds[e], schedule.inbox_bounds[e + 1])
         inbox = [(sent[schedule.source[d], schedule.fragment[d]], schedule.weight[d]) for d in entries]
-        nodes[i].mix(inbox)
-        rows = data.order[data.offset[i] : data.offset[i] + data.size[i]]
         key = job_key(root, i, schedule.number[e])
+        nodes[i].mix(inbox, key)
+        rows = data.order[data.offset[i] : data.offset[i] + data.size[i]]
         seed = tuple(int(word) for word in seed_of(key))
         groups = batches(seed, len(rows), BATCH, int(schedule.local_steps[e]))
         mass = schedule.mass[e] + schedule.sent_mass[schedule.push_event == e].sum()
