@@ -58,6 +58,7 @@ class Schedule(NamedTuple):
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
+    exhausted: bool = False  # whether it ends before its budget because no client will ever be online again
 
     @property
     def staleness(self) -> np.ndarray:
