@@ -58,7 +58,9 @@ class Schedule(NamedTuple):
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
-    exhausted: bool = False  # whether it ends before its budget because no client will ever be online again
+    # whether the budget is not spent, no job is under way, and no client can train until the end: all have left, are
+    # offline or are down after a crash
+    exhausted: bool = False
 
     @property
     def staleness(self) -> np.ndarray:
@@ -309,7 +311,8 @@ class Run(NamedTuple):
     (of all arrivals), unchanged_steps (closed without an accepted upload), rejected (not finite, too large, given
     weight 0 by the rule, or too stale for ``max_staleness``; those too stale have no row in ``updates``),
     trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also
-    attackers and malicious (uploads of attackers); the wave engine adds batches, widths, slots, useful_steps,
+    attackers and malicious (uploads of attackers); in a run that ended before its budget, because no client could train
+    any more, ended_early (a text that says so); the wave engine adds batches, widths, slots, useful_steps,
     executed_steps, programs. ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0),
     client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there,
     and ``params`` are those of the last evaluation. ``best``: with ``keep_best``.

@@ -179,7 +179,7 @@ class Record:
     def schedule(self, *, exhausted: bool = False) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position.
 
-        ``exhausted``: whether no client can ever get a job again, though the budget is not spent.
+        ``exhausted``: see ``Schedule``.
         """
         scenario, client = self._scenario, np.array(self.client, np.int32)
         number = job_numbers(client).astype(np.int32)

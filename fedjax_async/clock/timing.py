@@ -123,7 +123,7 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
         else:
             queue.look(now)
             idle.release(releases, now)
-    return queue.record.schedule(exhausted=budget_left and now == math.inf)
+    return queue.record.schedule(exhausted=budget_left and not events)
 
 
 def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
@@ -189,7 +189,7 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
         queue.look(end)
         idle.release(releases, end)
     else:
-        exhausted = budget_left and now == math.inf
+        exhausted = budget_left and not queue.events  # else uploads may still wait for the end of their window
     return queue.record.schedule(exhausted=exhausted)
 
 
@@ -254,8 +254,11 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
             if queue.asks and queue.decisions.withheld >= fruitless:
                 raise queue.decisions.nothing_uploaded()
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
-            raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
-    return queue.record.schedule(exhausted=start == math.inf)
+            told = " (those that came were corrupt)" if queue.record.corrupt else ""
+            raise ValueError(
+                f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without a sound upload{told}"
+            )
+    return queue.record.schedule(exhausted=budget_left and not queue.events)
 
 
 def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:

@@ -35,7 +35,8 @@ def load_schedule(path: str | Path) -> Schedule:
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
-    All columns are kept, but not whether the schedule was ``exhausted``. A schedule made by hand is checked and completed first, as by ``check_schedule``.
+    All columns are kept, but not whether the schedule was ``exhausted``. A schedule made by hand is checked and
+    completed first, as by ``check_schedule``.
     """
     schedule = check_schedule(schedule)
     arrival_of = np.full(len(schedule.client), -1, np.int64)

@@ -323,7 +323,9 @@ def test_cohorts_are_drawn_uniformly_and_do_not_depend_on_the_delays():
     two = make("cohort:size=3", "rpi", until=Until(steps=4000), num_clients=10)
     np.testing.assert_array_equal(one.client, two.client)
     dispatched, applied = client_counts(one)
-    np.testing.assert_array_equal(dispatched - np.bincount(one.client[-3:], minlength=10), applied)  # but the next round
+    np.testing.assert_array_equal(
+        dispatched - np.bincount(one.client[-3:], minlength=10), applied
+    )  # but the next round
     assert abs(dispatched / 1200 - 1).max() < 0.12
 
 

@@ -468,7 +468,7 @@ def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monk
     s = make(timing, faults=faults, updates=30)
     assert len(s.job) == 30
     assert not s.closes.any()
-    with pytest.raises(ValueError, match=r"not one was applied|without an upload"):
+    with pytest.raises(ValueError, match=r"not one was applied|without a sound upload"):
         make(timing, faults=faults, until=Until(steps=1))
 
 
@@ -507,7 +507,7 @@ def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
     ):
         if timing == "participation" and "delays" in options:
             continue
-        with pytest.raises(ValueError, match=r"not one was applied|without an upload"):
+        with pytest.raises(ValueError, match=r"not one was applied|without a sound upload"):
             make(timing, **({"until": Until(updates=10)} | options))
 
 
