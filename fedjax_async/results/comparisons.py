@@ -80,7 +80,8 @@ def comparison(
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
     rejected, runs that ended before their budget, attackers, and ``malicious`` uploads. If the numbers of gradients and
-    local steps (of all arrivals) differ, both have a column. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    local steps (of all arrivals) differ, both have a column. ``further``: add the other two final values and the
+    target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
