@@ -187,6 +187,10 @@ class Info(NamedTuple):
 class ServerAlgorithm(NamedTuple):
     """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
+    A rule says what an upload changes, not whether it counts: steps are planned before any training. An arrival to
+    which it gives weight 0 still fills its buffer and closes its step. To ignore what is older, use the setting
+    ``max_staleness``: such uploads are dropped before they count.
+
     ``init(params) -> (state, memory)``.
     ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
     ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
