@@ -99,7 +99,7 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
             if kind == FREED:
                 queue.notice(job)
             capacity_freed, client_freed = (True, True) if patient else queue.release(event)[2:]
-            if kind == UPLOAD and budget_left:
+            if kind == UPLOAD and (budget_left or job in queue.withheld):
                 outcome = _APPLIED if patient else queue.judge(job)
                 if outcome in APPLIED:
                     sound = job not in corrupt
