@@ -1,4 +1,4 @@
-"""Warnings about runs: unused uploads, no accepted upload, a correction that never switched, a graph in parts.
+"""Warnings about runs: an early end, unused or rejected uploads, a correction that never switched, a graph in parts.
 
 They are Python warnings; the command line prints one line for each. This file imports neither NumPy nor JAX, because
 the command line imports it when it starts.
@@ -30,6 +30,13 @@ class AllRejected(RunWarning):
     """Every upload of a run was rejected: its model is still the initial one."""
 
 
+class EndedEarly(RunWarning):
+    """A run ended before its budget: no client could train any more, or its own timing's schedule ended."""
+
+
+ENDED_EARLY = "ended_early"  # the counter that says so, and why; other runs do not have it
+
+
 def all_rejected(counters: Counters) -> bool:
     """Whether uploads arrived and none of them was accepted.
 
@@ -41,10 +48,16 @@ def all_rejected(counters: Counters) -> bool:
 
 
 def warn_about(runs: Mapping[str, Counters]) -> None:
-    """Warn of runs with unused uploads, of runs without an accepted upload, and of OrthoDyn runs that never switched.
+    """Warn of runs that ended before their budget, that have unused uploads or no accepted upload, and of OrthoDyn
+    runs that never switched.
 
     One warning for all runs of a kind. ``runs``: name -> counters; a single run may have an empty name.
     """
+    early = {name: counters[ENDED_EARLY] for name, counters in runs.items() if counters.get(ENDED_EARLY)}
+    if early:
+        each = [f"{name}: {text}" if name else str(text) for name, text in early.items()]
+        more = f"; and {len(each) - MOST_NAMES} more runs ended early" if len(each) > MOST_NAMES else ""
+        warnings.warn("; ".join(each[:MOST_NAMES]) + more, EndedEarly, stacklevel=3)
     unused = {name: counters["unused"] for name, counters in runs.items() if counters.get("unused")}
     if unused:
         count = sum(unused.values())

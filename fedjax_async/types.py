@@ -58,6 +58,9 @@ class Schedule(NamedTuple):
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
+    # whether the budget is not spent, no job is under way, and no client can train until the end: all have left, are
+    # offline or are down after a crash
+    exhausted: bool = False
 
     @property
     def staleness(self) -> np.ndarray:
@@ -184,6 +187,10 @@ class Info(NamedTuple):
 class ServerAlgorithm(NamedTuple):
     """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
+    A rule says what an upload changes, not whether it counts: steps are planned before any training. An arrival to
+    which it gives weight 0 still fills its buffer and closes its step. To ignore what is older, use the setting
+    ``max_staleness``: such uploads are dropped before they count.
+
     ``init(params) -> (state, memory)``.
     ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
     ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
@@ -308,7 +315,8 @@ class Run(NamedTuple):
     (of all arrivals), unchanged_steps (closed without an accepted upload), rejected (not finite, too large, given
     weight 0 by the rule, or too stale for ``max_staleness``; those too stale have no row in ``updates``),
     trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also
-    attackers and malicious (uploads of attackers); the wave engine adds batches, widths, slots, useful_steps,
+    attackers and malicious (uploads of attackers); in a run that ended before its budget, because no client could train
+    any more, ended_early (a text that says so); the wave engine adds batches, widths, slots, useful_steps,
     executed_steps, programs. ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0),
     client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there,
     and ``params`` are those of the last evaluation. ``best``: with ``keep_best``.

@@ -15,6 +15,7 @@ from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
 from fedjax_async.config import AdaptiveExperiment, Experiment, PeerExperiment, Prepared, Settings, execute, prepare
+from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
@@ -288,6 +289,7 @@ def plan(arguments: argparse.Namespace) -> None:
         require_picture("gantt", arguments.gantt)
     with precision(settings), planning_bar() as part:
         experiment = prepare(settings, planning=part(0))
+    early = ended_early(experiment.settings, experiment.described, experiment.schedule)
     if isinstance(experiment, PeerExperiment):
         _print_peers(experiment)
         figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
@@ -300,6 +302,7 @@ def plan(arguments: argparse.Namespace) -> None:
     if figure is not None:
         save_figure(figure, Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")
+    notices.warn_about({"": {} if early is None else {notices.ENDED_EARLY: early}})
 
 
 def _print_peers(experiment: PeerExperiment) -> None:

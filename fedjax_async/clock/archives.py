@@ -33,8 +33,13 @@ def is_archive(path: str | Path, kind: Format) -> bool:
         return False
 
 
-def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[str, Any]:
-    """The columns ``names`` of what ``write_archive`` wrote; ``ValueError`` if the file is truncated or foreign."""
+def read_archive(
+    path: str | Path, kind: Format, names: Iterable[str], later: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The columns ``names`` of what ``write_archive`` wrote; ``ValueError`` if the file is truncated or foreign.
+
+    ``later``: columns that older files lack, with the values that these then have.
+    """
     try:
         found = disk.read_npz(Path(path))
     except FileNotFoundError:
@@ -46,6 +51,7 @@ def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[s
     version = found["format_version"].item() if "format_version" in found else None
     if version != kind.version:
         raise ValueError(f"{path}: format version {version}, but only {kind.version} is known")
+    found = dict(later or {}) | found
     wanted = list(names)
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -65,7 +65,9 @@ def make_schedule(
     """
     jobs, arrivals = np.shape(client), np.shape(job)
     given = {"client": client, "closes": _spread(closes, arrivals)}
-    columns = {name: _cast(name, value, (JOBS | ARRIVALS)[name]) for name, value in given.items()}
+    columns: dict[str, Any] = {name: _cast(name, value, (JOBS | ARRIVALS)[name]) for name, value in given.items()}
+    given = {"outcome": outcome, "freed_time": freed_time, "corrupt": corrupt, "copies": copies}
+    optional: dict[str, Any] = {name: np.zeros(0) if value is None else value for name, value in given.items()}
     dispatched_after = _cast("dispatched_after", dispatched_after, np.int64)
     if columns["closes"].shape != arrivals:
         raise ValueError(
@@ -87,10 +89,7 @@ def make_schedule(
             job=job,
             time=time,
             step=closed[:-1] if step is None else step,
-            **{
-                name: np.zeros(0) if value is None else value
-                for name, value in zip(OPTIONAL, (outcome, freed_time, corrupt, copies))
-            },
+            **optional,
         )
     )
 

@@ -36,4 +36,4 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     columns["outcome"] = np.where(through, columns["outcome"], pending).astype(np.int8)
     columns["copies"] = np.where(through, columns["copies"], 0).astype(np.int8)
     of_arrivals = {name: getattr(schedule, name)[:arrivals] for name in ("job", "time", "closes", "step")}
-    return schedule._replace(**columns, **of_arrivals)
+    return schedule._replace(**columns, **of_arrivals, exhausted=False)

@@ -166,8 +166,9 @@ class EventQueue:
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
         self.late = set[int]()  # jobs given up
         self.withheld = set[int]()  # jobs that their clients do not upload
-        # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied.
-        self._fruitless = self._sound = self._corrupt = 0
+        # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied,
+        # and how many of them when the row began.
+        self._fruitless = self._sound = self._corrupt = self._corrupt_before = 0
 
     def announce(self, clients: Collection[int], time: float) -> None:
         """Prepare the intervals of clients that will probably be needed next."""
@@ -357,15 +358,19 @@ class EventQueue:
 
     def _note_fruitless(self) -> None:
         sound = self.record.applied - self._corrupt
-        self._fruitless = self._fruitless + 1 if sound == self._sound else 1
+        if sound != self._sound:
+            self._fruitless, self._corrupt_before = 0, self._corrupt
+        self._fruitless += 1
         self._sound = sound
         if self._fruitless > FRUITLESS:
-            raise fruitless()
+            raise fruitless(self._corrupt - self._corrupt_before)
 
 
-def fruitless() -> ValueError:
-    """The error for a budget that will never be spent."""
-    return ValueError(f"faults, limits: of the last {FRUITLESS} jobs not one was applied, nor will the next be")
+def fruitless(corrupt: int = 0) -> ValueError:
+    """The error for a budget that will never be spent; ``corrupt``: how many of the last uploads came, but corrupt."""
+    told = f" ({'all' if corrupt >= FRUITLESS else corrupt} of their uploads came, but corrupt)" if corrupt else ""
+    sound = "was applied with a sound upload"
+    return ValueError(f"faults, limits: of the last {FRUITLESS} jobs not one {sound}{told}, nor will the next be")
 
 
 def _always(client: int, time: float) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def check_buffer(capacity: int | None, newest: bool, policy: str, aggregate_at: 
 def in_order(computes: Computes, aggregate_at: str, ties: str = "client") -> Events:
     """The events in order of ``mixed_at``, simultaneous ones as ``order_of`` says."""
     order = order_of(computes, aggregate_at, ties)
-    client, number, start, end = (column[order] for column in computes)
+    client, number, start, end = (column[order] for column in computes[:4])
     return Events(client, number, number, start, end, start if aggregate_at == "start" else end)
 
 
@@ -50,10 +50,11 @@ def events_and_pushes(
     setup: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False, ties: str = "client"
 ) -> tuple[Events, Presence, Pushes, float]:
     """Events, presence and pushes of nodes that train whenever they are online; and the moment when the run ends."""
-    events = in_order(compute_events(setup.scenario, ties), aggregate_at, ties)
+    computes = compute_events(setup.scenario, ties)
+    events = in_order(computes, aggregate_at, ties)
     _check_fits(setup, events, fragments)
     end = end_of_run(setup.scenario, events.end)
-    present = presence(setup.scenario, end)
+    present = presence(setup.scenario, end)._replace(exhausted=computes.exhausted)
     return events, present, make_pushes(setup, events, present.online, end, fragments, drop_unsent), end
 
 
@@ -183,4 +184,5 @@ def schedule_of(
         left=present.left,
         fragments=fragments,
         message_bytes=setup.message_bytes,
+        exhausted=present.exhausted,
     )

@@ -25,7 +25,7 @@ from fedjax_async.clock.durations import PREDICTED, DrawDurations, DurationCache
 from fedjax_async.clock.event_queue import FRUITLESS, fruitless
 from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
-from fedjax_async.clock.record import SLACK, Outcome, job_numbers
+from fedjax_async.clock.record import SLACK, Outcome, at_or_before, job_numbers
 from fedjax_async.clock.scenario import Scenario, Until, checked_durations, too_short
 from fedjax_async.types import Schedule
 
@@ -49,13 +49,11 @@ class Arrivals(NamedTuple):
 def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
     """Every ``size`` arrivals are a server step; equals ``timing.plan_buffer`` for a scenario without conditions.
 
-    Jobs that would be sent after the end of the budget are left out: an upload at the very moment at which the budget
-    is spent leads to no dispatch.
+    All uploads of the moment at which the budget is spent lead to a dispatch, also those that it leaves out.
     """
     most, _ = budget(scenario, size)
     arrivals = _arrivals(scenario, size, concurrency, sampling)
-    everything = np.ones(len(arrivals.job), np.bool_)
-    return _schedule(scenario, arrivals, size, concurrency, everything, len(everything) == most)
+    return _schedule(scenario, arrivals, size, concurrency, np.ones(int(min(len(arrivals.job), most)), np.bool_))
 
 
 def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
@@ -75,8 +73,9 @@ def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: s
         fresh = _fresh(_seen_before(arrivals)[arrivals.job], size, most, limit)
         applied = int(fresh.sum())
         if applied == most or len(arrivals.job) < count:
-            arrivals = arrivals._replace(job=arrivals.job[: len(fresh)])
-            return _schedule(scenario, arrivals, size, concurrency, fresh, applied == most)
+            moment = arrivals.upload[arrivals.job]
+            came = at_or_before(moment, moment[len(fresh) - 1]) if applied == most else len(moment)
+            return _schedule(scenario, arrivals._replace(job=arrivals.job[:came]), size, concurrency, fresh)
         count, spent = 4 * count, (1 + spent) / 2
 
 
@@ -121,18 +120,19 @@ def _seen_before(arrivals: Arrivals) -> np.ndarray:
     return np.concatenate([first, np.searchsorted(time, time, side="right")])
 
 
-def _schedule(
-    scenario: Scenario, arrivals: Arrivals, size: int, concurrency: int, fresh: np.ndarray, spent: bool
-) -> Schedule:
-    """The schedule of these arrivals; only the ``fresh`` ones are applied. ``spent``: the last one ends the budget."""
-    came, moment = arrivals.job, arrivals.upload[arrivals.job]
-    sending = int(np.searchsorted(moment, moment[-1])) if spent else len(came)
-    jobs = concurrency + sending
+def _schedule(scenario: Scenario, arrivals: Arrivals, size: int, concurrency: int, fresh: np.ndarray) -> Schedule:
+    """The schedule of these arrivals; only the ``fresh`` ones are applied.
+
+    The arrivals beyond the length of ``fresh`` come at the moment at which the budget is spent, too late to be applied.
+    """
+    moment = arrivals.upload[arrivals.job]
+    jobs = concurrency + len(moment)
     client = arrivals.client[:jobs].astype(np.int32)
     upload = arrivals.upload[:jobs]
-    job, time = came[fresh], moment[fresh]
+    came = arrivals.job[: len(fresh)]
+    job, time = came[fresh], moment[: len(fresh)][fresh]
     first = np.zeros(concurrency, np.int64)
-    dispatched_after = np.concatenate([first, np.searchsorted(time, moment[:sending], side="right")])
+    dispatched_after = np.concatenate([first, np.searchsorted(time, moment, side="right")])
     position = np.arange(1, len(job) + 1)
     outcome = np.full(jobs, Outcome.UNDER_WAY, np.int8)
     outcome[came] = np.where(fresh, np.int8(Outcome.APPLIED), np.int8(Outcome.DROPPED_STALE))
@@ -141,7 +141,7 @@ def _schedule(
         client=client,
         number=arrivals.number[:jobs].astype(np.int32),
         local_steps=scenario.local_steps[client].astype(np.int32),
-        dispatch_time=np.concatenate([np.zeros(concurrency), moment[:sending]]),
+        dispatch_time=np.concatenate([np.zeros(concurrency), moment]),
         upload_time=upload,
         dispatched_after=dispatched_after,
         version=dispatched_after // size,
@@ -190,27 +190,30 @@ def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arri
     pop, replace, next_job = cache.pop, heapq.heapreplace, concurrency
     forecast, next_look = Forecast(scenario.until, scenario.progress), concurrency + EVERY
     events = _known_draws(np.frombuffer(idle, np.int32), pool.positions(count), cache.pop_each)
-    for position, known_client, known_seconds in islice(events, None if most == math.inf else int(most)):
-        now, client, job = heap[0]
-        if now > horizon:
-            break
-        if next_job == next_look:
-            applied, next_look = next_job - concurrency, next_look + EVERY
-            forecast.note(next_job, time=now, updates=applied, steps=applied // size)
-        arrived.append(job)
-        if known_seconds:
-            chosen, upload = known_client, now + known_seconds
-        else:
-            idle[count] = client
-            chosen = idle[position]
-            upload = now + pop(chosen)
-        idle[position] = client
-        if upload <= now:
-            raise too_short(chosen, now)
-        clients.append(chosen)
-        uploads.append(upload)
-        replace(heap, (upload, chosen, next_job))
-        next_job += 1
+    within_budget = islice(events, None if most == math.inf else int(most))
+    for draws in (within_budget, events):  # then those that come at the moment at which the budget is spent
+        for position, known_client, known_seconds in draws:
+            now, client, job = heap[0]
+            if now > horizon:
+                break
+            if next_job == next_look:
+                applied, next_look = next_job - concurrency, next_look + EVERY
+                forecast.note(next_job, time=now, updates=applied, steps=applied // size)
+            arrived.append(job)
+            if known_seconds:
+                chosen, upload = known_client, now + known_seconds
+            else:
+                idle[count] = client
+                chosen = idle[position]
+                upload = now + pop(chosen)
+            idle[position] = client
+            if upload <= now:
+                raise too_short(chosen, now)
+            clients.append(chosen)
+            uploads.append(upload)
+            replace(heap, (upload, chosen, next_job))
+            next_job += 1
+        horizon = min(horizon, now * SLACK)
     columns = [np.array(column) for column in (clients, uploads, arrived)]
     return Arrivals(columns[0], job_numbers(columns[0]), *columns[1:])
 
@@ -305,7 +308,7 @@ def merged(scenario: Scenario, size: int, concurrency: int) -> Arrivals:
     within = np.flatnonzero(time <= horizon)
     order = within[np.lexsort((client[within], time[within]))]
     if len(order) > most:
-        order = order[: int(most)]
+        order = order[: at_or_before(time[order], time[order[int(most) - 1]])]
     arriving, arriving_number = client[order], number[order]
     # Arrival e sends job C + e, so the job of an arrival follows from its client's arrival before.
     by_client = np.argsort(arriving, kind="stable")
@@ -357,7 +360,7 @@ def timelines(
         end = horizon
         if sum(len(times) for _, _, times in columns) >= most:
             together = np.concatenate([times for _, _, times in columns])
-            end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]))
+            end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]) * SLACK)
         lagging = np.flatnonzero(reach <= end)
         if len(lagging):
             done = float(drawn.sum())

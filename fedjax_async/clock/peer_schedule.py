@@ -88,3 +88,4 @@ class PeerSchedule(NamedTuple):
     fragments: int = 1
     message_bytes: int = 0  # of one message (of one fragment), as the plan timed it
     carries: bool = False  # whether the mass of a superseded message moves to the newer one; else it is lost
+    exhausted: bool = False  # as in ``Schedule``: the budget is not spent, but no node can train until the end

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.durations import PREDICTED, DurationCache
-from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, draw_jobs, job_outcomes
+from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, JobOutcome, draw_jobs, job_outcomes
 from fedjax_async.clock.fast_paths import timelines
 from fedjax_async.clock.forecast import Forecast
 from fedjax_async.clock.receivers import Online
@@ -34,12 +34,13 @@ from fedjax_async.clock.segments import bounds_of, search
 
 
 class Computes(NamedTuple):
-    """Compute events that end within the budget, sorted by client and number."""
+    """Compute events that end within the budget, sorted by client and number; ``exhausted``: see ``PeerSchedule``."""
 
     client: np.ndarray  # int64[E]
     number: np.ndarray  # int64[E]
     start: np.ndarray  # float64[E]
     end: np.ndarray  # float64[E]
+    exhausted: bool = False
 
 
 class Presence(NamedTuple):
@@ -50,6 +51,7 @@ class Presence(NamedTuple):
     bounds: np.ndarray  # int64[N + 1]  node i is online in [starts[k], ends[k]) for bounds[i] <= k < bounds[i + 1]
     starts: np.ndarray | None
     ends: np.ndarray | None
+    exhausted: bool = False  # see ``PeerSchedule``
 
     @property
     def online(self) -> Online:
@@ -89,6 +91,7 @@ def compute_events(scenario: Scenario, ties: str = "client") -> Computes:
     :func:`order_of`.
     """
     most, horizon = budget(scenario)
+    idle = False
     if scenario.conditions == NO_CONDITIONS:
         client, number, end = timelines(scenario, scenario.num_clients, most, horizon)
         order = np.lexsort((number, client))
@@ -96,14 +99,15 @@ def compute_events(scenario: Scenario, ties: str = "client") -> Computes:
         start = np.concatenate([[0.0], end[:-1]])
         start[np.flatnonzero(np.diff(client, prepend=-1))] = 0.0
     else:
-        client, start, end = _with_conditions(scenario, most, horizon)
+        client, start, end, idle = _with_conditions(scenario, most, horizon)
     kept = np.flatnonzero(end <= horizon)
+    exhausted = idle and len(kept) < most
     client = client[kept]
     first = np.searchsorted(client, np.arange(scenario.num_clients))
-    found = Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept])
+    found = Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept], exhausted)
     if len(kept) > most:
         within = np.sort(order_of(found, "end", ties)[: int(most)])
-        found = Computes(*(column[within] for column in found))
+        found = Computes(*(column[within] for column in found[:4]), exhausted)
     return found
 
 
@@ -116,7 +120,7 @@ def order_of(computes: Computes, moment: str, ties: str) -> np.ndarray:
     """
     if ties == "client":
         return np.lexsort((computes.client, getattr(computes, moment)))
-    client, _, start, end = (column.tolist() for column in computes)
+    client, _, start, end = (column.tolist() for column in computes[:4])
     online, done = 0, 1  # what happens at a moment, in this order
     queue = [(start[e], online, e, e) for e in np.flatnonzero(np.diff(client, prepend=-1)).tolist()]
     heapq.heapify(queue)
@@ -144,10 +148,16 @@ def end_of_run(scenario: Scenario, end: np.ndarray) -> float:
     return last if len(end) >= most or math.isinf(horizon) else max(last, horizon / SLACK)
 
 
-def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Client, start and end of all events that may fit into the budget, sorted by client."""
+def _with_conditions(
+    scenario: Scenario, most: float, horizon: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    """Client, start and end of all events that may fit into the budget, sorted by client.
+
+    The last value says whether no node is at work at the end of the budget.
+    """
     columns = array("q"), array("d"), array("d")
-    advance = _walk(scenario, columns)
+    worked = np.zeros(scenario.num_clients)  # until when each node has worked
+    advance = _walk(scenario, columns, worked)
     forecast, time = Forecast(scenario.until, scenario.progress), np.zeros(scenario.num_clients)
     reach = horizon
     if most < math.inf:
@@ -169,13 +179,15 @@ def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[n
         reach = min(2 * reach, horizon)
     clients, starts, ends = (np.array(column) for column in columns)
     order = order_by_client(clients)
-    return clients[order], starts[order], ends[order]
+    return clients[order], starts[order], ends[order], bool((worked <= horizon).all())
 
 
-def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[int, float, float], float]:
+def _walk(
+    scenario: Scenario, columns: tuple[array, array, array], worked: np.ndarray
+) -> Callable[[int, float, float], float]:
     """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next may.
 
-    Infinity if the node is never online again.
+    Infinity if the node is never online again. ``worked``: until when each node has worked, on lost events too.
     """
     interval = together([source.interval for source in scenario.conditions.availability])
     job_outcome = job_outcomes(scenario.conditions)
@@ -205,17 +217,25 @@ def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[
                 clients.append(client)
                 starts.append(time)
                 ends.append(outcome.upload)
-                time, fruitless = outcome.upload, 0
+                time = worked[client] = outcome.upload
+                fruitless = 0
                 continue
             fruitless += 1
             if fruitless > FRUITLESS:
                 raise ValueError(f"faults: of the last {FRUITLESS} events of node {client} not one was completed")
             free = outcome.client_free
+            worked[client] = worked_until(outcome, time)
             # A node that goes offline as an event begins would begin it again at the same moment.
             time = free if free > time else math.nextafter(time, math.inf)
         return time
 
     return advance
+
+
+def worked_until(outcome: JobOutcome, start: float) -> float:
+    """Until when a node works on an event that is lost; its ``start`` if it never comes back from a pause."""
+    until = min(outcome.crash, outcome.client_free)
+    return until if until < math.inf else start
 
 
 def presence(scenario: Scenario, until: float) -> Presence:

@@ -89,7 +89,8 @@ def plan(
         raise NothingArrives(str(decisions.nothing_uploaded()))
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
-        reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"
+        gone = ": no client is online for long enough" if schedule.exhausted else ""
+        reason = f"the first upload takes {first:.6g} s" if first < np.inf else f"nothing is ever uploaded{gone}"
         raise NothingArrives(f"until = {until}: nothing arrives in time; {reason}")
     return schedule
 

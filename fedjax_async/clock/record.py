@@ -176,8 +176,11 @@ class Record:
             staleness=step - closed[np.frombuffer(self._applied_before, np.int64)[job]],
         )
 
-    def schedule(self) -> Schedule:
-        """The record as arrays. Versions and steps are counts of the closed steps before a position."""
+    def schedule(self, *, exhausted: bool = False) -> Schedule:
+        """The record as arrays. Versions and steps are counts of the closed steps before a position.
+
+        ``exhausted``: see ``Schedule``.
+        """
         scenario, client = self._scenario, np.array(self.client, np.int32)
         number = job_numbers(client).astype(np.int32)
         closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
@@ -211,6 +214,7 @@ class Record:
             freed_time=freed_time,
             corrupt=corrupt,
             copies=copies,
+            exhausted=exhausted,
         )
 
 

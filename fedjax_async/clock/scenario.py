@@ -27,7 +27,9 @@ class Until(NamedTuple):
     """The budget: a schedule ends at the first limit that is reached.
 
     ``time`` in virtual seconds (inclusive), ``updates`` in applied arrivals, ``steps`` in closed server steps. If the
-    budget ends within a server step, the arrivals already applied to it are listed with ``closes`` false.
+    budget ends within a server step, the arrivals already applied to it are listed with ``closes`` false. Whichever
+    limit ends it, the schedule has all jobs that the server sends up to its last moment, the replies to the last
+    uploads.
     """
 
     time: float | None = None

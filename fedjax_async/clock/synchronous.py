@@ -20,7 +20,7 @@ from fedjax_async.clock.forecast import Forecast
 from fedjax_async.clock.inboxes import fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
 from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
-from fedjax_async.clock.peer_timelines import budget, end_of_run, presence
+from fedjax_async.clock.peer_timelines import budget, end_of_run, presence, worked_until
 from fedjax_async.clock.receivers import Online
 from fedjax_async.clock.record import Outcome
 from fedjax_async.clock.scenario import Scenario, too_short
@@ -69,6 +69,7 @@ def _is_symmetric(senders: np.ndarray, receivers: np.ndarray) -> bool:
 class _Round(NamedTuple):
     client: np.ndarray  # int64, ascending
     end: np.ndarray
+    worked: float  # until when any node worked, on lost events too
 
 
 def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
@@ -80,7 +81,7 @@ def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
     forecast = Forecast(scenario.until, scenario.progress)
     events: list[Events] = []
     pushes: list[Pushes] = []
-    time, turn = 0.0, 0
+    time, turn, worked = 0.0, 0, 0.0
     while time <= horizon and time < math.inf and planned < most:
         done, after = train(time)
         kept = np.flatnonzero(done.end <= horizon)
@@ -93,7 +94,8 @@ def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
         events.append(one)
         pushes.append(sent._replace(event=sent.event + planned))
         arrived = sent.arrival[np.isfinite(sent.arrival)]
-        time = max(after, float(arrived.max(initial=0.0)))
+        came = float(arrived.max(initial=0.0))
+        time, worked = max(after, came), max(worked, done.worked, came)
         numbers[client] += 1
         planned, turn = planned + len(client), turn + 1
         forecast.note(planned, time=min(time, horizon), updates=planned)
@@ -101,7 +103,8 @@ def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
     sent = Pushes(*(np.concatenate(columns) for columns in zip(*pushes)))
     last = end_of_run(scenario, every.end)
     boxes = fill_inboxes(scenario.num_clients, every, sent, last, policy=policy)
-    return Exchanged(every, presence(scenario, last), sent, boxes)
+    present = presence(scenario, last)._replace(exhausted=planned < most and worked <= horizon)
+    return Exchanged(every, present, sent, boxes)
 
 
 def _among(clients: np.ndarray, num_clients: int) -> Online:
@@ -124,24 +127,27 @@ def _trainer(scenario: Scenario) -> Callable[[float], tuple[_Round, float]]:
         nonlocal fruitless
         client, soonest = everyone[free <= time], float(free[free > time].min(initial=math.inf))
         if interval is not None:
-            begins = np.array([interval(node, time)[0] for node in client.tolist()])
+            begins = np.array([interval(node, time)[0] for node in client.tolist()], np.float64)
             soonest = min(soonest, float(begins[begins > time].min(initial=math.inf)))
             client = client[begins <= time]
         if not len(client):
-            return _Round(client, np.zeros(0)), soonest
+            return _Round(client, np.zeros(0), 0.0), soonest
         drawn = draw_jobs(scenario, client, attempts[client])
         attempts[client] += 1
         if not scenario.conditions.availability and not scenario.conditions.faults:
             end = time + drawn
             if not (end > time).all():
                 raise too_short(int(client[np.argmin(end)]), time)
-            return _Round(client, end), float(end.max())
+            return _Round(client, end, float(end.max())), float(end.max())
+        worked = 0.0
         ends = np.full(len(client), math.inf)
         for k, (node, draw) in enumerate(zip(client.tolist(), drawn.tolist())):
             outcome = job_outcome(node, time, (*draw[:3], False, False) if isinstance(draw, tuple) else draw)
             if outcome.outcome is Outcome.APPLIED:
                 ends[k] = outcome.upload
+                worked = max(worked, outcome.upload)
             else:
+                worked = max(worked, worked_until(outcome, time))
                 free[node] = max(outcome.client_free, math.nextafter(time, math.inf))
                 soonest = min(soonest, float(free[node]))
         came = np.isfinite(ends)
@@ -149,6 +155,6 @@ def _trainer(scenario: Scenario) -> Callable[[float], tuple[_Round, float]]:
         if fruitless > FRUITLESS:
             raise ValueError(f"faults, availability: in {FRUITLESS} rounds not one event was completed")
         after = float(ends[came].max()) if came.any() else soonest
-        return _Round(client[came], ends[came]), after
+        return _Round(client[came], ends[came], worked), after
 
     return train

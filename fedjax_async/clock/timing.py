@@ -6,8 +6,9 @@ conditions other than ``max_staleness``, buffered timings use ``fast_paths.py``:
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
 It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of
-the budget are listed among the jobs, never among the arrivals. ``event_queue.py`` says what is sent when, and
-with which outcome.
+the budget are listed among the jobs, never among the arrivals; so are those that the server sends at the very moment at
+which the budget is spent, the replies to the last uploads, whatever the budget counts. ``event_queue.py`` says what is
+sent when, and with which outcome.
 
 Which uploads count is decided as far as the clock can know. Uploads too late or too stale for the server's limits
 are not arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
@@ -91,14 +92,14 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
     filled, budget_left = 0, True
     queue.look(0.0)
     size = size if size_of is None else size_of()
-    while budget_left and (now := idle.next_event()) <= horizon and now < math.inf:
+    while (now := idle.next_event(horizon)) <= horizon and now < math.inf:
         releases: list[Release] = []
-        while budget_left and events and events[0][0] <= now:
+        while events and events[0][0] <= now:
             _, kind, client, job = event = heappop(events)
             if kind == FREED:
                 queue.notice(job)
             capacity_freed, client_freed = (True, True) if patient else queue.release(event)[2:]
-            if kind == UPLOAD:
+            if kind == UPLOAD and (budget_left or job in queue.withheld):
                 outcome = _APPLIED if patient else queue.judge(job)
                 if outcome in APPLIED:
                     sound = job not in corrupt
@@ -110,18 +111,19 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                         if size_of is not None and budget_left:
                             queue.look(now)
                             size = size_of()
+                    if not budget_left:
+                        horizon = min(horizon, queue.record.end)  # this moment ends as any other: with the replies
                 else:
                     queue.drop(job, outcome)
-            if not releases and budget_left and (not events or events[0][0] > now):
+            if not releases and (not events or events[0][0] > now):
                 queue.look(now)
                 release_one(job, client, capacity_freed, client_freed, now)  # usually the only event now
                 break
             releases.append((job, client, capacity_freed, client_freed))
         else:
-            if budget_left:
-                queue.look(now)
-                idle.release(releases, now)
-    return queue.record.schedule()
+            queue.look(now)
+            idle.release(releases, now)
+    return queue.record.schedule(exhausted=budget_left and not events)
 
 
 def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
@@ -163,7 +165,7 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
     """Every ``length`` seconds are a server step if a sound upload came; see ``window``."""
     idle = idle_clients(scenario, concurrency, sampling)
     queue = idle.queue
-    count, budget_left = 0, True
+    count, budget_left, exhausted = 0, True, False
     while budget_left and (now := idle.next_event()) <= queue.horizon and now < math.inf:
         count = max(count + 1, math.floor(now / length))
         while count * length * SLACK < now:
@@ -184,10 +186,11 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
         if end > queue.horizon:
             break
         budget_left = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
-        if budget_left:
-            queue.look(end)
-            idle.release(releases, end)
-    return queue.record.schedule()
+        queue.look(end)
+        idle.release(releases, end)
+    else:
+        exhausted = budget_left and not queue.events  # else uploads may still wait for the end of their window
+    return queue.record.schedule(exhausted=exhausted)
 
 
 # --- synchronous cohorts ------------------------------------------------------------------------
@@ -225,11 +228,11 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
     rng = chance.generator(scenario.seed, "rounds")
     queue = EventQueue(scenario)
     down: dict[int, float] = {}  # crashed clients, until when
-    start, rounds, fruitless = 0.0, 0, 0
+    start, rounds, fruitless, budget_left = 0.0, 0, 0, True
     while start <= queue.horizon:
         queue.look(start)
         chosen = _choose_cohort(queue, down, rng, scenario, selected, rounds, start)
-        if not chosen:
+        if not chosen and budget_left:
             queue.announce(range(scenario.num_clients), start)
             start = min(_ready_time(queue, down, client, start) for client in range(scenario.num_clients))
             if start == math.inf:
@@ -238,20 +241,24 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         queue.prepare(chosen)
         for client in chosen:
             queue.dispatch(client, start)
+        if not budget_left:
+            break
         judged, end = _wait(queue, wanted, len(chosen), math.inf if deadline is None else start + deadline)
         if end > queue.horizon:
             break
         down = {client: until for client, until in down.items() if until > end} | queue.call_off(end)
-        if not queue.apply_step(judged, end):
-            break
+        budget_left = queue.apply_step(judged, end)
         start, rounds = end, rounds + 1
         fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
-        if fruitless == FRUITLESS_ROUNDS:
+        if fruitless == FRUITLESS_ROUNDS and budget_left:
             if queue.asks and queue.decisions.withheld >= fruitless:
                 raise queue.decisions.nothing_uploaded()
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
-            raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
-    return queue.record.schedule()
+            told = " (those that came were corrupt)" if queue.record.corrupt else ""
+            raise ValueError(
+                f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without a sound upload{told}"
+            )
+    return queue.record.schedule(exhausted=budget_left and not queue.events)
 
 
 def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:

@@ -27,15 +27,16 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    columns = read_archive(path, _FORMAT, Schedule._fields)
-    schedule = Schedule(**(columns | single_numbers(path, columns, {"num_clients": int})))
+    columns = read_archive(path, _FORMAT, Schedule._fields, {"exhausted": np.array(False)})
+    schedule = Schedule(**(columns | single_numbers(path, columns, {"num_clients": int, "exhausted": bool})))
     return _checked(path, schedule)
 
 
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
-    A schedule made by hand is checked and completed first, as by ``check_schedule``.
+    All columns are kept, but not whether the schedule was ``exhausted``. A schedule made by hand is checked and
+    completed first, as by ``check_schedule``.
     """
     schedule = check_schedule(schedule)
     arrival_of = np.full(len(schedule.client), -1, np.int64)

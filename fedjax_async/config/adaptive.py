@@ -20,7 +20,7 @@ from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyM
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
-from fedjax_async.config.policy_steps import PlannedSteps
+from fedjax_async.config.policy_steps import PlannedSteps, require_choice
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.adaptive import WavesExecutor
@@ -193,6 +193,7 @@ def looking_of(run: Resolved) -> Looking:
     policy = checked_policy(model, prior)
     allowed = "left out, or given with compress: uploads that are not compressed all have the same size"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
+    require_choice(s, policy, prior.num_clients)
     return Looking(model, prior, policy)
 
 

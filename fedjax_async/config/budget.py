@@ -1,13 +1,15 @@
-"""A budget must let the server complete a step, or the run would train clients and never change the model."""
+"""A budget must let the server complete a step, and a run that ends before its budget says so."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedjax_async.clock import NothingArrives, Until
-from fedjax_async.config.settings import Settings
-from fedjax_async.types import Schedule
+from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.notices import ENDED_EARLY
+from fedjax_async.types import Run, Schedule
 
 Planned = Callable[[Until], Schedule]
 
@@ -24,7 +26,7 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
     ``waits``: whether the model changes only when a server step is complete. ``any_budget``: whether ``planned`` takes
     other budgets than that of the settings.
     """
-    came = 0
+    came, corrupt, early = 0, False, None
     try:
         schedule = planned(until_of(s))
     except NothingArrives:
@@ -34,8 +36,16 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
     else:
         if not waits or schedule.closes.any():
             return schedule
-        came = len(schedule.job)
+        came, corrupt = len(schedule.job), bool(schedule.corrupt[schedule.job].all())
+        early = ended_early(s, as_dict(s), schedule)
         first = _first_step(planned) if any_budget else None
+    if corrupt and first is None:
+        allowed = "such that some uploads are sound: all that come are corrupt, and these complete no server step"
+        raise ValueError(f"faults = {as_dict(s)['faults']!r}: must be {allowed}")
+    if early is not None and schedule.exhausted:
+        field = "faults" if s.availability is None else "availability"
+        allowed = "such that clients complete a server step before they are gone"
+        raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}; the run would have {early}")
     budget, allowed = f"time = {s.time}", "enough to complete a server step"
     if first is not None:
         end = rounded_up(float(first.time[-1]))
@@ -54,6 +64,35 @@ def _first_step(planned: Planned) -> Schedule | None:
     except ValueError:
         return None
     return schedule if schedule.closes.any() else None
+
+
+def ended_early(s: Settings, described: Mapping[str, Any], schedule: Any, *, whole: bool = True) -> str | None:
+    """``ended after U of B updates because ...`` for a run that ends before its budget is spent, else None.
+
+    ``described``: the settings as results keep them. ``schedule``: a ``Schedule`` or a ``PeerSchedule``. ``whole``:
+    whether the run went through all of it; a run that was stopped did not.
+    """
+    server = isinstance(schedule, Schedule)
+    updates, times = (len(schedule.job), schedule.time) if server else (len(schedule.client), schedule.end)
+    steps = int(schedule.closes.sum()) if server else 0
+    spent = updates == s.updates or (server and steps == s.server_steps)
+    if not whole or spent or not (schedule.exhausted or s.time is None):
+        return None
+    last = max(times, default=0.0)
+    done = ((f"{updates} of", s.updates, "updates"), (f"{steps} of", s.server_steps, "server steps"),
+            (f"{last:.6g} of", s.time, "seconds"))  # fmt: skip
+    reached = " and ".join(f"{count} {budget:g} {unit}" for count, budget, unit in done if budget is not None)
+    if not schedule.exhausted:
+        return f"ended after {reached} because the schedule of its timing ends there"
+    causes = [f"{name} = {described[name]!r}" for name in ("availability", "faults") if described.get(name) is not None]
+    who = "client" if server else "node"
+    why = f"no {who} could train after the last update, at {last:.6g} s"
+    return f"ended after {reached} because {why} ({', '.join(causes)})"
+
+
+def with_early_end(run: Run, text: str | None) -> Run:
+    """The run with a counter that holds ``text``, if there is one."""
+    return run if text is None else run._replace(counters=run.counters | {ENDED_EARLY: text})
 
 
 def rounded_up(seconds: float) -> float:

@@ -19,7 +19,7 @@ from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS, Decisions, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
-from fedjax_async.config.budget import plan_within, until_of
+from fedjax_async.config.budget import ended_early, plan_within, until_of, with_early_end
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
@@ -131,7 +131,9 @@ class Experiment(NamedTuple):
         marked = self.components.data.malicious
         if self.settings.attack is not None and marked is not None:
             options["attackers"] = int(marked.sum())
-        return make_run(self.described, self.schedule, self.points, result, self.traffic, **options)
+        run = make_run(self.described, self.schedule, self.points, result, self.traffic, **options)
+        whole = len(run.evaluations["time"]) == len(self.points.time)
+        return with_early_end(run, ended_early(self.settings, self.described, self.schedule, whole=whole))
 
     def shared(self) -> tuple[Any, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""

@@ -20,7 +20,7 @@ from fedjax_async.clock import (
     plan_peers,
 )
 from fedjax_async.config import contracts, own
-from fedjax_async.config.budget import rounded_up, until_of
+from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_early_end
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import PeerMethod
 from fedjax_async.config.peer_contracts import shapes_of_message
@@ -91,7 +91,9 @@ class PeerExperiment(NamedTuple):
         """The tables of the run from what the engine returned."""
         work = gradients_of(self.components, self.schedule)
         data = self.components.data
-        return record_peers(self.described, self.schedule, self.points, result, self.from_plan, data, work)
+        run = record_peers(self.described, self.schedule, self.points, result, self.from_plan, data, work)
+        whole = len(run.evaluations["time"]) == len(self.points.time)
+        return with_early_end(run, ended_early(self.settings, self.described, self.schedule, whole=whole))
 
     def shared(self) -> tuple[Any, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""

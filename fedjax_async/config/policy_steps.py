@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_async import registry
 from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
 from fedjax_async.config import own
-from fedjax_async.config.methods import method_of
+from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.types import Schedule
 
@@ -97,6 +97,21 @@ def naming(steps: PlannedSteps) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{error} ({steps.source})" if steps.source else str(error)) from error
+
+
+def require_choice(s: Settings, policy: Policy, clients: int) -> None:
+    """``ValueError`` if the policy chooses clients but all of them are to train at once; says how to change that."""
+    _, options = _timing(s)
+    if policy.choose is None or "concurrency" not in options or options["concurrency"] is not None:
+        return  # the planner checks a concurrency that is given
+    spec, brought = str(s.timing or method_of(s.method).timing), brings_timing(s.method)
+    lower = min(max(options.get("size", 1), clients // 2), max(clients - 1, 1))
+    spec += f"{',' if ':' in spec else ':'}concurrency={lower}"
+    example = f"method = '{str(s.method).partition('@')[0]}@{spec}'" if brought else f"timing = '{spec}'"
+    raise ValueError(
+        f"policy = {str(s.policy)!r}: must have clients to choose among, but all {clients} clients train at once; "
+        f"lower the concurrency, as in {example}"
+    )
 
 
 def _timing(s: Settings) -> tuple[str, dict[str, Any]]:

@@ -81,6 +81,9 @@ def make_run(
     uploads, and uploads that are never applied (too late, or after the last step). With compressed uploads it is the
     sum of the recorded sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
 
+    ``bytes_down`` counts all messages that the server has sent by an evaluation, also at that very moment: the replies
+    to its uploads. So it depends neither on how much longer the run goes on nor on what its budget counts.
+
     ``accepted`` is also false where the rule gave the upload weight 0. ``step_changed``: whether the arrival's server
     step, as far as the run goes, has an accepted upload.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async import check, disk
-from fedjax_async.notices import all_rejected
+from fedjax_async.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
@@ -16,7 +16,8 @@ from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
 
 MOST_PAIRS = 10  # printed
-ALL_REJECTED = "runs with all rejected"  # a column of the tables if there are any
+ALL_REJECTED = "runs with all rejected"  # columns of the tables if there are any
+ENDED = "ended before budget"
 
 Values = Callable[[str, str], Sequence[float]]  # (column, final) -> one value per seed
 
@@ -54,6 +55,11 @@ def stopped_early(runs: Sequence[Run]) -> str:
     return f"{sum(run.stopped is not None for run in runs)} of {len(runs)}"
 
 
+def ended_early(counters: Sequence[Mapping[str, Any]]) -> str:
+    """How many runs with these counters ended before their budget, because no client was left: ``2 of 3``."""
+    return f"{sum(ENDED_EARLY in each for each in counters)} of {len(counters)}"
+
+
 def comparison(
     runs: Mapping[str, Sequence[Run]],
     baseline: str | None = None,
@@ -73,8 +79,9 @@ def comparison(
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
-    rejected, attackers, and ``malicious`` uploads. If the numbers of gradients and local steps (of all arrivals)
-    differ, both have a column. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    rejected, runs that ended before their budget, attackers, and ``malicious`` uploads. If the numbers of gradients and
+    local steps (of all arrivals) differ, both have a column. ``further``: add the other two final values and the
+    target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
@@ -92,6 +99,7 @@ def comparison(
         }
 
     early = any(run.stopped is not None for run in every_run)
+    ended = any(ENDED_EARLY in run.counters for run in every_run)
 
     def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
         cells = further_finals(seed_values(seeds), column, final, interval)
@@ -116,6 +124,7 @@ def comparison(
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
             **{title: spread([factor * run.evaluations[cost][-1] for run in seeds]) for title, cost, factor in costs},
             **({"stopped early": stopped_early(seeds)} if early else {}),
+            **({ENDED: ended_early([run.counters for run in seeds])} if ended else {}),
             **(further_cells(seeds) if further else {}),
         }
         for name, seeds in runs.items()

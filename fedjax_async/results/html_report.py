@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_async import check, disk
 from fedjax_async.engine.record import REAL_TIMES
+from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
@@ -62,6 +63,8 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     figures = [chart(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
     notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
+    if ENDED_EARLY in run.counters:
+        notes.append(f"The run {run.counters[ENDED_EARLY]}.")
     kept = {key: value for key, value in run.counters.items() if key not in REAL_TIMES}
     counters = {key: json.dumps(files.plain(value)) for key, value in kept.items()}
     if run.stopped is not None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, home, registry
+from fedjax_async.clock.record import SLACK
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
@@ -191,7 +192,7 @@ def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
 
 
 def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> Guarantee:
-    """The bound of DP-SGD: every job counts, even if its upload never arrived."""
+    """The bound of DP-SGD: every job counts that begins before the end, even if its upload never arrived."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)
     delta, delta_of = _delta(delta, int(size.sum()), "examples")
@@ -200,7 +201,8 @@ def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> 
     if why:
         return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
     batch = length_of_batch(s, data)
-    uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch)
+    began = schedule.dispatch_time * SLACK < run.evaluations["time"][-1]
+    uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch) * began
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))
     worst = int(np.argmax(total))
     how = "an example counts once an epoch of its client: minibatches are shuffled, not sampled"

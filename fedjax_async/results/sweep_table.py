@@ -14,7 +14,7 @@ from fedjax_async.config.grid import GridPoint, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
-from fedjax_async.notices import all_rejected
+from fedjax_async.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import comparisons, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL
@@ -206,6 +206,8 @@ def setting_rows(
             row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):
             row["stopped early"] = comparisons.stopped_early([each.run for each in group])
+        if any(ENDED_EARLY in each.numbers for each in found):
+            row[comparisons.ENDED] = comparisons.ended_early([each.numbers for each in group])
         if further:
             for column in shown:
                 row |= comparisons.further_finals(values_in(group), column, final, interval)

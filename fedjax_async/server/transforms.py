@@ -2,7 +2,8 @@
 
 A transform is ``update(direction, state, params, arrival) -> (direction, state, weight)``. The first direction of a
 chain is the upload. ``weight`` is the scalar by which the transform multiplied the direction, or 1 if it did
-something else. The run records the product of these weights. An arrival of weight 0 counts as rejected.
+something else. The run records the product of these weights. An arrival of weight 0 counts as rejected, but still fills
+its buffer and closes its step; the setting ``max_staleness`` drops uploads before they count.
 
 The file ends with the staleness weights ``s(tau)``: how much an update that is tau server steps old still counts.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import pytest
 
@@ -92,6 +93,17 @@ def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
         ("4", "2", "0"),
     ]
     assert [row["runs with all rejected"] for row in rows(out / "settings.csv")] == ["1", "0"]
+
+
+def test_a_run_without_clients_left_says_so_in_every_place(capsys, tmp_path):
+    gone = ("--availability", "leaves:share=1,by=500", "--updates", "900", "--method", "asgd")
+    out, line = said(capsys, 0, "run", *SMALL, *gone, "--out", str(tmp_path / "run"))
+    text = json.loads((tmp_path / "run" / "counters.json").read_text())["ended_early"]
+    assert line == text and re.match(r"ended after \d+ of 900 updates because no client could train after", text)
+    assert f"after {text.split()[2]} updates" in out
+    assert said(capsys, 0, "plan", *SMALL[:-1], *gone)[1] == text
+    assert cli.main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
+    assert f"The run {text}." in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_other_commands_say_nothing(capsys, tmp_path):

@@ -105,6 +105,9 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
             sound_ones = False
             for key in uploads:
                 job = jobs[key]
+                busy_until[key[0]] = now
+                if len(arrivals) == updates:
+                    continue  # the run is over, but the moment ends as any other
                 job["outcome"] = judge(limits, job["freed"] < job["upload"], closed - job["version"])
                 if job["outcome"] in ("applied", "late"):
                     arrivals.append((*key, now, closed - job["version"], closed))
@@ -112,9 +115,6 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
                         sound_ones, filled = True, filled + 1
                     if size and filled == size:
                         closed, filled = closed + 1, 0
-                if len(arrivals) == updates:
-                    return jobs, arrivals
-                busy_until[key[0]] = now
             closed += bool(length) and sound_ones
             for i, _ in places:
                 place_free[i] = True

@@ -245,7 +245,8 @@ def test_a_policy_of_your_own():
 
 @pytest.mark.parametrize(("changes", "says"), [
     ({"policy": "ort"}, "policy = 'ort': unknown; did you mean 'oort'"),
-    ({"policy": "oort", "method": "fedasync"}, "concurrency = 6: must be below 6"),
+    ({"policy": "oort", "method": "fedasync"}, "all 6 clients .* as in timing = 'every:concurrency=3'"),
+    ({"policy": "oort", "method": "fedasync@every:concurrency=6"}, "concurrency = 6: must be below 6"),
     ({"policy": "adaptive_buffer", "method": "fedavg@cohort:size=2"}, "timing = 'cohort': must be buffer"),
     ({"policy": "uniform", "method": "fedasync@participation"}, "timing = 'participation'"),
     ({"policy": "true_bytes"}, "policy = 'true_bytes': must be left out, or given with compress"),

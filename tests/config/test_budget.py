@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_async import Method, notices, simulate
 from fedjax_async.config import Settings, prepare
-from fedjax_async.server import known, methods
+from fedjax_async.server import known, methods, rule, scale_by_staleness
 from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
 
 SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40}
+ROOT = Path(__file__).resolve().parents[2]
+TAUGHT = (ROOT / "README.md", ROOT / "notebooks" / "02_add_an_algorithm.ipynb")  # where own rules are taught
 COHORTS = {**SMALL, "method": "fedavg@cohort:size=4"}
 
 
@@ -95,6 +99,20 @@ def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
 def test_every_upload_rejected_is_said():
     run, said = quietly(**COHORTS, updates=4, norm_limit=1e-9)
     assert run.counters["rejected"] == 4 and len(said) == 1 and said[0].startswith("EVERY UPLOAD WAS REJECTED")
+
+
+def test_a_rule_that_gives_weight_0_still_closes_steps_and_max_staleness_does_not():
+    """As the docstring of ``ServerAlgorithm``, README and the notebook on own rules say."""
+    fresh = rule(scale_by_staleness(lambda tau: jnp.where(tau > 0, 0.0, 1.0)), optimizer=optax.sgd(1.0))
+    given = {**SMALL, "method": Method(fresh, timing="buffer:size=2"), "updates": 10, "delay": "lognormal:mean=9"}
+    zero, dropped = simulate(**given), simulate(**given, max_staleness=0)
+    stale = zero.updates["staleness"] > 0
+    assert stale.any() and (zero.updates["weight"][stale] == 0).all() and not zero.updates["accepted"][stale].any()
+    assert zero.counters["server_steps"] == 5  # as if all counted
+    assert zero.counters["unchanged_steps"] > 0 and zero.counters["dropped_stale"] == 0
+    assert (dropped.updates["staleness"] == 0).all() and dropped.updates["accepted"].all()
+    assert dropped.counters["dropped_stale"] > 0 and dropped.counters["unchanged_steps"] == 0
+    assert all("max_staleness" in text for text in (ServerAlgorithm.__doc__, *(p.read_text("utf-8") for p in TAUGHT)))
 
 
 @pytest.mark.parametrize("rejected", [0, 1, 4, 5])

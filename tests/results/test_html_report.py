@@ -44,6 +44,11 @@ def all_rejected(runs: list[Run]) -> list[Run]:
     return [runs[0]._replace(counters=rejected), *runs[1:]]
 
 
+def ended_early(runs: list[Run]) -> list[Run]:
+    """The same runs; in the first one no client was left."""
+    return [runs[0]._replace(counters=runs[0].counters | {"ended_early": "ended after 11 of 99 updates"}), *runs[1:]]
+
+
 COMPARISONS = {
     "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
     "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
@@ -53,6 +58,7 @@ COMPARISONS = {
     "five seeds": ({"fedavg": seeded(FIVE), "fedasync": seeded(FIVE[::-1], "fedasync")}, {"interval": "bootstrap"}),
     "other evaluations": ({"fedavg": seeded(FEWER, times=FEWER_TIMES), "fedasync": seeded(SCORES, "fedasync")}, {}),
     "a rejected run": ({"fedavg": all_rejected(seeded(SCORES)), "fedasync": seeded(SCORES, "fedasync")}, {}),
+    "a run without clients left": ({"a": seeded(SCORES, "a"), "fedavg": ended_early(seeded(SCORES))}, {}),
     "a method's target": ({"fedavg": seeded(SCORES), "fedasync": seeded(FIVE, "fedasync")[:3]}, {"target": "fedavg"}),
     "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
 }

@@ -61,6 +61,16 @@ def read_csv(path):
 # --- tables ---------------------------------------------------------------------------------------
 
 
+def test_runs_that_ended_before_their_budget_are_marked():
+    first, *others = TWO.runs
+    early = first._replace(counters=first.counters | {"ended_early": "ended after 11 of 99"})
+    found = swept_runs(Sweep(TWO.points, None, (early, *others)))
+    assert [row.get("ended_early") for row in run_rows(found)] == ["ended after 11 of 99", *[None] * 5]
+    assert [row["ended before budget"] for row in setting_rows(found)] == ["1 of 3", "0 of 3"]
+    assert not any("ended before budget" in row for row in setting_rows(swept_runs(TWO)))
+    assert as_columns(run_rows(found))["ended_early"].count(None) == 5
+
+
 def test_one_tidy_row_a_run():
     rows = run_rows(swept_runs(TWO, target=0.4))
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]

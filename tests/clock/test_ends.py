@@ -1,0 +1,110 @@
+"""A plan that ends before its budget, because no client or node can train any more, says so; all others do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async.clock import (
+    EXCHANGES,
+    NothingArrives,
+    Until,
+    cut,
+    load_peer_schedule,
+    load_schedule,
+    plan,
+    plan_peers,
+    save_peer_schedule,
+    save_schedule,
+)
+from tests.clock.test_timing import TIMING_SPECS
+
+N = 6
+BUDGETS = [Until(updates=500), Until(steps=400), Until(time=900.0)]
+GONE = [  # nobody is left after a while
+    {"availability": "leaves:share=1,by=50"},
+    {"availability": "leaves:share=1,by=50,leaving=finish"},
+    {"availability": "leaves:share=1,by=50,leaving=pause"},
+    {"availability": "leaves:share=0.5,at=30+leaves:share=1,by=90", "faults": "drop"},
+    {"availability": "TRACE"},  # a recording that ends
+]
+CRASHED = [{"faults": "crash:probability=0.3,restart=1e6"}, {"faults": "crash:rate=0.02,restart=1e6+late:extra=5"}]
+STAY = [  # somebody always comes back
+    {},
+    {"availability": "leaves:share=0.3,by=50"},
+    {"availability": "periodic:on=30,off=20"},
+    {"availability": "joins:share=1,by=40", "faults": "crash:restart=5"},
+    {"availability": "sessions:on=30,off=30,leaving=lose", "faults": "drop+groups:count=2,up=50,down=9"},
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    file = tmp_path / "online.csv"
+    file.write_text("client,start,end\n" + "".join(f"{i},{5 * i},{60 + i}\n" for i in range(N)))
+    return file
+
+
+def world(until, options, trace=None):
+    options = {name: value.replace("TRACE", f"csv:path={trace}") for name, value in options.items()}
+    return {"num_clients": N, "local_steps": 1, "until": until, "seed": 2, **options}
+
+
+def planned(timing, until, options, trace=None):
+    timing = timing.replace("length=0.7", "length=7").replace("deadline=1", "deadline=40")
+    return plan(timing, "lognormal:mean=10", **world(until, options, trace))
+
+
+@pytest.mark.parametrize("until", BUDGETS)
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_a_plan_without_clients_left_is_exhausted(timing, until, trace):
+    for options in GONE + (CRASHED if until.time else []):  # without an end, a crashed client comes back
+        s = planned(timing, until, options, trace)
+        assert s.exhausted, options
+        assert len(s.job) < 500 and s.closes.sum() < 400 and not np.any(s.dispatch_time > 600)
+        assert not cut(s, len(s.job) - 1, s.time[-2]).exhausted  # it was stopped before
+
+
+@pytest.mark.parametrize("until", [Until(updates=60), Until(steps=20), Until(time=200.0)])
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_a_plan_that_spends_its_budget_is_not(timing, until):
+    assert not any(planned(timing, until, options).exhausted for options in STAY)
+
+
+def test_the_last_client_may_spend_the_budget_before_it_leaves():
+    gone = planned("every", Until(updates=500), GONE[0])
+    for until in (Until(updates=len(gone.job)), Until(steps=len(gone.job)), Until(time=float(gone.time[-1]) - 1e-3)):
+        assert not planned("every", until, GONE[0]).exhausted
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_plan_without_nodes_left_is_exhausted(exchange, trace):
+    def peers(until, options):
+        network = {"network": "link:up=1e3", "message_bytes": 100}
+        return plan_peers(exchange, "lognormal:mean=10", topology="ring", **network, **world(until, options, trace))
+
+    for until in (BUDGETS[0], BUDGETS[2]):
+        for options in GONE + (CRASHED if until.time else []):
+            assert peers(until, options).exhausted, options
+    for until in (Until(updates=60), Until(time=200.0)):
+        assert not any(peers(until, options).exhausted for options in STAY)
+
+
+def test_files_keep_it_and_older_ones_have_no_such_column(tmp_path):
+    until, one = Until(updates=500), tmp_path / "plan.npz"
+    for plan_it, save, load in (
+        (lambda o: planned("every", until, o), save_schedule, load_schedule),
+        (lambda o: plan_peers("mean", "constant:mean=9", **world(until, o)), save_peer_schedule, load_peer_schedule),
+    ):
+        for options, expected in ((GONE[0], True), (STAY[0], False)):
+            save(one, plan_it(options))
+            assert load(one).exhausted is expected
+        with np.load(one) as archive:
+            columns = {name: archive[name] for name in archive.files if name != "exhausted"}
+        np.savez(one, **columns)
+        assert load(one).exhausted is False
+
+
+def test_nobody_online_for_long_enough_is_the_reason_that_nothing_arrives():
+    with pytest.raises(NothingArrives, match="nothing is ever uploaded: no client is online for long enough"):
+        planned("every", Until(updates=5), {"availability": "leaves:share=1,at=0.5"})
