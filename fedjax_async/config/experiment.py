@@ -243,7 +243,6 @@ def timing_of(s: Settings) -> Timing:
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
     if given is not None:
-        check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
     timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()

@@ -234,6 +234,7 @@ class Settings:
                 if field.name in own.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
+                own.require_fitting(field.name, value)
                 example = allowed.EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
                 check.require(
                     isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example

@@ -156,7 +156,10 @@ def test_flax_modules_are_models():
         ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
         ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
         ({"model": jnp.ones(3)}, "model = .*: must be a name, a Model, or a flax.linen or flax.nnx module"),
-        ({"method": server.asgd()}, r"method = a ServerAlgorithm: must be a Method; wrap the rule: Method\(rule"),
+        (
+            {"method": server.asgd()},
+            r"method = 'a ServerAlgorithm': must be a name or a Method; wrap the rule: Method\(rule",
+        ),
         ({"method": object()}, "method = .*: must be a name or a Method"),
         ({"method": 5}, "method = 5: must be a text, or a Method"),
         ({"optimizer": optax.sgd(0.1)}, "optimizer = .*: must be a text"),
