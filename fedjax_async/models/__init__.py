@@ -29,7 +29,7 @@ from fedjax_async.models.labels import PADDING, cross_entropy, hits
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.metrics import METRICS, Metric
 from fedjax_async.models.mobilenet import mobilenetv2
-from fedjax_async.models.nnx import from_module, from_nnx, is_module
+from fedjax_async.models.nnx import from_module, from_nnx, is_module, starts_alike
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.safetensors import read_safetensors
@@ -98,6 +98,7 @@ __all__ = [
     "read_arrays",
     "read_safetensors",
     "rematerialised",
+    "starts_alike",
     "to_torch",
     "write_arrays",
 ]

@@ -25,6 +25,7 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.local import local_training
+from fedjax_async.notices import RunWarning
 from fedjax_async.results import files
 from fedjax_async.results.store import require_room
 from fedjax_async.server import METHODS
@@ -144,7 +145,8 @@ class WithStatistics(nnx.Module):
 def test_flax_modules_are_models():
     wrapped = models.from_flax(Linen(), input_shape=(28, 28, 1))
     equal(*(simulate(**SMALL | {"model": thing}) for thing in (Linen(), wrapped)))
-    run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
+    with pytest.warns(RunWarning, match="the same for every seed"):
+        run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
     assert set(run.params) == {"layers"} and run.settings["model"] == "net"
 
