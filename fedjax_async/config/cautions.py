@@ -1,4 +1,4 @@
-"""Warnings before a run: settings that are valid and do something that their words do not say.
+"""Warnings about settings that are valid and do something that their words do not say.
 
 Each warning has the same text for all runs of a kind, so that a comparison or a sweep says it once.
 """
@@ -9,8 +9,10 @@ import warnings
 
 import numpy as np
 
+from fedjax_async.clock.record import SLACK
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
+from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
 from fedjax_async.notices import RunWarning
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model
@@ -37,3 +39,26 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
             RunWarning,
             stacklevel=2,
         )
+
+
+def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> None:
+    """Warn of evaluations that the settings ask for after the end of the run; start and end are always evaluated.
+
+    ``end``: of the run, in virtual seconds; ``updates``, ``steps``: how many arrivals and server steps it has.
+    """
+    if every.at is not None:
+        late = [moment for moment in every.at if moment > end * SLACK]
+        if late:
+            which = f"{len(late)} of {len(every.at)} moments, from {min(late):g} s on,"
+            text = f"eval_at: no evaluation at {which} because the run ends after {end:g} s"
+            warnings.warn(text, RunWarning, stacklevel=2)
+        return
+    lengths = {
+        "eval_time": (every.time, end, f"which ends after {end:g} s"),
+        "eval_updates": (every.updates, updates, f"which has {updates} updates"),
+        "eval_steps": (every.steps, steps, f"which has {steps} server steps"),
+    }
+    for field, (gap, length, known) in lengths.items():
+        if gap is not None and gap > length * SLACK:
+            text = f"{field} = {gap:g}: longer than the run, {known}: only its start and its end are evaluated"
+            warnings.warn(text, RunWarning, stacklevel=2)

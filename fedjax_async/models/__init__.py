@@ -1,7 +1,7 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax.
 
-Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.linen module; ``nnx.py`` does the same
-for flax.nnx. :func:`make` makes one by name.
+Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of a flax.linen module; ``nnx.py`` does the same for
+flax.nnx modules of parameters alone. :func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks; they share ``blocks.py`` and ``norm.py``
