@@ -86,7 +86,7 @@ def shown(thing: Any) -> str:
     """How error messages show an object."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
-    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
+    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else check.shown(thing)
 
 
 def is_params(thing: Any) -> bool:
@@ -152,7 +152,8 @@ def require_fitting(field: str, value: Any) -> None:
     if isinstance(value, Named) and value.thing is not ABSENT:
         from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
 
-        check.require(field in KINDS, field, shown(value.thing), "a text: this setting takes no object")
+        if field not in KINDS:
+            check.require(False, field, shown(value.thing), "a text: this setting takes no object")
         require_kind(field, value.thing)
 
 

@@ -178,6 +178,9 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     check.require(
         isinstance(given, Model), "model", own.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
     )
+    for name in ("init", "apply", "loss"):
+        function = getattr(given, name)
+        check.require(callable(function), f"model.{name}", own.shown(function), "a function, see Model")
     model: Model = own.lasting(given)
     return model
 

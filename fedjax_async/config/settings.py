@@ -241,7 +241,7 @@ class Settings:
                 )
             if field.type == "bool":
                 check.require(isinstance(value, bool), field.name, value, "True or False")
-            elif getattr(value, "shape", None) == ():  # a number of NumPy or JAX
+            elif getattr(value, "shape", None) == () and own.is_params(value):  # a number of NumPy or JAX
                 object.__setattr__(self, field.name, value.item())
         for name, requirement in allowed.CHECKS.items():
             value = getattr(self, name)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, clock, compare, named, server, simulate, sweep
+from fedjax_async import Method, PeerMethod, clock, compare, models, named, server, simulate, sweep
 from fedjax_async.config import Settings, own
 from fedjax_async.fingerprints import fingerprint
 
@@ -135,6 +135,28 @@ def test_comparisons_and_sweeps_check_types_first():
             compare([one], updates=1)
     with pytest.raises(ValueError, match=r"^delay = 'a WithDropout': must be a name or a delay model"):
         sweep(Settings(updates=1), {"delay": [WithDropout()]})
+
+
+SMALL = {"updates": 2, "clients": 2, "model": "logistic"}
+PARTS = {
+    "a node's algorithm": ({"method": PeerMethod(OfTorch())}, "method.peer returned .*: must return a PeerAlgorithm"),
+    "a metric": ({"metrics": {"top": Speechless()}}, r"metrics\['top'\] = 'a Speechless': must be f\(outputs, y\)"),
+    "a rate": ({"lr": jax.random.key(0)}, "lr = .*key.*: must be a finite number > 0"),
+    "a loss": ({"model": models.make("linear", input_shape=(4,))._replace(loss=3)}, "model.loss = '3': must be a func"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_objects_are_named_too(part):
+    change, message = PARTS[part]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        simulate(**SMALL | change)
+
+
+def test_progress_is_called_as_the_engine_calls_it():
+    for wrong in (OfTorch(), lambda done, total: None, 3):
+        with pytest.raises(ValueError, match=r"^progress = .*: must be a function such as results.bar"):
+            simulate(**SMALL, progress=wrong)
 
 
 def test_a_part_that_cannot_be_read_is_named_by_its_fingerprint():
