@@ -22,8 +22,8 @@ def shown(value: Any) -> str:
     """
     try:
         text = " ".join(repr(value).splitlines())
-    except ValueError:  # Python writes no whole numbers of more than 4300 digits
-        return "a whole number of too many digits"
+    except Exception:  # an object of the user's own may raise anything; Python writes at most 4300 digits of a number
+        return "a whole number of too many digits" if isinstance(value, int) else f"a {type(value).__name__}"
     half = LONGEST // 5
     return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]} ({len(text)} characters)"
 

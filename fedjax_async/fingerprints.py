@@ -92,9 +92,14 @@ class _Reader:
         self._open[id(thing)] = len(self._open)
         self._path.append(name)
         total = hashlib.blake2b(digest_size=LENGTH // 2)
-        for content in self._contents(thing):
-            data = content if isinstance(content, bytes) else self.digest(*content)
-            total.update(b"%d:" % len(data) + data)
+        try:
+            for content in self._contents(thing):
+                data = content if isinstance(content, bytes) else self.digest(*content)
+                total.update(b"%d:" % len(data) + data)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+            found = f"{' -> '.join(self._path[1:]) or 'the object'} = {_shown(thing)}"
+            allowed = "of functions, dataclasses, containers, numbers, text and arrays"
+            raise ValueError(f"fingerprint of {found}: must be {allowed}; {error}") from None
         self._path.pop()
         del self._open[id(thing)]
         self._known[id(thing)] = (thing, total.digest())
@@ -112,15 +117,14 @@ class _Reader:
         elif (contents := _special(thing) or _instance(thing)) is not None:
             yield from contents
         else:
-            where = " -> ".join(self._path[1:]) or "the object"
-            raise ValueError(
-                f"fingerprint of {where} = {_shown(thing)}: must be of functions, dataclasses, containers, numbers, "
-                "text and arrays; it has a state that cannot be seen from outside"
-            )
+            raise TypeError("it has a state that cannot be seen from outside")
 
 
 def _shown(thing: Any) -> str:
-    text = repr(thing)
+    try:
+        text = repr(thing)
+    except Exception:  # an object of the user's own may raise anything
+        return f"a {type(thing).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -156,9 +160,9 @@ def _array(thing: Any) -> Iterator[bytes | NamedObject]:
     if (jax := sys.modules.get("jax")) is not None:
         if isinstance(thing, jax.core.Tracer):
             raise ValueError(f"fingerprint of {_shown(thing)}: must be taken of values, not inside a traced function")
-        if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+        if str(thing.dtype).startswith("key<"):  # an array of keys, or a variable of flax.nnx that holds one
             yield str(thing.dtype).encode()
-            thing = jax.random.key_data(thing)
+            thing = jax.random.key_data(thing[...])
     if isinstance(thing, np.memmap) and thing.nbytes > LARGEST_FILE and thing.filename is not None:
         about = os.stat(thing.filename)
         yield f"{thing.dtype} {thing.shape} {thing.offset} {about.st_size} {about.st_mtime_ns}".encode()
@@ -376,7 +380,7 @@ def _instance(thing: Any) -> Iterable[bytes | NamedObject] | None:
         names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
         if not hasattr(thing, "__dict__") and not any("__slots__" in vars(base) for base in kind.__mro__):
             return None
-        cached = {name for base in kind.__mro__ for name, v in vars(base).items() if _is_cached(v)}
+        cached = {n for base in kind.__mro__ for n, v in vars(base).items() if isinstance(v, functools.cached_property)}
         names += [name for name in vars(thing) if name not in cached] if hasattr(thing, "__dict__") else []
     names = sorted(set(names) - {"__dict__", "__weakref__"})
     return _attributes(kind, {name: getattr(thing, name) for name in names if hasattr(thing, name)})
@@ -387,10 +391,6 @@ def _written_in_c(kind: type) -> bool:
     spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
     origin = str(getattr(spec, "origin", None))
     return "__module__" not in vars(kind) or origin == "built-in" or origin.endswith(_SUFFIXES)
-
-
-def _is_cached(member: Any) -> bool:
-    return isinstance(member, functools.cached_property)
 
 
 def _attributes(kind: type, named: Mapping[str, Any]) -> Iterator[bytes | NamedObject]:

@@ -112,7 +112,8 @@ class Model(NamedTuple):
 
     ``x`` [B, ...] is a batch of decoded inputs. With a key, dropout is active. The loss is per example, so that a
     partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its params;
-    ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows with mask 1 and updates them.
+    ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows with mask 1 and updates them. Local
+    training takes the updated statistics where the batch has at least two examples.
     ``private(path)``: whether a leaf of the params stays with its client, never sent nor uploaded.
     """
 

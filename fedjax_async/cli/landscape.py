@@ -22,7 +22,7 @@ from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.models import arrays_of, filled
 from fedjax_async.results import load, table, write
 from fedjax_async.results.figure import Drawing, require_matplotlib, save_formats
-from fedjax_async.results.files import csv_bytes
+from fedjax_async.results.files import applicable, csv_bytes
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import require_folder
@@ -190,7 +190,7 @@ def _write_paths(paths: list[Between], out: Path, subject: Subject, drawing: Dra
     columns: dict[str, np.ndarray] = {"path": np.repeat([path.name.replace(",", "") for path in paths], each)}
     columns |= {name: np.concatenate([path.scores[name] for path in paths]) for name in paths[0].scores}
     out.mkdir(parents=True, exist_ok=True)
-    disk.write(out / "paths.csv", csv_bytes(columns))
+    disk.write(out / "paths.csv", csv_bytes(applicable(columns)))
     rows = []
     for path in paths:
         loss = path.scores["loss"]
@@ -222,7 +222,7 @@ def _write_plane(
     scores = theory.loss_surface(subject.measure, plane, x, y, subject.rows)
     grid = np.meshgrid(x, y)
     flat = {"x": grid[0].ravel(), "y": grid[1].ravel(), **{name: each.ravel() for name, each in scores.items()}}
-    disk.write(out / "plane.csv", csv_bytes(flat))
+    disk.write(out / "plane.csv", csv_bytes(applicable(flat)))
     three_runs = not any(corners[2] is point for path in paths for point in path.points[1:-1])
     names = LETTERS if three_runs else (*LETTERS[:2], "control point")
     loss = [float(subject.measure(corner, *subject.rows)["loss"]) for corner in corners]

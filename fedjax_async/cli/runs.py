@@ -107,7 +107,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
         if isinstance(error, MemoryError):
             raise MemoryError(f"{error}{advice}") from error
-        raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
+        raise KeyboardInterrupt(advice or f"; {_no_checkpoint(arguments, experiment.settings)}") from None
     finally:
         meter.close()
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
@@ -134,9 +134,19 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     if run.best is not None:
         shown = f"{100 * run.best.value:.2f} %" if run.best.by.endswith("accuracy") else f"{run.best.value:.4f}"
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
-    if arguments.out:
-        print(f"saved in {arguments.out}")
+    print(
+        f"saved in {arguments.out}" if arguments.out else "nothing is saved: --out DIR keeps tables, pictures and model"
+    )
     notices.warn_about({"": counters})
+
+
+def _no_checkpoint(arguments: argparse.Namespace, settings: Settings) -> str:
+    """Why an interrupted run cannot be continued."""
+    if not arguments.out:
+        return "nothing is kept without a folder (see --out and --checkpoint)"
+    if settings.checkpoint is None:
+        return "there is no checkpoint (see --checkpoint)"
+    return f"no checkpoint was due yet (one is due every {settings.checkpoint} updates)"
 
 
 def nodes_text(run: Run) -> str:

@@ -14,6 +14,7 @@ from fedjax_async.clock.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
 from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, order_of, presence
+from fedjax_async.clock.scenario import budget_text
 from fedjax_async.clock.topologies import Topology
 
 AGGREGATE_AT = ("start", "end")
@@ -90,8 +91,8 @@ def _check_fits(setup: PeerScenario, events: Events, fragments: int) -> None:
     most = host_memory() // _BYTES_PER_PUSH
     if pushes > most:
         raise ValueError(
-            f"until = {setup.scenario.until}: must end within {most:.2g} messages, which fill this machine's memory, "
-            f"and not {pushes:.2g}; shorten the budget, or choose a topology with fewer receivers"
+            f"{budget_text(setup.scenario.until)}: must end within {most:.2g} messages, which fill this machine's "
+            f"memory, and not {pushes:.2g}; shorten the budget, or choose a topology with fewer receivers"
         )
 
 

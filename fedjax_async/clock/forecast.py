@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedjax_async.clock.scenario import Until
+from fedjax_async.clock.scenario import Until, budget_text
 
 EVERY = 1 << 12  # jobs between two forecasts
 BYTES_PER_JOB = 256  # in planning, at the peak: the columns of the schedule, and the lists that they are made from
@@ -59,11 +57,9 @@ class Forecast:
         """Raise ``ValueError`` if ``jobs``, or ``total / doubt`` jobs in the end, are more than the memory holds."""
         if jobs <= self.most and total <= self.most * doubt:
             return
-        names = {"time": self.until.time, "updates": self.until.updates, "server_steps": self.until.steps}
-        budget = ", ".join(f"{name} = {value:.6g}" for name, value in names.items() if value is not None)
         total = max(total, jobs)
         count = f"about {total:.2g}" if math.isfinite(total) else "endless"
         raise ValueError(
-            f"{budget}: must end within {self.most:.2g} jobs, which fill this machine's memory, and not {count}; "
-            "shorten the budget"
+            f"{budget_text(self.until)}: must end within {self.most:.2g} jobs, which fill this machine's memory, and "
+            f"not {count}; shorten the budget"
         )

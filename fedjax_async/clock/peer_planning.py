@@ -20,7 +20,7 @@ from fedjax_async.clock.faults import FAULTS, FaultModel, JobFaults, job_faults
 from fedjax_async.clock.network import NetworkModel
 from fedjax_async.clock.peer_schedule import MessageFaults, PeerScenario, PeerSchedule
 from fedjax_async.clock.planning import NothingArrives, check_until, per_client
-from fedjax_async.clock.scenario import NO_LIMITS, Scenario, Until
+from fedjax_async.clock.scenario import NO_LIMITS, Scenario, Until, budget_text
 
 _PARTS = 1000  # the most models of one name in a spec: messages at each position have parts of their own
 
@@ -96,7 +96,7 @@ def plan_peers(
     policy = registry.bind("exchange", EXCHANGES, exchange)() if isinstance(exchange, str) else exchange
     schedule = policy(setup)
     if not len(schedule.client):
-        raise NothingArrives(f"until = {until}: no compute event ends in time")
+        raise NothingArrives(f"{budget_text(until)}: no compute event ends in time")
     return schedule
 
 

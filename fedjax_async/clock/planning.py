@@ -14,7 +14,7 @@ from fedjax_async.clock.decisions import Decisions, Ended
 from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.faults import FaultModel
 from fedjax_async.clock.network import NetworkModel, over
-from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario, Until
+from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario, Until, budget_text
 from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.types import Schedule
 
@@ -91,7 +91,7 @@ def plan(
         first = schedule.upload_time.min(initial=np.inf)
         gone = ": no client is online for long enough" if schedule.exhausted else ""
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else f"nothing is ever uploaded{gone}"
-        raise NothingArrives(f"until = {until}: nothing arrives in time; {reason}")
+        raise NothingArrives(f"{budget_text(until)}: nothing arrives in time; {reason}")
     return schedule
 
 

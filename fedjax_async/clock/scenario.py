@@ -37,6 +37,16 @@ class Until(NamedTuple):
     steps: int | None = None
 
 
+def budget_text(until: Until) -> str:
+    """The limits that are set, by the names of a run's settings, for messages.
+
+    >>> budget_text(Until(time=60.0, steps=4))
+    'time = 60, server_steps = 4'
+    """
+    named = {"time": until.time, "updates": until.updates, "server_steps": until.steps}
+    return ", ".join(f"{name} = {value:.6g}" for name, value in named.items() if value is not None)
+
+
 class Limits(NamedTuple):
     """What the server tolerates.
 

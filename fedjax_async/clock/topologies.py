@@ -225,6 +225,12 @@ def from_networkx(graph: Any, num_clients: int) -> Graph:
     return make_graph(num_clients, edges[:, 0], edges[:, 1])
 
 
+def is_graphs(given: Any) -> bool:
+    """Whether it is a networkx graph, or a list of at least one."""
+    graphs = list(given) if isinstance(given, (list, tuple)) else [given]
+    return bool(graphs) and all(hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs)
+
+
 def of_graphs(given: Any) -> Topology:
     """The topology of a networkx graph, or of a list of graphs that are used in turn; ``ValueError`` otherwise.
 
@@ -232,10 +238,8 @@ def of_graphs(given: Any) -> Topology:
     """
     if isinstance(given, Topology):
         return given
+    check.require(is_graphs(given), "topology", given, "a name of TOPOLOGIES, a networkx graph or a list of graphs")
     graphs = list(given) if isinstance(given, (list, tuple)) else [given]
-    is_graph = [hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs]
-    allowed = "a name of TOPOLOGIES, a networkx graph or a list of graphs"
-    check.require(bool(graphs) and all(is_graph), "topology", given, allowed)
     return warned_of(Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs)))
 
 

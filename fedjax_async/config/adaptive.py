@@ -20,6 +20,7 @@ from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyM
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
+from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.policy_steps import PlannedSteps, require_choice
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
@@ -158,6 +159,9 @@ class AdaptiveExperiment(NamedTuple):
         schedule = self.growing.schedule = self.replan(decisions)
         spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
         result = executor.finish(decisions.record, schedule, spent)
+        if evaluations.complete:  # the run was not stopped
+            end = float(schedule.time[-1]) if spent or s.time is None else s.time
+            caution_evaluations(every_of(s), end, len(schedule.job), int(schedule.closes.sum()))
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
         return result._replace(counters=result.counters | seconds, probes=dict(result.probes) | decisions.tables)
 

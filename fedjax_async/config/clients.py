@@ -49,8 +49,6 @@ def client_of(
     """Local training by the object or factory of the settings, or else the method's, and its traced numbers."""
     given = own.thing_of("client", s.client)
     if given is not None and not callable(given):
-        allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
-        check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         filled = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())

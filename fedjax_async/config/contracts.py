@@ -76,19 +76,19 @@ def _shown(found: Any) -> str:
     """A result in a few words: shapes of arrays, types of all else."""
     if found is None or isinstance(found, (bool, int, float, str)):
         return repr(found)
-    if hasattr(found, "shape") and hasattr(found, "dtype"):
+    if is_array(found):
         return f"{found.dtype}{list(found.shape)}"
     if isinstance(found, dict):
         return "{" + ", ".join(f"{key!r}: {_shown(value)}" for key, value in list(found.items())[:4]) + "}"
     if isinstance(found, (tuple, list)):
         text = ", ".join(map(_shown, found[:4])) + (", ..." if len(found) > 4 else "")
         return f"{type(found).__name__}({text})" if type(found) is not tuple else f"({text})"
-    return f"a {type(found).__name__}"
+    return own.shown(found)
 
 
 def is_array(leaf: Any) -> bool:
     """Whether it has a shape and a dtype."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")
 
 
 def _pair(part: str, found: Any, contract: str) -> Any:
@@ -386,7 +386,6 @@ def checked_timing(timing: Any) -> Timing:
 
 def checked_partition(partition: Any) -> Partitioner:
     """A partitioner of the user's own, with a check that it returns one index array per client."""
-    check.require(callable(partition), "partition", own.shown(partition), f"a name or {own.KINDS['partition']}")
 
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         contract = "a list of arrays of row numbers, one per client"

@@ -20,6 +20,7 @@ from fedjax_async.clock import TIMINGS, Decisions, DelayModel, Limits, Timing, U
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
 from fedjax_async.config.budget import ended_early, plan_within, until_of, with_early_end
+from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
@@ -245,7 +246,6 @@ def timing_of(s: Settings) -> Timing:
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
     if given is not None:
-        check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
     timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
@@ -273,6 +273,8 @@ def planned(
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or not certain or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
+    if certain:
+        caution_evaluations(every, end, len(schedule.job), int(schedule.closes.sum()))
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 

@@ -193,13 +193,7 @@ def _with_local(
 
 
 def checked_method(given: Any) -> Method:
-    """The method object; for anything else a ``ValueError`` that says what to wrap."""
-    wrap = "a Method; wrap the rule: Method(rule, timing='every') (of nodes without a server: PeerMethod(peer))"
-    check.require(not isinstance(given, PeerAlgorithm), "method", "a PeerAlgorithm", "wrapped: PeerMethod(algorithm)")
-    if isinstance(given, ServerAlgorithm):
-        raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
-    call = "; call the factory: Method(f())" if callable(given) else ""
-    check.require(isinstance(given, Method), "method", own.shown(given), f"a name or a Method{call}")
+    """The method object; ``ValueError`` for a field that is out of range."""
     found: Method = given
     _check_method(found)
     return found

@@ -84,14 +84,17 @@ class Named(str):
 
 def shown(thing: Any) -> str:
     """How error messages show an object."""
-    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else check.shown(thing)
 
 
 def is_params(thing: Any) -> bool:
     """Whether it is an array or a container of arrays, such as ``Run.params``."""
     parts = list(thing.values()) if isinstance(thing, Mapping) else thing
     if not isinstance(parts, (list, tuple)):
-        return hasattr(thing, "shape") and hasattr(thing, "dtype")
+        number = not str(getattr(thing, "dtype", "key<")).startswith("key<")  # random keys are no numbers
+        return isinstance(getattr(thing, "shape", None), tuple) and number
     return len(parts) > 0 and all(map(is_params, parts))
 
 
@@ -102,9 +105,10 @@ def named(name: str, thing: Any) -> Named:
     model, timing, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers, so
     another object under the same name makes another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
 
-    Raises ``ValueError`` for other names, for values that are not objects of one's own, and for an object without a
-    fingerprint, naming its part (``fingerprints.fingerprint``).
+    Raises ``ValueError`` for other names, for objects that no setting takes, and for an object without a fingerprint,
+    naming its part (``fingerprints.fingerprint``).
     """
+    from fedjax_async.config.kinds import require_some_kind  # noqa: PLC0415 (needs JAX)
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
@@ -112,11 +116,16 @@ def named(name: str, thing: Any) -> Named:
     thing = thing.thing if isinstance(thing, Named) else thing
     plain = isinstance(thing, (str, *PLAIN)) and not is_params(thing)
     check.require(thing is not None and not plain, "object", thing, "an object of your own")
+    require_some_kind(thing)
     return Named(name, thing, fingerprint(thing))
 
 
 def as_setting(field: str, value: Any) -> Named:
-    """An object as a setting holds it: under its own name (data sets have one), else as ``(object: ...)``."""
+    """An object as a setting holds it: under its own name (data sets have one), else as ``(object: ...)``.
+
+    ``ValueError`` for an object of another type than the setting takes.
+    """
+    from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     if field == "metrics" and isinstance(value, Mapping):
@@ -125,10 +134,9 @@ def as_setting(field: str, value: Any) -> Named:
         from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
 
         value = topologies.of_graphs(value)
-    fits = field in KINDS and (is_params(value) if field == "initial" else not isinstance(value, PLAIN))
-    check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
-    if field == "metrics":
-        check.kind(field, value, Mapping, f"a text, or {KINDS[field]}")
+    plain = isinstance(value, PLAIN) and not (field == "initial" and is_params(value))
+    check.require(not plain, field, value, f"a text, or {KINDS[field]}")
+    require_kind(field, value)
     own_name = getattr(value, "name", None) if field == "dataset" else None
     if isinstance(own_name, str):
         return Named(own_name, value, fingerprint(value))
@@ -137,6 +145,16 @@ def as_setting(field: str, value: Any) -> Named:
     except ValueError:
         return Named("(object)", value, None, given=False)
     return Named(f"(object: {found[:SHOWN]})", value, found, given=False)
+
+
+def require_fitting(field: str, value: Any) -> None:
+    """``ValueError`` for an object with a name, as :func:`named` makes it, that the setting does not take."""
+    if isinstance(value, Named) and value.thing is not ABSENT:
+        from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
+
+        if field not in KINDS:
+            check.require(False, field, shown(value.thing), "a text: this setting takes no object")
+        require_kind(field, value.thing)
 
 
 def _metrics(given: Mapping[str, Any]) -> Named:

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async import check, registry
 from fedjax_async.config.allowed import EXAMPLES
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
-from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of
+from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
 
@@ -193,6 +193,7 @@ KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number",
 def _field_value(field: str, value: Any) -> Any:
     """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
     if field in KINDS and (isinstance(value, Named) or not (value is None or isinstance(value, (str, Real)))):
+        require_fitting(field, value)
         return value if isinstance(value, Named) else as_setting(field, value)
     kinds = str(FIELDS[field].type).split(" | ")
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):

@@ -27,7 +27,9 @@ def shapes_of_message(
 
     def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
         given: Hyper = dict(hyper)
-        node, client = bound(peer, given), bound(trainer, given)
+        node = returned("method.peer", "a PeerAlgorithm, or a function of hyper that returns one", bound, peer, given)
+        fits(isinstance(node, PeerAlgorithm), "method.peer", node, "a PeerAlgorithm")
+        client = bound(trainer, given)
         start = returned("peer.init", "init(params) -> row", node.init, params)
         event = Event(key, jnp.ones((), jnp.result_type(float)))
         inbox = returned("peer.open", "open(row) -> inbox", node.open, start)

@@ -179,7 +179,6 @@ def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:
     """
     given = own.thing_of("exchange", setting)
     if given is not None:
-        check.require(callable(given), "exchange", own.shown(given), f"a name or {own.KINDS['exchange']}")
         return given  # type: ignore[no-any-return]
     spec = setting or chosen.exchange
     name, options = registry.parse_spec("exchange", spec, EXCHANGES)

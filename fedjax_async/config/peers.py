@@ -21,6 +21,7 @@ from fedjax_async.clock import (
 )
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_early_end
+from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import PeerMethod
 from fedjax_async.config.peer_contracts import shapes_of_message
@@ -195,6 +196,7 @@ def planned_peers(
     end = s.time if s.time is not None and not spent else float(schedule.end.max())
     within = every.at is None or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
+    caution_evaluations(every, end, len(schedule.client), len(schedule.client))
     return schedule, peer_points(schedule, every, None if spent else s.time)
 
 

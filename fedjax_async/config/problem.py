@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.config import concerns, own
-from fedjax_async.config.contracts import checked_partition
+from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.protection import with_attackers
 from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
@@ -142,7 +142,8 @@ def model_of(s: Settings, data: FederatedData) -> Model:
         raise ValueError(f"{error}{more}") from error
     augment = _augment(s.augment)
     if augment is not None:
-        check_augment(augment, row_of(data.x), s.augment)
+        tried = partial(returned, "augment", own.KINDS["augment"], augment)
+        check_augment(tried, row_of(data.x), s.augment)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
 
@@ -151,7 +152,6 @@ def _augment(spec: str | None) -> Any:
     given = own.thing_of("augment", spec)
     if given is None:
         return None if spec is None else augmentation(spec)
-    check.require(callable(given), "augment", own.shown(given), f"a name or {own.KINDS['augment']}")
     return own.lasting(given)
 
 
@@ -178,6 +178,9 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     check.require(
         isinstance(given, Model), "model", own.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
     )
+    for name in ("init", "apply", "loss"):
+        function = getattr(given, name)
+        check.require(callable(function), f"model.{name}", own.shown(function), "a function, see Model")
     model: Model = own.lasting(given)
     return model
 

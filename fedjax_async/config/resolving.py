@@ -16,6 +16,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, own
 from fedjax_async.config.allowed import moments
+from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
     METHODS,
@@ -194,6 +195,7 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
         model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
+    caution(s, model, data)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
     return model, shapes
 

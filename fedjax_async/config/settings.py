@@ -234,13 +234,14 @@ class Settings:
                 if field.name in own.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
+                own.require_fitting(field.name, value)
                 example = allowed.EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
                 check.require(
                     isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
                 )
             if field.type == "bool":
                 check.require(isinstance(value, bool), field.name, value, "True or False")
-            elif getattr(value, "shape", None) == ():  # a number of NumPy or JAX
+            elif getattr(value, "shape", None) == () and own.is_params(value):  # a number of NumPy or JAX
                 object.__setattr__(self, field.name, value.item())
         for name, requirement in allowed.CHECKS.items():
             value = getattr(self, name)

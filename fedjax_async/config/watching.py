@@ -24,6 +24,8 @@ from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopp
 
 Callback = Callable[[Evaluation], Stop | None]
 
+OF_LABELS = [f"{part}accuracy" for part in ("", "validation_", "global_", "average_")]
+
 _one_at_a_time = threading.RLock()  # stacks run in threads of their own; a callback is never called twice at a time
 
 
@@ -74,6 +76,10 @@ class Judge:
         if math.isnan(value):
             return False
         return than is None or bool(value > than if self.labelled else value < than)
+
+    def applicable(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """The scores without accuracies, if targets are not class labels."""
+        return {name: value for name, value in scores.items() if self.labelled or name not in OF_LABELS}
 
     def reaches(self, value: Any, target: float) -> bool:
         """Whether a value is the target or better."""
@@ -135,8 +141,9 @@ class Watch:
             self._name, row, float(times[row]), int(self._updates[row]), int(self._steps[row]), values,
             self._e.described, last, again,
         )  # fmt: skip
+        written = evaluation._replace(scores=self._judge.applicable(values))
         for stream in self._streams:
-            asked(stream, evaluation)
+            asked(stream, written)
         self._judged_by = self._judge.name(values)
         better = self._improved(values[self._judge.column(values)])
         found = self._rules(values)

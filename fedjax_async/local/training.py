@@ -24,6 +24,7 @@ class WithinJob(NamedTuple):
     factor: Callable[[Array, Array], Array]
 
 
+FEWEST_EXAMPLES = 2  # in a minibatch that updates running statistics
 Scale = Callable[[Array], Array] | WithinJob | None  # a function of the message's version, or of the local step
 
 
@@ -56,7 +57,8 @@ def local_training(
     Args:
       model: its ``loss`` is per example, so that the last batch of an epoch is a masked mean. If the model has
         ``train``, the optimiser and the proximal term see only ``params["params"]``. Every step replaces the other
-        entries (running statistics) by those that ``train`` returns, and their change is uploaded.
+        entries (running statistics) by those that ``train`` returns, and their change is uploaded. A batch of fewer
+        than two examples leaves the running statistics as they are.
       optimizer: any optax transformation; its state starts anew in every job. If its update takes ``grad_fn``
         (sharpness-aware optimisers do), it gets the gradient of the step's objective as a function of the weights.
         Its attribute ``gradients``, 1 by default, is the number of gradients that a step costs.
@@ -232,7 +234,18 @@ def shared_part(model: Model, weights: Params) -> Params:
 
 
 def _forward(model: Model, weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-    """Outputs, and the params with updated running statistics (``()`` for a model without them)."""
+    """Outputs, and the params with updated running statistics (``()`` for a model without them).
+
+    A batch of fewer than two examples has no variance: it would move a running variance towards zero, and so it leaves
+    the statistics as they are.
+    """
     if model.train is None:
         return model.apply(weights, x, key), ()
-    return model.train({**params, "params": weights}, x, key, mask)
+    outputs, moved = model.train({**params, "params": weights}, x, key, mask)
+    enough = jnp.sum(mask) >= FEWEST_EXAMPLES
+    kept = {
+        name: jax.lax.cond(enough, lambda new, old: new, lambda new, old: old, moved[name], params[name])
+        for name in moved
+        if name != "params"
+    }
+    return outputs, {**moved, **kept}

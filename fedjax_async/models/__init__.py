@@ -1,7 +1,7 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax.
 
-Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.linen module; ``nnx.py`` does the same
-for flax.nnx. :func:`make` makes one by name.
+Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of a flax.linen module; ``nnx.py`` does the same for
+flax.nnx modules of parameters alone. :func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks; they share ``blocks.py`` and ``norm.py``
@@ -29,7 +29,7 @@ from fedjax_async.models.labels import PADDING, cross_entropy, hits
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.metrics import METRICS, Metric
 from fedjax_async.models.mobilenet import mobilenetv2
-from fedjax_async.models.nnx import from_module, from_nnx, is_module
+from fedjax_async.models.nnx import from_module, from_nnx, is_module, starts_alike
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.safetensors import read_safetensors
@@ -98,6 +98,7 @@ __all__ = [
     "read_arrays",
     "read_safetensors",
     "rematerialised",
+    "starts_alike",
     "to_torch",
     "write_arrays",
 ]

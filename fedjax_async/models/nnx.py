@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,9 @@ def from_nnx(
     """A ``Model`` from a ``flax.nnx`` module that maps a batch to outputs.
 
     The params are its ``nnx.Param`` values as nested dicts. They start with the values in ``module``; the seed of a run
-    does not change them. ``private``: see ``Model``. Raises ``ValueError`` for a module with other state (running
+    does not change them, and the run warns of it. For weights by the seed, replace ``init``:
+    ``from_nnx(Net(nnx.Rngs(0)))._replace(init=lambda key: from_nnx(Net(nnx.Rngs(key))).init(key))``. ``private``: see
+    ``Model``. Raises ``ValueError`` for a module with other state (running
     statistics, generators of dropout); ``from_flax`` accepts it in a ``flax.linen`` module.
     """
     from flax import nnx  # noqa: PLC0415 (takes a second)
@@ -50,10 +53,6 @@ def from_nnx(
     values = nnx.to_pure_dict(start)
     check.require(len(jax.tree.leaves(values)) > 0, "module state", "no nnx.Param", "at least one")
 
-    def init(key: Key) -> Params:
-        del key
-        return _renamed(values, str)
-
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         del key
         first = jax.tree.leaves(params)[0]
@@ -62,7 +61,23 @@ def from_nnx(
         outputs: Array = nnx.merge(graph, state)(x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
         return outputs
 
-    return Model(init, apply, loss, None, private)
+    return Model(_Start(values), apply, loss, None, private)
+
+
+class _Start:
+    """``init`` of a module that already has its values; a class, so that :func:`starts_alike` can tell it."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __call__(self, key: Key) -> Params:
+        del key
+        return _renamed(self._values, str)
+
+
+def starts_alike(model: Model) -> bool:
+    """Whether the model starts from the weights of an nnx module, the same for every seed."""
+    return isinstance(inspect.unwrap(model.init), _Start)
 
 
 def _renamed(values: Any, name: Callable[[Any], str]) -> Any:

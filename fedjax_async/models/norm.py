@@ -96,7 +96,8 @@ class BatchNorm(nn.Module):
     are updated: ``running = momentum * running + (1 - momentum) * batch`` (PyTorch's momentum 0.1 is 0.9 here), with
     the unbiased variance of the batch, as in PyTorch. In evaluation the running statistics are used; with
     ``running=False``, those of the batch. A running variance below zero, which a server's extrapolation may produce,
-    counts as zero. Statistics are computed in float32 or better.
+    counts as zero. Statistics are computed in float32 or better. Local training does not take the update of a batch of
+    fewer than two examples.
 
     Source: Ioffe and Szegedy (2015), algorithm 1.
     """

@@ -36,7 +36,7 @@ def from_flax(
     loss: Callable[[Array, Array], Array] = cross_entropy,
     private: Callable[[Path], bool] | None = None,
 ) -> Model:
-    """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
+    """A ``Model`` from a ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train``, it is true when a key is given (``deterministic``: false); the key
     seeds ``dropout``. Any other argument than the input needs a default; ``training`` is refused, since no run sets it.

@@ -61,6 +61,10 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
     return rows
 
 
+def _means(row: Mapping[str, Any]) -> list[float]:
+    return [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
+
+
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
     """Write ``clients.csv``, with every score, and ``clients.md``; returns the rows of ``clients.md`` as aligned text.
 
@@ -71,7 +75,10 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
         for ending in ("csv", "md"):
             (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
-    tables.write(client_rows(runs, final, what, every=True), folder / f"{NAME}.csv")
+    scored = [
+        row for row in client_rows(runs, final, what, every=True) if files.applicable({row["score"]: _means(row)})
+    ]
+    tables.write(scored, folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)
     tables.write(rows, folder / f"{NAME}.md", decimals=decimals)
     return tables.table(rows, decimals=decimals)
@@ -88,7 +95,7 @@ def write_clients_of_run(run: Run, folder: Path) -> None:
     write_client_tables({str(run.settings.get("method", "run")): [run]}, folder)
     last = {name: np.asarray(values[-1]) for name, values in run.per_client.items()}
     count = len(next(iter(last.values())))
-    disk.write(folder / f"{NAME}.csv", files.csv_bytes({"client": np.arange(count)} | last))
+    disk.write(folder / f"{NAME}.csv", files.csv_bytes({"client": np.arange(count)} | files.applicable(last)))
 
 
 def ordered_scores(run: Run, score: str) -> np.ndarray:

@@ -27,7 +27,7 @@ def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str,
     found = values(column, final)
     name = f"95% interval ({kind})"
     return {metrics.final_title(column, final): spread(found)} | (
-        {name: significance.interval(found, kind)} if len(found) > 1 else {}
+        {name: significance.interval(found, kind, metrics.limits(column))} if len(found) > 1 else {}
     )
 
 
@@ -142,7 +142,8 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
         name: dict(zip((int(run.settings["seed"]) for run in seeds), seed_values(seeds)(column, final), strict=True))
         for name, seeds in runs.items()
     }
-    return significance.pairs({"": values}, interval, larger_is_better=column == "accuracy")
+    better = column == "accuracy"
+    return significance.pairs({"": values}, interval, larger_is_better=better, limits=metrics.limits(column))
 
 
 def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:

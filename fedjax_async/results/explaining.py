@@ -339,7 +339,7 @@ def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawin
     """``arrivals.csv``, a CSV and a Markdown file of each table, the picture; ``explained.json`` last."""
     out.mkdir(parents=True, exist_ok=True)
     (out / ABOUT).unlink(missing_ok=True)
-    disk.write(out / ARRIVALS, files.csv_bytes(found.arrivals))
+    disk.write(out / ARRIVALS, files.csv_bytes(files.applicable(found.arrivals)))
     for name, rows_of in TABLES.items():
         rows = rows_of(found)
         for ending in ("csv", "md"):

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -58,6 +59,23 @@ def _cells(column: np.ndarray) -> list[Any]:
     return column.tolist()
 
 
+OF_LABELS = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
+
+
+def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
+
+    >>> list(applicable({"loss": [2.0, 1.0], "accuracy": [math.nan, math.nan], "train_loss": [math.nan, math.nan]}))
+    ['loss', 'train_loss']
+    """
+    absent = [
+        name
+        for name, values in columns.items()
+        if OF_LABELS.fullmatch(name) and np.isnan(np.asarray(values, np.float64)).all()
+    ]
+    return {name: values for name, values in columns.items() if name not in absent}
+
+
 def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
     """A header and one line per row; every float reads back exactly.
 
@@ -76,7 +94,10 @@ def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
 
 
 def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type."""
+    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type.
+
+    Accuracies that ``applicable`` left out are NaN.
+    """
     header, *rows = list(csv.reader(io.StringIO(content.decode())))
     texts = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
     columns = {}
@@ -85,7 +106,8 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
         parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype
         columns[name] = np.array(cells, dtype=parsed).astype(dtype)
-    return columns
+    absent = [name for name in dtypes if name not in columns and OF_LABELS.fullmatch(name)]
+    return columns | {name: np.full(len(rows), math.nan, dtypes[name]) for name in absent}
 
 
 # --- versions -----------------------------------------------------------------------------------------

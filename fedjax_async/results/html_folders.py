@@ -213,7 +213,7 @@ def _rows(text: str) -> list[dict[str, str]]:
 def _agree(saved: str, fresh: str, names: Sequence[str]) -> bool:
     """Whether two tables have the same rows in these columns, and both or neither have deviations over seeds."""
     spreads = [any(name.endswith(" std") for name in _header(text)) for text in (saved, fresh)]
-    columns = [[[row.get(name) for name in names] for row in _rows(text)] for text in (saved, fresh)]
+    columns = [[[row.get(name, "nan") for name in names] for row in _rows(text)] for text in (saved, fresh)]
     return bool(saved) and spreads[0] == spreads[1] and columns[0] == columns[1]
 
 

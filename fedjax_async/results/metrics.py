@@ -111,7 +111,7 @@ def percent(column: str) -> float:
 
 
 def limits(column: str) -> tuple[float, float]:
-    """The range of a column times :func:`percent`; bands and bars of deviations are clipped to it."""
+    """The range of a column times :func:`percent`; intervals, bands and bars of deviations are cut off there."""
     return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
 
 
@@ -126,17 +126,28 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
 
     ``final``: ``last`` is the last evaluation; ``tail`` the mean of the last tenth of the evaluations (see
     :func:`window`), ``tail:K`` of the last K; ``best`` the highest value of any evaluation, or the lowest of a loss, an
-    error or a deviation between clients, NaN if all are NaN. For scores of nodes on the global test set, evaluations
-    without them are skipped.
+    error or a deviation between clients, NaN if all are NaN. No mean includes evaluations of the initial model, unless
+    there are no others. For scores of nodes on the global test set, evaluations without them are skipped.
     """
-    values = _scores(run, column)
+    values, untrained = _scores(run, column), _untrained(run)
     if column in OF_NODES and not np.isnan(values).all():
-        values = values[~np.isnan(values)]
+        known = ~np.isnan(values)
+        values, untrained = values[known], untrained[known]
     if final == "best":
         known = values[~np.isnan(values)]
         low = smaller_is_better(column.removesuffix("_worst")) or column.endswith("_std")
         return float(known.min() if low else known.max()) if known.size else math.nan
-    return float(np.mean(values[-window(final, values.size) :]))
+    trained = np.count_nonzero(~untrained) or values.size
+    return float(np.mean(values[-min(window(final, values.size), trained) :]))
+
+
+def _untrained(run: Run) -> np.ndarray:
+    """Which evaluations are of the initial model, as no upload had changed it; bool[rows], true at first only."""
+    update, step, loss = (np.asarray(run.evaluations[name]) for name in ("update", "step", "loss"))
+    before = (update == 0) | (
+        (step == 0) & (loss == loss[:1])
+    )  # uploads that wait for their server step change nothing
+    return np.logical_and.accumulate(before)
 
 
 def _scores(run: Run, column: str = "accuracy") -> np.ndarray:
@@ -162,9 +173,16 @@ def has_accuracy(runs: Iterable[Run]) -> bool:
     return any(not math.isnan(final_value(run, "accuracy", "last")) for run in runs)
 
 
-def running_mean(values: np.ndarray, length: int) -> np.ndarray:
-    """The mean of each value and the ``length`` - 1 before it, or fewer at the start; float64[rows]."""
-    return np.array([np.mean(values[max(0, end - length) : end]) for end in range(1, len(values) + 1)])
+def running_mean(values: np.ndarray, length: int, start: int = 0) -> np.ndarray:
+    """The mean of each value and the ``length`` - 1 before it, or fewer at the start; float64[rows].
+
+    No mean joins the first ``start`` values with later ones.
+
+    >>> running_mean(np.array([1.0, 1.0, 5.0, 7.0]), 3, start=2).tolist()
+    [1.0, 1.0, 5.0, 6.0]
+    """
+    ends = range(1, len(values) + 1)
+    return np.array([np.mean(values[max(start if end > start else 0, end - length) : end]) for end in ends])
 
 
 def area(run: Run, unit: str = "time") -> float:
@@ -301,7 +319,8 @@ def mean_curve(
     """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
 
     Each seed's values are replaced by their running mean over as many evaluations as ``final`` averages (see
-    :func:`window`), which is only one for ``last`` and ``best``.
+    :func:`window`), which is only one for ``last`` and ``best``; no mean joins evaluations of the initial model with
+    later ones.
 
     If the evaluations of all seeds match, the k-th point averages the k-th evaluations, at their mean amount of
     ``unit``. They match if all seeds have equally many, and the k-th evaluations are after the same number of updates,
@@ -317,7 +336,10 @@ def mean_curve(
     check.require(len(runs) > 0, "runs", list(runs), "at least one run")
     at = [progress_in(run, unit) for run in runs]
     scores = [np.asarray(run.evaluations[column], np.float64) for run in runs]
-    values = [factor * running_mean(each, window(final, each.size)) for each in scores]
+    values = [
+        factor * running_mean(each, window(final, each.size), int(_untrained(run).sum()))
+        for each, run in zip(scores, runs, strict=True)
+    ]
     matching = _match(runs)
     if matching:
         grid, _ = mean_and_std(np.stack(at, axis=-1))

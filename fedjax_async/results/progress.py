@@ -6,6 +6,7 @@ The engine does not import this file; it calls a function ``progress(done, total
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -26,9 +27,22 @@ class ProgressBar(NamedTuple):
 
 
 def require_progress(report: Any) -> None:
-    """``ValueError`` unless ``report`` can be called, or is None."""
+    """``ValueError`` unless ``report`` can be called as the engine calls it, or is None."""
     allowed = "a function such as results.bar(total_updates).report, or None"
-    check.require(report is None or callable(report), "progress", report, allowed)
+    check.require(report is None or _takes_progress(report), "progress", report, allowed)
+
+
+def _takes_progress(report: Any) -> bool:
+    """Whether it can be called as ``report(done, total, time=, staleness=, accuracy=)``."""
+    if not callable(report):
+        return False
+    try:
+        inspect.signature(report).bind(0, 1, time=0.0, staleness=0.0, accuracy=0.0)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def clock_text(seconds: float) -> str:

@@ -17,6 +17,7 @@ from fedjax_async import check, disk, notices, registry
 from fedjax_async.config import Prepared, Settings, execute, own, plugins, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
+from fedjax_async.config.kinds import require_kind
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
@@ -257,9 +258,13 @@ def _methods_by_name(methods: Any) -> dict[str, str]:
         for name, one in methods.items():
             allowed = "a Method; a spec is its own name, so give a list: ['fedavg', named('mine', Method(rule))]"
             check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
+            with check.called({"method": f"methods[{name!r}]"}):
+                if not isinstance(one, str):
+                    require_kind("method", one)
         methods = [one if isinstance(one, str) else own.named(name, one) for name, one in methods.items()]
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
     for one in given:
+        own.require_fitting("method", one)
         own.require_names({"method": one}, "its row of a comparison")
     by_name = {str(method): method for method in given}
     names = list(by_name)

@@ -45,19 +45,26 @@ def _bootstrap(values: np.ndarray) -> Interval:
 INTERVALS = {"t": _t, "bootstrap": _bootstrap}
 
 
-def interval(values: Sequence[float] | np.ndarray, kind: str = "t") -> Interval:
+ANY = (-math.inf, math.inf)
+
+
+def interval(values: Sequence[float] | np.ndarray, kind: str = "t", limits: tuple[float, float] = ANY) -> Interval:
     """The 95 % interval of the mean of one value per seed; NaN for one value.
 
     ``kind``: ``t`` is mean ± t s / sqrt(n), with Student's t at n - 1 degrees of freedom and the sample standard
     deviation s; ``bootstrap`` is the 2.5 and 97.5 percentiles of the means of resampled seeds, with a fixed random
-    seed. The bootstrap is too narrow for few seeds.
+    seed. The bootstrap is too narrow for few seeds. ``limits``: the range that the mean cannot leave, such as
+    ``metrics.limits`` of the column; the interval is cut off there.
 
     >>> [round(end, 2) for end in interval([74.0, 75.0, 76.0])]
     [72.52, 77.48]
+    >>> [round(end, 2) for end in interval([97.0, 98.0, 99.9], limits=(0.0, 100.0))]
+    [94.64, 100.0]
     """
     check.one_of("interval", kind, INTERVALS)
     array = numbers_in("values", values)
-    return INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
+    found = INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
+    return Interval(*(float(end) for end in np.clip(found, *limits)))
 
 
 class Paired(NamedTuple):
@@ -123,7 +130,11 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def pairs(
-    groups: Mapping[str, Mapping[str, Mapping[int, float]]], kind: str = "t", *, larger_is_better: bool = True
+    groups: Mapping[str, Mapping[str, Mapping[int, float]]],
+    kind: str = "t",
+    *,
+    larger_is_better: bool = True,
+    limits: tuple[float, float] = ANY,
 ) -> list[dict[str, Any]]:
     """One row per pair of methods of a group: mean difference over the seeds that both have, interval, p values.
 
@@ -131,11 +142,13 @@ def pairs(
       groups: name -> method -> seed -> value. Within a group, runs with the same seed must have the same data and
         delays. Pairs with fewer than three common seeds are left out.
       kind: of the interval, as in :func:`interval`.
+      limits: the range of the values; intervals of differences are cut off at its length.
       larger_is_better: whether a positive difference means that the first method is better.
 
     Returns: rows for a table. Holm's correction is over all rows.
     """
     rows: list[dict[str, Any]] = []
+    widest = limits[1] - limits[0]
     for where, group in groups.items():
         for first, second in itertools.combinations(group, 2):
             seeds = [seed for seed in group[first] if seed in group[second]]
@@ -152,7 +165,7 @@ def pairs(
                     "second": second,
                     "seeds": len(seeds),
                     "first - second": mean,
-                    f"95% interval ({kind})": interval(differences, kind),
+                    f"95% interval ({kind})": interval(differences, kind, (-widest, widest)),
                     "better": better,
                     "p (t)": found.t,
                     "p (Wilcoxon)": found.wilcoxon,

@@ -78,7 +78,7 @@ def _contents(run: Run) -> dict[str, bytes]:
         files.json_bytes(run.settings),
         files.json_bytes(files.versions()),
         files.json_bytes({name: count for name, count in run.counters.items() if name not in REAL_TIMES}),
-        files.csv_bytes(run.evaluations),
+        files.csv_bytes(files.applicable(run.evaluations)),
         files.csv_bytes(run.updates),
         disk.npz_bytes(run.per_client),
         disk.npz_bytes(flatten(run.params)),
@@ -166,7 +166,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write ``run`` into ``folder`` (made if missing) and return the folder.
 
     - ``settings.json``, ``versions.json``, ``counters.json``;
-    - ``evaluations.csv`` and ``updates.csv``, floats with every digit;
+    - ``evaluations.csv`` (without accuracies if targets are not classes) and ``updates.csv``, floats with every digit;
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
     - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;

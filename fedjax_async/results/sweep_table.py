@@ -15,7 +15,7 @@ from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.notices import ENDED_EARLY, all_rejected
-from fedjax_async.results import comparisons, metrics, tables
+from fedjax_async.results import comparisons, files, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
@@ -100,12 +100,15 @@ def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, An
         for column in _final_columns(found)
         for way in metrics.all_finals(final)
     }
-    return [
+    rows = [
         _identity(each, columns)
         | {name: metrics.final_value(each.run, column, way) for name, (column, way) in finals.items()}
         | each.numbers
         for each in found
     ]
+    score = {name: column for name, (column, _) in finals.items()} | {"mean_accuracy": "accuracy"}
+    absent = [name for name, column in score.items() if not files.applicable({column: [row[name] for row in rows]})]
+    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
 def evaluation_columns(found: Sequence[SweptRun]) -> TableColumns:
@@ -119,7 +122,7 @@ def evaluation_columns(found: Sequence[SweptRun]) -> TableColumns:
     }
     for name in dict.fromkeys(name for each in found for name in each.run.evaluations):
         repeated[name] = np.concatenate([_evaluations(each.run, name) for each in found])
-    return repeated
+    return files.applicable(repeated)
 
 
 def _evaluations(run: Run, name: str) -> np.ndarray:

@@ -243,4 +243,5 @@ def pair_rows(
         worlds.setdefault(where, {})[setting_title(given, columns)] = scores
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
-    return significance.pairs(worlds, interval, larger_is_better=metric == "accuracy")
+    better = metric == "accuracy"
+    return significance.pairs(worlds, interval, larger_is_better=better, limits=metrics.limits(metric))

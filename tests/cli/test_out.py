@@ -144,12 +144,32 @@ def test_an_interrupted_run_without_checkpoints_leaves_no_folder(capsys, tmp_pat
 
     monkeypatch.setattr(run_folders, "execute", cut)
     for command, says in (
-        (("run", *SMALL), "there is no checkpoint (see --checkpoint)"),
-        (("compare", "fedasync", *SMALL), "no run was finished"),
+        (("run", *SMALL, "--out", "deep/out"), "there is no checkpoint (see --checkpoint)"),
+        (("compare", "fedasync", *SMALL, "--out", "deep/out"), "no run was finished"),
     ):
-        assert cli.main([*command, "--out", "deep/out"]) == 130
+        assert cli.main([*command]) == 130
         assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
+    monkeypatch.setattr(runs, "execute", cut)
+    assert cli.main(["run", *SMALL]) == 130
+    says = "nothing is kept without a folder (see --out and --checkpoint)"
+    assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_interrupted_before_the_first_checkpoint_it_says_that_none_was_due(capsys):
+    begun("out")
+    says = "no checkpoint was due yet (one is due every 2 updates)"
+    assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
+
+
+def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys):
+    line = "nothing is saved: --out DIR keeps tables, pictures and model"
+    assert cli.main(["run", *SMALL, "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert cli.main(["run", *SMALL, "--quiet", "--out", "out"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[-1] == "saved in out"
+    assert line not in found
 
 
 def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):

@@ -250,7 +250,7 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
     assert len(file.points) == 72 and (file.target, file.final, file.interval) == (0.7, "tail", "t")
     assert file.roles == {"method.exponent": "tuned"}
     assert set(tomllib.loads(sweep_file.SWEEP_EXAMPLE)) == set(sweep_file.SWEEP_KEYS)
-    prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5))
+    prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5, eval_updates=1))
 
 
 def test_the_commands_of_the_help_parse():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Limits, Until, forecast, plan
+from fedjax_async.clock import Limits, Until, exchange_parts, forecast, plan, plan_peers
 
 TIMINGS = ["every", "every:concurrency=9", "buffer:size=3", "window:length=30", "cohort:size=5", "participation"]
 LIMITS = [Limits(), Limits(max_staleness=30), Limits(timeout=1e6)]
@@ -57,3 +57,14 @@ def test_progress_is_a_share_that_grows_and_changes_nothing(timing, limits, unit
     for one, other in zip(told, plain):
         np.testing.assert_array_equal(one, other)
     assert shares and shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
+
+
+def test_more_messages_than_memory_are_refused_by_the_budgets_name(monkeypatch):
+    monkeypatch.setattr(exchange_parts, "host_memory", lambda: 10 * exchange_parts._BYTES_PER_PUSH)
+    world = {"num_clients": 4, "local_steps": 1, "topology": "ring", "message_bytes": 4}
+    with pytest.raises(
+        ValueError, match=r"^updates = 30: must end within 10 messages, .* and not (30|60); shorten the"
+    ):
+        plan_peers("push_sum", "constant", until=Until(updates=30), **world)
+    with pytest.raises(ValueError, match=r"^time = 1e-09: no compute event ends in time"):
+        plan_peers("push_sum", "constant", until=Until(time=1e-9), **world)

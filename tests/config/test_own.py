@@ -25,6 +25,7 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.local import local_training
+from fedjax_async.notices import RunWarning
 from fedjax_async.results import files
 from fedjax_async.results.store import require_room
 from fedjax_async.server import METHODS
@@ -144,7 +145,8 @@ class WithStatistics(nnx.Module):
 def test_flax_modules_are_models():
     wrapped = models.from_flax(Linen(), input_shape=(28, 28, 1))
     equal(*(simulate(**SMALL | {"model": thing}) for thing in (Linen(), wrapped)))
-    run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
+    with pytest.warns(RunWarning, match="the same for every seed"):
+        run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
     assert set(run.params) == {"layers"} and run.settings["model"] == "net"
 
@@ -156,7 +158,10 @@ def test_flax_modules_are_models():
         ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
         ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
         ({"model": jnp.ones(3)}, "model = .*: must be a name, a Model, or a flax.linen or flax.nnx module"),
-        ({"method": server.asgd()}, r"method = a ServerAlgorithm: must be a Method; wrap the rule: Method\(rule"),
+        (
+            {"method": server.asgd()},
+            r"method = 'a ServerAlgorithm': must be a name or a Method; wrap the rule: Method\(rule",
+        ),
         ({"method": object()}, "method = .*: must be a name or a Method"),
         ({"method": 5}, "method = 5: must be a text, or a Method"),
         ({"optimizer": optax.sgd(0.1)}, "optimizer = .*: must be a text"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
-from fedjax_async import tree
+from fedjax_async import data, simulate, tree
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.local import keeping, local_training, run_job
 from fedjax_async.local.batches import seed_of
+from fedjax_async.models import BatchNorm
 from fedjax_async.models.norm import is_statistic
+from fedjax_async.notices import RunWarning
 from fedjax_async.types import Message, Model
 from tests.engine.problem import case, close
 from tests.engine.problem import client as engine_client
@@ -164,3 +169,75 @@ def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
         # nothing was uploaded for it, and the rest was trained
         close(have.params["hidden"], given.params["hidden"], 0)
         assert float(np.abs(have.params["output"]["kernel"] - given.params["output"]["kernel"]).max()) > 0.01
+
+
+@pytest.mark.parametrize(("size", "batches"), [(1, []), (2, [2]), (BATCH + 1, [BATCH]), (BATCH + 2, [BATCH, 2])])
+def test_a_batch_of_one_example_leaves_the_statistics_alone(size, batches):
+    """Two steps of one epoch: a client with a single example, and last batches of one and of two examples."""
+    with jax.enable_x64(True):
+        upload, _ = run_job(algorithm(), KEY, sent(), (), client_data(size=size), -(-size // BATCH))
+        positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, -(-size // BATCH))
+        mean, (x, _, _) = np.full(FEATURES, 0.25), pool()
+        for p in (p for p in positions if len(p) > 1):
+            mean = 0.9 * mean + 0.1 * x[rows_of(size=size)[p]].mean(axis=0)
+        assert [len(p) for p in positions if len(p) > 1] == batches
+        np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
+        if not batches:
+            np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
+        assert np.abs(upload["params"]["b"]).max() > 0  # the weights are trained all the same
+
+
+class Normalised(nn.Module):
+    """``layer``: the package's BatchNorm, or flax's own with a mask."""
+
+    own: bool
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        x = nn.Dense(3)(x)
+        if self.own:
+            return BatchNorm()(x, train=train, mask=mask)
+        rows = None if mask is None else mask[:, None]
+        return nn.BatchNorm(use_running_average=not train, momentum=0.9)(x, mask=rows)
+
+
+def statistics_after(own, alone=True, **settings):
+    """The running statistics at the end of a run; ``alone``: of clients with one example each."""
+    x, y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+    ends = [1, 2, 3] if alone else [3, 6, 9]
+    clients = list(zip(np.split(x, ends)[:3], np.split(y, ends)[:3], strict=True))
+    given = data.from_arrays(clients=clients, test=(x[9:], y[9:]))
+    world = {"delay": "constant:mean=1", "updates": 6, "lr": 0.1, "data": given, "model": Normalised(own)}
+    run = simulate(**world, **settings)
+    return jax.tree.leaves(jax.tree.map(np.asarray, run.params["batch_stats"]))
+
+
+WAYS = {
+    "loop": {"method": "asgd", "batching": "loop"},
+    "vmap": {"method": "asgd", "batching": "vmap"},
+    "oracle": {"method": "asgd", "engine": "reference"},
+    "curves": {"method": "asynccurve:correction=asgd"},
+    "simplices": {"method": "floco"},
+    "nodes": {"method": "independent"},
+    "policy": {"method": "asgd", "policy": "power_of_choice:d=2", "timing": "every:concurrency=2"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_running_variance_decays_where_every_client_has_one_example(way):
+    """Mean 0 and variance 1 to the last bit, for every kind of run; each says it before it starts."""
+    with pytest.warns(RunWarning, match="^clients with a single training example: .* leaves the running statistics"):
+        mean, var = statistics_after(own=way != "vmap", **WAYS[way])
+    np.testing.assert_array_equal(mean, np.zeros_like(mean))
+    np.testing.assert_array_equal(var, np.ones_like(var))
+
+
+def test_only_runs_with_batches_of_one_example_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mean, var = statistics_after(own=True, alone=False, method="asgd")
+    assert np.all(mean != 0)
+    assert np.all(var != 1)
+    with pytest.warns(RunWarning, match="^batch_size = 1: a batch of fewer than two examples .* a larger batch_size"):
+        mean, var = statistics_after(own=True, alone=False, method="asgd", batch_size=1)
+    np.testing.assert_array_equal(var, np.ones_like(var))

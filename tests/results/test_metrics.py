@@ -47,13 +47,32 @@ def test_final_values_and_the_end_of_the_running_mean(scores, count):
     run, values = make_run(scores), np.float64(np.float32(scores))
     tenth = max(1, len(scores) // 10)
     assert final_value(run, final="last") == final_accuracy(run) == values[-1]
-    assert final_value(run) == final_value(run, final="tail") == np.mean(values[-tenth:])
-    assert final_value(run, final=f"tail:{count}") == np.mean(values[-count:])
+    trained = np.count_nonzero(run.evaluations["update"]) or len(scores)
+    assert final_value(run) == final_value(run, final="tail") == np.mean(values[-min(tenth, trained) :])
+    assert final_value(run, final=f"tail:{count}") == np.mean(values[-min(count, trained) :])
     assert final_value(run, final="best") == best_accuracy(run) == values.max()
     for final in ("last", "tail", f"tail:{count}"):
-        assert running_mean(values, window(final, len(scores)))[-1] == final_value(run, final=final)
+        assert running_mean(values, window(final, len(scores)), len(scores) - trained)[-1] == final_value(
+            run, final=final
+        )
         assert mean_curve([run], factor=100.0, final=final).mean[-1] == 100 * final_value(run, final=final)
     np.testing.assert_array_equal(running_mean(values, 1), values)
+
+
+def test_no_mean_joins_the_initial_model_with_trained_ones():
+    """Five evaluations: two before any upload, one while an upload waits for its server step, two of trained models."""
+    run = make_run([0.1, 0.1, 0.1, 0.5, 0.7], time=[0.0, 1.0, 2.0, 3.0, 4.0])
+    counts = {"update": np.array([0, 0, 1, 2, 3]), "step": np.array([0, 0, 0, 1, 2])}
+    run = run._replace(evaluations=run.evaluations | counts)
+    for final in ("tail:2", "tail:3", "tail:100"):
+        np.testing.assert_allclose(final_value(run, final=final), 0.6, rtol=1e-6)
+        np.testing.assert_allclose(mean_curve([run], final=final).mean, [0.1, 0.1, 0.1, 0.5, 0.6], rtol=1e-6)
+    waits = run._replace(evaluations=run.evaluations | {"loss": np.array([3.0, 3.0, 2.0, 1.0, 1.0])})
+    np.testing.assert_allclose(
+        final_value(waits, final="tail:3"), (0.1 + 0.5 + 0.7) / 3, rtol=1e-6
+    )  # it changed the model
+    never = run._replace(evaluations=run.evaluations | {"update": np.zeros(5, int), "step": np.zeros(5, int)})
+    np.testing.assert_allclose(final_value(never, final="tail:3"), (0.1 + 0.5 + 0.7) / 3, rtol=1e-6)
 
 
 def test_final_losses_and_unknown_final_values():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedjax_async.results import holm, interval, paired, write_comparison
-from fedjax_async.results.comparisons import method_pairs
-from fedjax_async.results.significance import pairs
+from fedjax_async.results.comparisons import comparison, method_pairs
+from fedjax_async.results.significance import Interval, pairs
 from tests.results.made_up import make_run
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -33,6 +33,35 @@ def test_the_bootstrap_interval_is_near_scipys_and_the_same_each_time():
     expected = stats.bootstrap((np.array(values),), np.mean, method="percentile").confidence_interval
     np.testing.assert_allclose(interval(values, "bootstrap"), expected, atol=0.15)
     assert interval(values, "bootstrap") == interval(values, "bootstrap")
+
+
+def test_the_interval_of_a_percentage_stays_between_0_and_100():
+    ends = {"bad": [0.01, 0.02, 0.09], "good": [0.9, 0.93, 0.9999]}
+    assert all(outside(interval([100 * value for value in values])) for values in ends.values())
+    runs = {name: [make_run([0.5, value]) for value in values] for name, values in ends.items()}
+    for row in comparison(runs, final="last", further=True):
+        found = [value for value in row.values() if isinstance(value, Interval)]
+        assert len(found) == 3
+        assert not any(map(outside, found))
+    assert interval([0.1, 0.9], limits=(0.0, 1.0)) == (0.0, 1.0)
+    assert np.isnan(interval([1.0], limits=(0.0, 1.0))).all()
+
+
+def test_the_interval_of_a_difference_of_percentages_stays_between_minus_100_and_100():
+    groups = {"": {"a": {0: 100.0, 1: 100.0, 2: 40.0}, "b": {0: 0.0, 1: 0.0, 2: 0.0}}}
+    assert pairs(groups)[0]["95% interval (t)"].high > 100
+    assert pairs(groups, limits=(0.0, 100.0))[0]["95% interval (t)"].high == 100
+    (row,) = method_pairs({"a": _seeds(1.0, 1.0, 0.4), "b": _seeds(0.01, 0.01, 0.01)}, "last")
+    assert row["95% interval (t)"].high == 100
+
+
+def _seeds(*values):
+    made = [make_run([0.5, value]) for value in values]
+    return [run._replace(settings={**run.settings, "seed": seed}) for seed, run in enumerate(made)]
+
+
+def outside(ends):
+    return ends.low < 0 or ends.high > 100
 
 
 @pytest.mark.parametrize("kind", ["t", "bootstrap"])

@@ -358,7 +358,7 @@ def test_every_table_has_the_same_final_value(final, tmp_path):
         values = [100 * float(run[f"{way}_accuracy"]) for run in runs if run["lr"] == row["lr"]]
         assert float(row[title]) == metrics.spread(values).mean and float(row[f"{title} std"]) == np.std(values, ddof=1)
         ends = [float(row[f"95% interval (t) {end}"]) for end in ("low", "high")]
-        assert ends == list(interval(values))
+        assert ends == list(interval(values, limits=(0.0, 100.0)))
         assert {
             metrics.final_title(column, other) for column in ("accuracy", "loss") for other in ("last", "best")
         } < set(row)

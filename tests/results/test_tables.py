@@ -112,7 +112,7 @@ def test_the_table_shows_one_final_value_and_the_csv_all_three(tmp_path):
             found = [float(row[f"accuracy, {titles[other]} (%)"]) for row in rows]
             np.testing.assert_allclose(found, expected[other], rtol=1e-6)
         low, high = (float(rows[0][f"95% interval (t) {end}"]) for end in ("low", "high"))
-        ends = interval([100 * final_accuracy(run, final) for run in runs["fedavg"]])
+        ends = interval([100 * final_accuracy(run, final) for run in runs["fedavg"]], limits=(0.0, 100.0))
         assert (low, high) == (ends.low, ends.high)
         assert f"[{low:.2f}, {high:.2f}]" in (tmp_path / "comparison.md").read_text()
         assert "accuracy, best (%) 95% interval (t) low" in rows[0] or final == "best"

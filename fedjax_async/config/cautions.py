@@ -1,0 +1,64 @@
+"""Warnings about settings that are valid and do something that their words do not say.
+
+Each warning has the same text for all runs of a kind, so that a comparison or a sweep says it once.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from fedjax_async.clock.record import SLACK
+from fedjax_async.config import own
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.evaluation import Every
+from fedjax_async.models import starts_alike
+from fedjax_async.notices import RunWarning
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model
+
+
+def caution(s: Settings, model: Model, data: FederatedData) -> None:
+    """Warn of start weights that no seed changes, and of batches that leave running statistics as they are."""
+    if s.initial is None and starts_alike(model):
+        warnings.warn(
+            "model: an nnx module starts from the weights that it was made with, the same for every seed; for start "
+            "weights by the seed, give models.from_nnx(Net(nnx.Rngs(0)))._replace(init=lambda key: "
+            "models.from_nnx(Net(nnx.Rngs(key))).init(key))",
+            RunWarning,
+            stacklevel=2,
+        )
+    trains_by_itself = isinstance(own.thing_of("client", s.client), ClientAlgorithm)
+    alone = s.batch_size == 1 or bool(np.any(np.asarray(data.size) == 1))
+    if model.train is not None and alone and not trains_by_itself:
+        whose = "batch_size = 1" if s.batch_size == 1 else "clients with a single training example"
+        advice = "a larger batch_size" if s.batch_size == 1 else "a partition with min_size=2 or more"
+        warnings.warn(
+            f"{whose}: a batch of fewer than two examples has no variance, so it leaves the running statistics of the "
+            f"model (BatchNorm) as they are; {advice}, or a model without such statistics, avoids it",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> None:
+    """Warn of evaluations that the settings ask for after the end of the run; start and end are always evaluated.
+
+    ``end``: of the run, in virtual seconds; ``updates``, ``steps``: how many arrivals and server steps it has.
+    """
+    if every.at is not None:
+        late = [moment for moment in every.at if moment > end * SLACK]
+        if late:
+            which = f"{len(late)} of {len(every.at)} moments, from {min(late):g} s on,"
+            text = f"eval_at: no evaluation at {which} because the run ends after {end:g} s"
+            warnings.warn(text, RunWarning, stacklevel=2)
+        return
+    lengths = {
+        "eval_time": (every.time, end, f"which ends after {end:g} s"),
+        "eval_updates": (every.updates, updates, f"which has {updates} updates"),
+        "eval_steps": (every.steps, steps, f"which has {steps} server steps"),
+    }
+    for field, (gap, length, known) in lengths.items():
+        if gap is not None and gap > length * SLACK:
+            text = f"{field} = {gap:g}: longer than the run, {known}: only its start and its end are evaluated"
+            warnings.warn(text, RunWarning, stacklevel=2)

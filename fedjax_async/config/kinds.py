@@ -1,0 +1,79 @@
+"""The type of an object in place of a name: checked before anything else reads the object.
+
+Fingerprints read all of an object, and some objects of other programs cannot be read. So the type is checked first, and
+the error names the setting, what was given and what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedjax_async import check
+from fedjax_async.clock import Topology
+from fedjax_async.clock.topologies import is_graphs
+from fedjax_async.compress import Compressor
+from fedjax_async.config import own
+from fedjax_async.config.methods import Method, PeerMethod
+from fedjax_async.data import Dataset, Federation
+from fedjax_async.models import is_module
+from fedjax_async.peers import PeerAlgorithm
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model, ServerAlgorithm
+
+
+def _is_torch(thing: Any) -> bool:
+    """Whether it is an object of PyTorch, or of a class that inherits from one of PyTorch's."""
+    return any(base.__module__.partition(".")[0] == "torch" for base in type(thing).__mro__)
+
+
+def _is_function(thing: Any) -> bool:
+    """Whether it can be called, and is no network: a network can be called too, but is only ever a model."""
+    return callable(thing) and not is_module(thing) and not _is_torch(thing)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "method": lambda thing: isinstance(thing, (Method, PeerMethod)),
+    "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_function(thing),
+    "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),
+    "model": lambda thing: isinstance(thing, Model) or is_module(thing),
+    "initial": own.is_params,
+    "client": lambda thing: isinstance(thing, ClientAlgorithm) or _is_function(thing),
+    "compress": lambda thing: isinstance(thing, Compressor),
+    "metrics": lambda thing: isinstance(thing, Mapping),  # ``config.measures`` checks the metrics in it
+}  # all others are functions
+_TAKES = {
+    "method": "a name or a Method",
+    "model": "a name, a Model, or a flax.linen or flax.nnx module",
+    "initial": f"a text, or {own.KINDS['initial']}",
+    "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory",
+    "metrics": f"a text, or {own.KINDS['metrics']}",
+}
+
+
+def require_kind(field: str, thing: Any) -> None:
+    """``ValueError`` that names the setting, the object and what the setting takes, if it does not take the object."""
+    if not _FITS.get(field, _is_function)(thing):
+        takes = _TAKES.get(field, f"a name or {own.KINDS[field]}")
+        check.require(False, field, own.shown(thing), takes + _advice(field, thing))
+
+
+def require_some_kind(thing: Any) -> None:
+    """``ValueError`` unless at least one setting takes the object."""
+    good = any(_FITS.get(field, _is_function)(thing) for field in own.KINDS)
+    allowed = "an object of your own that a setting takes, such as a Method, a Model, a flax module or FederatedData"
+    check.require(good, "object", own.shown(thing), f"{allowed}{_advice('', thing)}")
+
+
+def _advice(field: str, thing: Any) -> str:
+    """What to do instead, for objects that are often given in place of another; ``field``: empty if not known."""
+    if field in ("method", "") and isinstance(thing, ServerAlgorithm):
+        return "; wrap the rule: Method(rule, timing='every')"
+    if field in ("method", "") and isinstance(thing, PeerAlgorithm):
+        return "; wrap the algorithm: PeerMethod(algorithm)"
+    if field == "method" and callable(thing):
+        return "; call the factory: Method(f())"
+    if field == "model" and isinstance(thing, type):
+        return f"; make one: {thing.__name__}(...)"
+    if field in ("model", "") and _is_torch(thing):
+        return "; a network of PyTorch is written again in flax, and its weights may be read by initial=FILE"
+    return ""

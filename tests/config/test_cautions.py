@@ -1,0 +1,96 @@
+"""Warnings about settings: an nnx module that starts alike for every seed, evaluations after the end of the run."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_async import Settings, models, named, simulate
+from fedjax_async.config import prepare
+
+SMALL = {"clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
+
+
+class Seeded(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(784, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layer(x.reshape(x.shape[0], -1))
+
+
+def seeds_starts(model, **settings):
+    """The first kernel entries of two seeds' starts, and the warnings of the two runs."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        runs = [prepare(Settings(**SMALL | {"model": model, "seed": seed} | settings)) for seed in (0, 1)]
+    return [np.asarray(run.params["layer"]["kernel"][0, :3]) for run in runs], [str(one.message) for one in said]
+
+
+def test_an_nnx_module_starts_alike_for_every_seed_and_says_what_to_do():
+    """The advice of the warning gives another start to each seed, and no warning."""
+    fixed = Seeded(nnx.Rngs(0))
+    for model in (fixed, named("net", fixed), models.from_nnx(fixed)):
+        starts, said = seeds_starts(model)
+        np.testing.assert_array_equal(*starts)
+        assert len(said) == 2
+        assert all(line.startswith("model: an nnx module starts from the weights that it was made") for line in said)
+    advice = models.from_nnx(Seeded(nnx.Rngs(0)))._replace(
+        init=lambda key: models.from_nnx(Seeded(nnx.Rngs(key))).init(key)
+    )
+    starts, said = seeds_starts(advice)
+    assert np.all(starts[0] != starts[1])
+    assert said == []
+    _, said = seeds_starts(fixed, initial=prepare(Settings(**SMALL | {"model": advice})).params)
+    assert said == []
+
+
+def test_an_nnx_module_starts_alike_without_a_server_and_with_a_policy_too():
+    for settings in ({"method": "dpsgd"}, {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}):
+        _, said = seeds_starts(Seeded(nnx.Rngs(0)), **settings)
+        assert sum("the same for every seed" in line for line in said) >= 2
+
+
+WORLD = {"model": "logistic", "clients": 3, "steps": 1, "delay": "constant:mean=10"}  # three arrivals every ten seconds
+TIME, UPDATES, STEPS = {"time": 40.0}, {"updates": 12}, {"server_steps": 4, "method": "fedbuff@buffer:size=3"}
+NODES = {"method": "independent"}
+
+
+def said(settings):
+    """The lines that preparing a run says."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        prepare(Settings(**WORLD | settings))
+    return [str(one.message) for one in found]
+
+
+OUTSIDE = {
+    "moments": ({"eval_at": "20,50,60"}, "eval_at: no evaluation at 2 of 3 moments, from 50 s on, because"),
+    "seconds": ({"eval_time": 41.0}, "eval_time = 41: longer than the run, which ends after 40 s: only its start"),
+    "updates": ({"eval_updates": 13}, "eval_updates = 13: longer than the run, which has 12 updates"),
+}
+INSIDE = [{"eval_at": "20,40"}, {"eval_time": 40.0}, {"eval_time": 7.0}, {"eval_updates": 12}, {}]
+
+
+@pytest.mark.parametrize("budget", [TIME, UPDATES, STEPS, TIME | NODES, UPDATES | NODES])
+def test_evaluations_after_the_end_are_said_whatever_ends_the_run(budget):
+    for asked, line in OUTSIDE.values():
+        (found,) = said(budget | asked)
+        assert found.startswith(line)
+    for asked in INSIDE:
+        assert said(budget | asked) == []
+
+
+def test_server_steps_after_the_end_are_said():
+    (line,) = said(STEPS | {"eval_steps": 5})
+    assert line.startswith("eval_steps = 5: longer than the run, which has 4 server steps: only its start and its end")
+    assert said(STEPS | {"eval_steps": 4}) == []
+
+
+def test_a_run_with_a_policy_says_it_when_its_end_is_known():
+    settings = WORLD | UPDATES | {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}
+    with pytest.warns(UserWarning, match=r"^eval_at: no evaluation at 1 of 2 moments, from 999 s on, because the run"):
+        simulate(**settings, eval_at="20,999")
