@@ -63,6 +63,13 @@ QUICKSTART = Settings(
 QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl_released")
 QUICKSTART_SEEDS = 3
 RUN_BASE: dict[str, Any] = {"updates": 200}
+# Commands whose settings are given otherwise than by flags: what the message about a setting's flag says.
+INSTEAD = {
+    "sweep": "{name} stands in FILE.toml: a setting under [base] or, as a list, [grid]; seeds, target, ... above both",
+    "resume": "a run is continued with the settings that its folder has; for others begin a new run",
+    "compare": "the methods are given without a flag: fedjax-async compare fedavg fedasync",
+    "quickstart": "the quickstart has its own methods; compare takes others: fedjax-async compare fedavg fedasync",
+}
 
 
 def _later(module: str, name: str) -> Action:
@@ -355,6 +362,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about, description=about)
+        sub.instead, sub.commands = INSTEAD.get(name, ""), commands.choices
         sub.set_defaults(action=action)
         if name != "data":
             _add_plugins(sub)

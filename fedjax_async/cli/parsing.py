@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from fedjax_async import check
+from fedjax_async.cli.unknown import Known, hint
 from fedjax_async.registry import is_plain_number
 
 
@@ -44,11 +44,15 @@ def file(text: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that refuses abbreviated options and options given twice; argparse accepts both silently.
 
-    Flags without a value, and those that collect a list (``action="append"``), may be repeated.
+    Flags without a value, and those that collect a list (``action="append"``), may be repeated. ``instead``: where a
+    command without flags for the settings takes them from. ``commands``: the parsers of all commands by name, to say of
+    a flag whose it is.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"allow_abbrev": False})
+        self.instead = ""
+        self.commands: Mapping[str, Any] = {}
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 
@@ -61,9 +65,18 @@ class Parser(argparse.ArgumentParser):
         wrong = self._subparsers is not None and first.startswith("--") and not any(f.startswith(first) for f in known)
         found, left = (namespace, given[:1]) if wrong else super().parse_known_args(given, namespace)
         if left:
-            near = difflib.get_close_matches(str(left[0]).partition("=")[0], known, n=1, cutoff=0.6)
-            self.error(f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {near[0]}?" if near else ""))
+            meant = hint(left, found, self._known(left[0].partition("=")[0]))
+            self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
         return found, left
+
+    def takes(self, flag: str) -> bool:
+        """Whether the command has a flag of this name."""
+        return flag in self._option_string_actions
+
+    def _known(self, unknown: str) -> Known:
+        """What the command knows, and which others have the ``unknown`` flag; quickstart has those of ``compare``."""
+        owners = [name for name, command in self.commands.items() if command.takes(unknown) and name != "quickstart"]
+        return Known(list(self._option_string_actions), self.instead, owners)
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and one line, without the usage: that of a command with 50 flags would hide the message."""
