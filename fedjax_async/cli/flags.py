@@ -345,7 +345,7 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
 def _add_list(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``list``."""
     sub.add_argument("what", nargs="?", metavar="KIND", help="show only one kind: " + ", ".join(REGISTRIES))
-    sub.add_argument("name", nargs="?", metavar="NAME", help="explain one name of this kind and its options")
+    sub.add_argument("names", nargs="*", metavar="NAME", help="explain these names of the kind and their options")
     sub.add_argument("--options", action="store_true", help="show the options of each name")
 
 

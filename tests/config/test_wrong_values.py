@@ -83,7 +83,7 @@ CALLS = [
     (lambda: simulate(**SMALL, clients_per_round=5), "setting = 'clients_per_round': unknown; did you mean timing='cohort"),
     (lambda: simulate(**SMALL, output="x"), "setting = 'output': unknown; did you mean 'out'?"),
     (lambda: simulate(**SMALL, seeds=3), "seeds = 3: must be left out: a run has one seed; compare(methods, seeds=...)"),
-    (lambda: simulate(model="logistic"), "time, updates, server_steps = None: give at least one, such as updates=200"),
+    (lambda: simulate(model="logistic"), "time, updates, server_steps = None: give at least one, or the run has no end (only"),
     (lambda: sweep(SMALL, {"gibberish": [1]}), "setting = 'gibberish': unknown; the nearest names are 'metrics', 'engine'"),
     (lambda: sweep({**SMALL, "rounds": 3}, {"lr": [0.1]}), "setting = 'rounds': unknown; did you mean 'server_steps'?"),
     (
