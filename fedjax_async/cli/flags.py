@@ -201,13 +201,9 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add the flags of the output folder, of progress, streams and pictures."""
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        default=default,
-        help=f"folder for the results [{default or 'none: only print'}]",
-    )
+    usual = f"{default}, or {default}_2, ... where that holds other results" if default else "none: only print"
+    group.add_argument("--out", type=folder, metavar="DIR", help=f"folder for the results [{usual}]")
+    parser.set_defaults(usual_out=default)
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in DIR")
     group.add_argument("--again", action="store_true", help="train again, also if DIR has the finished run")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -326,7 +322,7 @@ def _add_runs(command: Command) -> None:
 def _add_report(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``report``."""
     sub.add_argument(
-        "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+        "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep, or a folder of them"
     )
     sub.add_argument(
         "--out",

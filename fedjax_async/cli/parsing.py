@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_async import check
@@ -39,6 +40,26 @@ def file(text: str) -> str:
     if not text or check.has_control(text):
         raise argparse.ArgumentTypeError("must be the name of a file, without control characters")
     return text
+
+
+def in_free_folder(given: str | None, usual: str | Path, act: Callable[[str], None]) -> None:
+    """``act(folder)`` with the folder that is given, else with the first of ``usual``, ``usual_2``, ... that is free.
+
+    A folder is free unless ``act`` raises ``Occupied`` because it holds other results; a line names the one chosen.
+    """
+    from fedjax_async.results.store import Occupied, numbered  # noqa: PLC0415 (needs NumPy)
+
+    if given is not None:
+        act(given)
+        return
+    for folder in numbered(usual):
+        try:
+            act(str(folder))
+        except Occupied:
+            continue
+        if folder != Path(usual):
+            print(f"{usual} holds other results, which are kept (--overwrite replaces them)")
+        return
 
 
 class Parser(argparse.ArgumentParser):

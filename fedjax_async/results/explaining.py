@@ -30,7 +30,7 @@ from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import bar
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import MANIFEST, flatten, load, require_folder
+from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
 from fedjax_async.results.tables import write
 from fedjax_async.types import FederatedData, Run, Schedule
@@ -366,6 +366,7 @@ def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation |
             return Explanation(arrivals, tuple(kept["start"]), tuple(kept["class_sizes"]), kept["part"], kept["drift"])
     except (ValueError, KeyError, TypeError, OSError):
         same = False
-    allowed = "a folder without the explanation of another run or of other examples (or overwrite)"
-    check.require(overwrite, "out", str(out), allowed)
+    if not overwrite:
+        allowed = "a folder without the explanation of another run or of other examples (or overwrite)"
+        raise Occupied(f"out = {str(out)!r}: must be {allowed}")
     return None

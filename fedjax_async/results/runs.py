@@ -235,9 +235,12 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
         state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
+        state = state if folder.is_dir() else "there is no such folder"
         if saved.parent.is_dir() and not finished:
             state = "the run in it was cut off before it began: give the command that began it once more"
-        raise ValueError(f"folder = {str(folder)!r}: must hold a run that was begun with --checkpoint, but {state}")
+        inside = store.runs_inside(folder, f"{CHECKPOINTS}/settings.json")
+        allowed = "must hold a run that was begun with --checkpoint"
+        raise ValueError(f"folder = {str(folder)!r}: {allowed}, but {state}{inside}")
     try:
         return from_dict(json.loads(saved.read_bytes()), objects)
     except (TypeError, AttributeError, json.JSONDecodeError) as error:
@@ -245,6 +248,15 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
 
 
 # --- several methods ----------------------------------------------------------------------------------
+
+
+def folder_name(method: str) -> str:
+    """The name of a method's folder in a comparison.
+
+    >>> folder_name("fedbuff@buffer:size=5")
+    'fedbuff_buffer_size_5'
+    """
+    return re.sub(r"[^\w.-]+", "_", method)
 
 
 def _methods_by_name(methods: Any) -> dict[str, str]:
@@ -357,8 +369,7 @@ def compare(
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
 
     def folder_of(method: str, seed: int) -> Path | None:
-        named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")
-        return None if out is None else Path(out) / named
+        return None if out is None else Path(out) / "runs" / folder_name(method) / f"seed_{seed}"
 
     def train(method: str, seed: int) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}

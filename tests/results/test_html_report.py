@@ -420,6 +420,26 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert store.require_room("one", store.load("one").settings)  # the page does not change what the folder is
 
 
+def test_of_a_folder_of_results_all_that_are_inside_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    store.save(make_run(), Path("runs", "one"))
+    store.save(make_run(), Path("runs", "deep", "er", "two"))
+    save_comparison(Path("runs", "three"), {"fedavg": seeded(SCORES), "fedasync": seeded(SCORES, "fedasync")})
+    save_sweep(Path("runs", "swept"))
+    Path("runs", "unfinished", "checkpoints").mkdir(parents=True)
+    Path("runs", "planned").mkdir()
+    (Path("runs", "planned") / "sweep.json").write_text("{}")
+    assert cli.main(["report", "runs"]) == 0
+    page = content_of(Path("runs", "report.html"))
+    kinds = {source["name"]: source["kind"] for source in page["sources"]}
+    assert kinds == {"one": "run", "two": "run", "three": "comparison", "swept": "sweep"}
+    assert page["title"] == "runs" and page["about"].endswith("runs in 4 folders")
+    assert cli.main(["report", "runs", "runs/one"]) == 0  # what is found twice is shown once
+    assert len(content_of(Path("report.html"))["sources"]) == 4
+    assert cli.main(["report", "runs/unfinished"]) == 2
+    assert "must hold a finished run, comparison or sweep, or folders with some" in capsys.readouterr().err
+
+
 def test_validation_scores_are_in_table_picture_and_page(tmp_path):
     held_out = {"validation_accuracy": np.array([0.1, 0.3, 0.6]), "validation_loss": np.array([3.0, 2.0, 1.0])}
     runs = {
