@@ -152,7 +152,8 @@ def legend_below(
         if legend.get_window_extent().width <= figure.bbox.width or length <= MARGIN:
             break
         legend.remove()
-        few, length = max(1, few - 1), length if few > 1 else length - MARGIN
+        few, length = (few - 1, length) if few > 1 else (1, length - MARGIN)
+        few = -(-len(names) // -(-len(names) // few))  # as many rows, but columns of nearly the same length
     rows = -(-len(names) // few) + sum(name.count("\n") for name in shown) - -(-len(names) // columns)
     figure.set_figheight(figure.get_figheight() + ROW * style["fontsize"] * rows)
     return legend
