@@ -147,7 +147,7 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
     """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
-    usual = baseline or "fedavg, else the first"
+    usual = baseline or "the first fedavg, else the first"
     parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
         "--baseline", default=baseline, metavar="METHOD", help=f"method to which times are relative [{usual}]"
@@ -157,7 +157,7 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds
         default="95%",
         metavar="ACCURACY",
         help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a "
-        "percentage of the lowest final accuracy [95%%]",
+        "percentage of the lowest final accuracy, which changes with the methods [95%%]",
     )
     _add_finals(parser)
 

@@ -26,6 +26,7 @@ from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_mo
 from fedjax_async.results.metrics import (
     FINAL,
     FINALS,
+    baseline_of,
     final_value,
     has_accuracy,
     percent,
@@ -236,8 +237,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
 
 def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> None:
     began, arguments.out = time.perf_counter(), out
-    if arguments.baseline is not None:
-        check.one_of("baseline", arguments.baseline, arguments.methods)
+    baseline_of(arguments.methods, arguments.baseline)  # raises before any training
     check_finals(arguments)
     drawing = drawing_of(arguments)
     target_accuracy(

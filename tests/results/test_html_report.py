@@ -177,6 +177,13 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert len(page["sources"][0]["tables"][0]["rows"]) == 2
 
 
+def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path):
+    for name, noted in (("three seeds", True), ("no classes", False)):
+        folder = save_comparison(tmp_path / name, COMPARISONS[name][0])
+        (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+        assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
+
+
 def test_tables_of_other_runs_are_not_shown(tmp_path):
     runs = COMPARISONS["three seeds"][0]
     folder = save_comparison(tmp_path / "three", runs)
