@@ -75,7 +75,10 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
 
 
 def near_to(
-    name: Any, known: Collection[str], written: Callable[[str], str] = repr, everything: str = "`fedjax-async list` shows all"
+    name: Any,
+    known: Collection[str],
+    written: Callable[[str], str] = repr,
+    everything: str = "`fedjax-async list` shows all",
 ) -> str:
     """The end of a message about an unknown name: the nearest of the ``known`` ones, and all of them if they are few.
 

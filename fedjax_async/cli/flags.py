@@ -322,7 +322,11 @@ def _add_runs(command: Command) -> None:
 def _add_report(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``report``."""
     sub.add_argument(
-        "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep, or a folder of them"
+        "folders",
+        type=folder,
+        nargs="+",
+        metavar="DIR",
+        help="the --out of a run, a comparison or a sweep, or a folder of them",
     )
     sub.add_argument(
         "--out",

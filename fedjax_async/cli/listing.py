@@ -76,7 +76,7 @@ SETTINGS = {"topology": "topologies", "compress": "compressors", "optimizer": "o
 
 
 def _of_others(entry: Any, name: str) -> dict[str, str]:
-    """For a method, how an option of what it is joined with is set -> these options: of its timing, its optimiser, ..."""
+    """For a method, how options of its timing, its optimiser, ... are set -> these options with their defaults."""
     found = {}
     for field, kind in (CLOCKS | SETTINGS).items() if not callable(entry) else ():
         if (spec := getattr(entry, field, None)) is not None:

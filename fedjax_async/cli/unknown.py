@@ -72,12 +72,12 @@ def _in_method(found: Any, option: str, value: str, names: Collection[str]) -> s
     usual = [getattr(found, "method", Settings.method)] if "method" in names else []
     for spec in getattr(found, "methods", usual):
         from fedjax_async.config.methods import owner_of  # noqa: PLC0415 (needs JAX)
+        from fedjax_async.config.misplaced import in_spec  # noqa: PLC0415
 
         try:
             place = owner_of(spec, option, value or "...")
         except ValueError:  # the method is unknown, which is another error
             continue
         if place is not None:
-            bare = hasattr(found, "methods")
-            return place.text(lambda of, text: text if bare and of == "method" else as_flag(f"{of}={text}"))
+            return place.text(in_spec if hasattr(found, "methods") else lambda of, text: as_flag(f"{of}={text}"))
     return None

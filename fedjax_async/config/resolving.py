@@ -89,11 +89,11 @@ def _require_setting(name: str, value: Any, method: Any) -> None:
     known = [*Settings.__dataclass_fields__, "data"]
     if name in known:
         return
-    if isinstance(method, str) and not isinstance(method, own.Named):
-        if words.meant(name, known) is None:
-            place = owner_of(method, name, str(value))
-            where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
-            check.require(place is None, name, value, f"an option of {where}, not a setting")
+    named = isinstance(method, str) and not isinstance(method, own.Named)
+    if named and words.meant(name, known) is None:
+        place = owner_of(method, name, str(value))
+        where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
+        check.require(place is None, name, value, f"an option of {where}, not a setting")
     allowed = "left out: a run has one seed; compare(methods, seeds=...) and sweep train several"
     check.require(name != "seeds", name, value, allowed)
     words.require("setting", name, [*known, *ARGUMENTS])

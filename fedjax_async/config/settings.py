@@ -253,8 +253,8 @@ class Settings:
                 raise ValueError(f"{', '.join(given)}: give at most one of the {'two' if len(rivals) == 2 else 'four'}")
         if self.time is None and self.updates is None and self.server_steps is None:
             raise ValueError(
-                "time, updates, server_steps = None: give at least one, or the run has no end (only the command line has "
-                "a default, updates = 200)"
+                "time, updates, server_steps = None: give at least one, or the run has no end (only the command line "
+                "has a default, updates = 200)"
             )
 
 

@@ -140,4 +140,3 @@ def require(field: str, word: str, known: Iterable[str]) -> None:
     if word not in known:
         everything = "help(fedjax_async.Settings) and `fedjax-async run --help` show all"
         raise ValueError(f"{field} = {check.shown(word)}: unknown{hint(word, known, as_keyword, everything)}")
-

@@ -67,9 +67,10 @@ def comparison(
 
     If no run has class labels, the final loss replaces accuracy and times.
 
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is by
-    default the first with the rule ``fedavg``, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`, ``final``
-    as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is
+    ``fedavg`` (also with options, parts or a timing) if it is among them, else the first. ``target`` as in
+    :func:`fedjax_async.results.metrics.target_accuracy`, ``final`` as in
+    :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_async import check, disk
 from fedjax_async.results.claim import require_writable
+from fedjax_async.results.picture import picture_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,12 +84,10 @@ SCREEN = Drawing()
 def require_matplotlib() -> type[Figure]:
     """The class of figures; ``ValueError`` naming the extra to install where matplotlib is missing."""
     try:
-        import matplotlib.figure  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: F401, PLC0415
     except ImportError as error:
         raise ValueError("plots need matplotlib: pip install 'fedjax-async[plot]'") from error
-    from fedjax_async.results.picture import Picture  # noqa: PLC0415
-
-    return Picture
+    return picture_class()
 
 
 def new(width: float, height: float, drawing: Drawing = SCREEN) -> tuple[Figure, Axes]:
@@ -130,7 +129,8 @@ def finish(figure: Figure, drawing: Drawing) -> Figure:
         length = int(0.95 * length)
         title.set_text(textwrap.fill(str(drawing.title), length))
     if title is not None and "\n" in title.get_text():
-        figure.set_figheight(figure.get_figheight() + ROW * title.get_fontsize() * title.get_text().count("\n"))
+        more = title.get_text().count("\n")
+        figure.set_figheight(figure.get_figheight() + ROW * float(title.get_fontsize()) * more)
     return figure
 
 

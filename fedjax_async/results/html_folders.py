@@ -27,8 +27,8 @@ from fedjax_async.types import Run
 
 MOST_ROWS = 1_000  # of a table
 TIMES = (
-    "Times are to the accuracy in the column target (%). By default it is 95 % of the lowest final accuracy among these "
-    "methods, so with others it may differ; --target fixes it."
+    "Times are to the accuracy in the column target (%). By default it is 95 % of the lowest final accuracy among "
+    "these methods, so with others it may differ; --target fixes it."
 )
 DEPTH = 4  # folders inside each other that are searched for results
 IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
@@ -106,7 +106,9 @@ def results_in(folder: str | Path, depth: int = DEPTH) -> list[Path]:
     path = Path(folder)
     found = [path] if _kind(path) else _below(path, depth)
     if not found:
-        raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, or folders with some")
+        raise ValueError(
+            f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, or folders with some"
+        )
     return found
 
 

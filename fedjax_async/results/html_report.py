@@ -19,7 +19,16 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
-from fedjax_async.results.html_folders import AS_SAVED, Content, FolderContent, Seeds, TableOptions, read, results_in, table_of
+from fedjax_async.results.html_folders import (
+    AS_SAVED,
+    Content,
+    FolderContent,
+    Seeds,
+    TableOptions,
+    read,
+    results_in,
+    table_of,
+)
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
 from fedjax_async.results.significance import INTERVALS

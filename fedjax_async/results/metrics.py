@@ -210,9 +210,10 @@ def method_in(name: Any, methods: Iterable[str]) -> str | None:
 
 
 def baseline_of(methods: Iterable[str], given: str | None = None) -> str:
-    """The method to which times are relative: the ``given`` one, else the first with the rule ``fedavg``, else the first.
+    """The method to which times are relative: the ``given`` one, else ``fedavg``, else the first.
 
-    ``ValueError`` if the given one is not among them; ``fedavg`` also stands for ``fedavg@cohort:size=10``.
+    ``fedavg`` also stands for ``fedavg@cohort:size=10``; by default, of several the bare one, else the first.
+    ``ValueError`` if the given one is not among the methods, or could be several of them.
     """
     methods = list(methods)
     if given is not None:
@@ -226,8 +227,8 @@ def baseline_of(methods: Iterable[str], given: str | None = None) -> str:
 def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGET) -> np.ndarray:
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
-    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name, for its
-    final accuracy (as in :func:`method_in`); or a share such as ``"95%"``, of the lowest final accuracy among the methods.
+    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name as in
+    :func:`method_in`, for its final accuracy; or a share such as ``"95%"``, of the lowest final accuracy of all.
     """
     lowest = np.min(list(final.values()), axis=0)
     if (method := method_in(target, final)) is not None:

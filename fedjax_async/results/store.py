@@ -152,8 +152,8 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     """Check that a comparison may be saved in ``folder``; returns the folder.
 
     It may if the folder is missing, is empty or holds a comparison, finished or not, or if ``overwrite`` is set.
-    Otherwise :class:`Occupied`, a ``ValueError``: a run or a sweep would lose its tables and pictures. The folders of the single runs are
-    checked by :func:`require_room`.
+    Otherwise :class:`Occupied`, a ``ValueError``: a run or a sweep would lose its tables and pictures. The folders of
+    the single runs are checked by :func:`require_room`.
     """
     folder = require_folder(folder)
     if overwrite or _is_bare(folder):

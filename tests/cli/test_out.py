@@ -232,7 +232,6 @@ def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle, 
 def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
     """The same comparison, or more methods in it, go on in its folder; others get the next number."""
 
-
     def trained(experiment, **options):
         return make_run()._replace(settings=experiment.described)
 

@@ -78,6 +78,6 @@ def test_no_word_of_other_programs_is_a_setting_or_means_two_things():
 def test_near_names_contain_the_word_first():
     assert registry.nearest("fraction", Settings.__dataclass_fields__, 2) == ["test_fraction", "validation_fraction"]
     many = {f"name{i}": i for i in range(30)}
-    with pytest.raises(ValueError, match="the nearest names are .*list` shows all") as error:
+    with pytest.raises(ValueError, match=r"the nearest names are .*list` shows all") as error:
         registry.find("thing", many, "zzz")
     assert len(str(error.value)) < 120

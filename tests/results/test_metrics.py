@@ -132,7 +132,9 @@ def test_a_baseline_that_could_be_two_methods_or_none_is_refused(given):
 def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():
     runs = {"asgd": [make_run([0.1, 0.6])], "fedavg@cohort:size=10": [make_run([0.1, 0.4])]}
     assert "relative to fedavg@cohort:size=10" in comparison(runs)[0]
-    named = [comparison(runs, target=name, further=True)[0]["target (%)"] for name in ("fedavg", "fedavg@cohort:size=10")]
+    named = [
+        comparison(runs, target=name, further=True)[0]["target (%)"] for name in ("fedavg", "fedavg@cohort:size=10")
+    ]
     assert [spread.mean for spread in named] == pytest.approx([40, 40])
 
 
