@@ -71,7 +71,19 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     registry = entries(kind, registry)
     if name in registry:
         return registry[name]
+    several = str(name).split(",")
+    allowed = f"one name, but it is {len(several)} with commas between them"
+    check.require(len(several) == 1 or not set(several) <= set(registry), kind, name, allowed)
+    key, equals, value = str(name).partition("=")
+    takers = [f"{each}:{key}={value}" for each, entry in registry.items() if equals and _takes(entry, key)]
+    if takers:
+        raise ValueError(f"{kind} = {check.shown(name)}: must begin with a name, as in {' or '.join(takers[:3])}")
     raise ValueError(f"{kind} = {check.shown(name)}: unknown{near_to(name, registry)}")
+
+
+def _takes(entry: Any, option: str) -> bool:
+    """Whether a registry's entry is a factory with this option."""
+    return callable(entry) and option in options_of(entry)
 
 
 def near_to(
@@ -88,6 +100,7 @@ def near_to(
     ("; did you mean 'fedavg'? (known: fedavg, asgd)", ' (known: fedavg)')
     """
     near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=NEAR)
+    near = [] if str(name).lower().startswith("non") else near  # non-iid is not iid
     hint = f"; did you mean {written(near[0])}?" if near else ""
     if len(known) <= MANY:
         return f"{hint} (known: {', '.join(known) or 'none'})"

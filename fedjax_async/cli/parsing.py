@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,6 +63,10 @@ def in_free_folder(given: str | None, usual: str | Path, act: Callable[[str], No
         return
 
 
+# What beginners and other programs call the commands.
+COMMANDS = {"train": "run", "simulate": "run", "start": "run", "continue": "resume", "plot": "report", "help": "--help"}
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that refuses abbreviated options and options given twice; argparse accepts both silently.
 
@@ -89,6 +94,14 @@ class Parser(argparse.ArgumentParser):
             meant = hint(left, found, self._known(left[0].partition("=")[0]))
             self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
         return found, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown command with the nearest one."""
+        if action.choices is None or value in action.choices:
+            return
+        meant = COMMANDS.get(value) or next(iter(difflib.get_close_matches(value, action.choices, n=1)), None)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise argparse.ArgumentError(action, f"unknown {value!r}{hint} (known: {', '.join(map(str, action.choices))})")
 
     def takes(self, flag: str) -> bool:
         """Whether the command has a flag of this name."""

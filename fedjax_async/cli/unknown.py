@@ -37,7 +37,7 @@ def hint(left: Sequence[str], found: Any, known: Known) -> str:
         of = " and ".join([*known.owners[:2], *(["others"] if len(known.owners) > 2 else [])])
         example = " ".join(filter(None, (known.owners[0], "...", first, value)))
         return f"; {first} is a flag of {of}: fedjax-async {example}"
-    if (place := _in_method(found, word, value, names)) is not None:
+    if (place := _in_spec(found, word, value, names)) is not None:
         return f"; it is an option of {place}"
     few = len(names) <= FEW and words.suggested(first, names) is None
     return "" if few else words.hint(first, names, as_flag)
@@ -67,15 +67,24 @@ def _is_method(text: str) -> bool:
     return re.split("[:+@]", text)[0] in METHODS
 
 
-def _in_method(found: Any, option: str, value: str, names: Collection[str]) -> str | None:
-    """Where an option of the given methods, or of their timings, is written; None if they have no such option."""
+def _in_spec(found: Any, option: str, value: str, names: Collection[str]) -> str | None:
+    """Where an option of the given methods, of their timings or of other given settings is written; None for no such.
+
+    ``found``: the namespace of the given flags.
+    """
+    if not {"method", "timing"} & set(names):
+        return None
+    from fedjax_async.config.methods import owner_of  # noqa: PLC0415 (needs JAX)
+    from fedjax_async.config.misplaced import in_others, in_spec  # noqa: PLC0415
+    from fedjax_async.config.plugins import REGISTRIES  # noqa: PLC0415
+
+    value = value or "..."
+    if (place := in_others(REGISTRIES, vars(found), option, value)) is not None:
+        return place.text(lambda of, text: as_flag(f"{of}={text}"))
     usual = [getattr(found, "method", Settings.method)] if "method" in names else []
     for spec in getattr(found, "methods", usual):
-        from fedjax_async.config.methods import owner_of  # noqa: PLC0415 (needs JAX)
-        from fedjax_async.config.misplaced import in_spec  # noqa: PLC0415
-
         try:
-            place = owner_of(spec, option, value or "...")
+            place = owner_of(spec, option, value)
         except ValueError:  # the method is unknown, which is another error
             continue
         if place is not None:

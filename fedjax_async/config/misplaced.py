@@ -55,6 +55,19 @@ def elsewhere(spec: str, usual: Any, option: str, value: str | None = None) -> P
     return Place(f"the {kind} {' or '.join(others)}", "method", examples) if others else None
 
 
+def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], option: str, value: str) -> Place | None:
+    """The first of the ``given`` settings, besides the method, whose spec takes an option; None if none does.
+
+    ``registries``: setting -> name -> factory.
+    """
+    for setting, spec in given.items():
+        known = registry.entries(setting, registries.get(setting, {}))
+        plain = setting != "method" and isinstance(spec, str) and not isinstance(spec, own.Named)
+        if plain and _takes(known, spec, option):
+            return Place(f"the setting {setting}", setting, [_with(spec, option, value)])
+    return None
+
+
 def with_text(spec: str, option: str, value: str) -> str:
     """A method's spec with one option of its rule set.
 

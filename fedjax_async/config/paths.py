@@ -213,6 +213,7 @@ def _field_value(field: str, value: Any) -> Any:
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
+    hint = " (a list of values to sweep belongs in the grid)" if isinstance(value, list) else hint
     allowed = EXAMPLES.get(field) or " or ".join(KIND_NAMES[kind] for kind in kinds)
     check.require(FITS[kinds[0]](value), field, value, allowed + hint)
     check.require(

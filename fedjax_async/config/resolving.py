@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
-from fedjax_async.config import concerns, contracts, own, words
+from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.allowed import moments
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
@@ -27,6 +27,7 @@ from fedjax_async.config.methods import (
     preset_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
+from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
@@ -68,7 +69,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     method = changes.get("method", Settings.method if settings is None else settings.method)
     for name, value in changes.items():
-        _require_setting(name, value, method)
+        _require_setting(name, value, method, changes)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")
@@ -84,16 +85,20 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     return with_objects(Settings(**(base | fields)), data=data)
 
 
-def _require_setting(name: str, value: Any, method: Any) -> None:
-    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option."""
+def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]) -> None:
+    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option.
+
+    So it does for an option of another of the ``given`` settings, such as ``compress="topk", ratio=0.1``.
+    """
     known = [*Settings.__dataclass_fields__, "data"]
     if name in known:
         return
+    place = misplaced.in_others(REGISTRIES, given, name, str(value))
     named = isinstance(method, str) and not isinstance(method, own.Named)
-    if named and words.meant(name, known) is None:
+    if place is None and named and words.meant(name, known) is None:
         place = owner_of(method, name, str(value))
-        where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
-        check.require(place is None, name, value, f"an option of {where}, not a setting")
+    where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
+    check.require(place is None, name, value, f"an option of {where}, not a setting")
     allowed = "left out: a run has one seed; compare(methods, seeds=...) and sweep train several"
     check.require(name != "seeds", name, value, allowed)
     words.require("setting", name, [*known, *ARGUMENTS])

@@ -61,7 +61,7 @@ CALLED = {
 MEANT = {word: meant for meant, words in CALLED.items() for word in words.split()}
 DEVICE = "JAX chooses the device; the environment variable JAX_PLATFORMS=cpu or JAX_PLATFORMS=cuda sets it"
 DEVICES = ("gpu", "gpus", "gpu_id", "cuda", "device", "device_id", "use_gpu", "no_cuda", "cpu", "platform", "backend")
-CLOSE = 0.75  # the least similarity of a word of the table that is taken for a misspelled one
+CLOSE = 0.8  # the least similarity of a word of the table that is taken for a misspelled one
 COUNTS = re.compile(r"^(num|n|nr|no|number|total|max|maximum)_(of_)?")
 
 

@@ -201,7 +201,8 @@ def write_report(
     for folder in folders:
         check.path("folder", folder)
         if not Path(folder).is_dir():
-            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
+            found = "it is a file" if Path(folder).exists() else "there is no such folder"
+            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {found}")
     require_writable("file", path)
     options = TableOptions(target, final, interval)
     options.require_target()
