@@ -64,6 +64,13 @@ QUICKSTART = Settings(
 QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl_released")
 QUICKSTART_SEEDS = 3
 RUN_BASE: dict[str, Any] = {"updates": 200}
+# Commands whose settings are given otherwise than by flags: what the message about a setting's flag says.
+INSTEAD = {
+    "sweep": "{name} stands in FILE.toml: a setting under [base] or, as a list, [grid]; seeds, target, ... above both",
+    "resume": "a run is continued with the settings that its folder has; for others begin a new run",
+    "compare": "the methods are given without a flag: fedjax-async compare fedavg fedasync",
+    "quickstart": "the quickstart has its own methods; compare takes others: fedjax-async compare fedavg fedasync",
+}
 
 
 def _later(module: str, name: str) -> Action:
@@ -141,7 +148,7 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
     """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
-    usual = baseline or "fedavg, else the first"
+    usual = baseline or "the first fedavg, else the first"
     parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
         "--baseline", default=baseline, metavar="METHOD", help=f"method to which times are relative [{usual}]"
@@ -151,7 +158,7 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds
         default="95%",
         metavar="ACCURACY",
         help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a "
-        "percentage of the lowest final accuracy [95%%]",
+        "percentage of the lowest final accuracy, which changes with the methods [95%%]",
     )
     _add_finals(parser)
 
@@ -195,13 +202,9 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add the flags of the output folder, of progress, streams and pictures."""
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        default=default,
-        help=f"folder for the results [{default or 'none: only print'}]",
-    )
+    usual = f"{default}, or {default}_2, ... where that holds other results" if default else "none: only print"
+    group.add_argument("--out", type=folder, metavar="DIR", help=f"folder for the results [{usual}]")
+    parser.set_defaults(usual_out=default)
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in DIR")
     group.add_argument("--again", action="store_true", help="train again, also if DIR has the finished run")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -320,7 +323,11 @@ def _add_runs(command: Command) -> None:
 def _add_report(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``report``."""
     sub.add_argument(
-        "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+        "folders",
+        type=folder,
+        nargs="+",
+        metavar="DIR",
+        help="the --out of a run, a comparison or a sweep, or a folder of them",
     )
     sub.add_argument(
         "--out",
@@ -339,7 +346,7 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
 def _add_list(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``list``."""
     sub.add_argument("what", nargs="?", metavar="KIND", help="show only one kind: " + ", ".join(REGISTRIES))
-    sub.add_argument("name", nargs="?", metavar="NAME", help="explain one name of this kind and its options")
+    sub.add_argument("names", nargs="*", metavar="NAME", help="explain these names of the kind and their options")
     sub.add_argument("--options", action="store_true", help="show the options of each name")
 
 
@@ -356,6 +363,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about, description=about)
+        sub.instead, sub.commands = INSTEAD.get(name, ""), commands.choices
         sub.set_defaults(action=action)
         if name != "data":
             _add_plugins(sub)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, disk, geometry, home, theory
+from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.config import Settings
 from fedjax_async.config.problem import data_of, initial, model_of
@@ -25,7 +26,7 @@ from fedjax_async.results.figure import Drawing, require_matplotlib, save_format
 from fedjax_async.results.files import applicable, csv_bytes
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import require_folder
+from fedjax_async.results.store import Occupied, require_folder
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 LETTERS = "ABC"
@@ -57,11 +58,15 @@ def landscape(arguments: argparse.Namespace) -> None:
     """Measure, write tables and pictures into ``arguments.out``, and print the barriers."""
     drawing = drawing_of(arguments)
     require_matplotlib()
-    out = require_folder(arguments.out)
-    found = [name for name in TABLES if (out / name).exists() and not arguments.overwrite]
-    allowed = f"a folder without a landscape, but it has {', '.join(found)}; --overwrite replaces it"
-    check.require(not found, "out", str(out), allowed)
     _check_numbers(arguments)
+    in_free_folder(arguments.out, "landscape", lambda out: _landscape_in(Path(out), arguments, drawing))
+
+
+def _landscape_in(out: Path, arguments: argparse.Namespace, drawing: Drawing) -> None:
+    require_folder(out)
+    if found := [name for name in TABLES if (out / name).exists() and not arguments.overwrite]:
+        allowed = f"a folder without a landscape, but it has {', '.join(found)}; --overwrite replaces it"
+        raise Occupied(f"out = {str(out)!r}: must be {allowed}")
     runs = [load(folder) for folder in arguments.folders]
     settings = _settings_of(runs, arguments.folders)
     home.require_datasets([str(settings.dataset)])

@@ -39,7 +39,7 @@ def add_landscape(sub: argparse.ArgumentParser) -> None:
         help="two or three folders of runs, RUN_A RUN_B [RUN_C]; those of a comparison are DIR/runs/METHOD/seed_K",
     )
     sub.add_argument(
-        "--out", type=folder, metavar="DIR", default="landscape", help="folder for tables and pictures [landscape]"
+        "--out", type=folder, metavar="DIR", help="folder for tables and pictures [landscape, landscape_2, ...]"
     )
     sub.add_argument("--overwrite", action="store_true", help="replace the files of another landscape in DIR")
     sub.add_argument("--best", action="store_true", help="use the best models (run --keep-best), not the last ones")

@@ -1,4 +1,4 @@
-"""The command ``list``: all names, with their options, or all that is documented of one name."""
+"""The command ``list``: all names, with their options, or all that is documented of some names."""
 
 from __future__ import annotations
 
@@ -70,34 +70,60 @@ def _about(entry: Any) -> str:
     return about or "(its factory has no docstring)"
 
 
+# Fields of a method that are specs of other kinds -> the kind. An option of the clock is set after an @.
+CLOCKS = {"timing": "timings", "exchange": "exchanges"}
+SETTINGS = {"topology": "topologies", "compress": "compressors", "optimizer": "optimizers"}
+
+
+def _of_others(entry: Any, name: str) -> dict[str, str]:
+    """For a method, how options of its timing, its optimiser, ... are set -> these options with their defaults."""
+    found = {}
+    for field, kind in (CLOCKS | SETTINGS).items() if not callable(entry) else ():
+        if (spec := getattr(entry, field, None)) is not None:
+            model, given = registry.parse_spec(field, spec)
+            options = _options(entries(kind)[model], model) | given
+            set_by = f"{name}@{model}:" if field in CLOCKS else f"--{field} {model}:"
+            found[set_by] = _text(options)
+    return found
+
+
+def _text(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items()) or "none"
+
+
 def _documented(entry: Any) -> list[Callable[..., Any]]:
-    """The functions whose docstrings explain an entry and its options."""
+    """The functions whose docstrings explain an entry and its options; for a method, also those of its clock."""
     made: list[Any] = [entry]
+    clocks: list[Any] = []
     if not callable(entry):
         from fedjax_async.config.methods import rule_factory  # noqa: PLC0415 (needs JAX)
 
         made = [rule_factory(entry), entry.client]
+        specs = {kind: getattr(entry, field, None) for field, kind in CLOCKS.items()}
+        clocks = [entries(kind)[spec.partition(":")[0]] for kind, spec in specs.items() if spec is not None]
     groups = [group for factory in made for group in getattr(factory, "groups", {}).values()]
-    return [getattr(each, "func", each) for each in made + groups]
+    return [getattr(each, "func", each) for each in made + groups + clocks]
 
 
 def explain(kind: str, name: str) -> str:
     """All that is documented of one name: its options with their defaults, then the docstrings that explain them."""
     entry = registry.find(_singular(kind), entries(kind), name)
     lines = [f"{name}: {_about(entry)}", ""]
-    usual = {field: getattr(entry, field, None) for field in ("timing", "compress", "feedback", "optimizer", "lr")}
+    fields = (*CLOCKS, "topology", "compress", "feedback", "optimizer", "lr")
+    usual = {field: getattr(entry, field, None) for field in fields}
     if any(usual.values()):
         lines += ["usually: " + ", ".join(f"{key} {value}" for key, value in usual.items() if value is not None), ""]
-    lines += ["options: " + (", ".join(f"{key}={value}" for key, value in _options(entry, name).items()) or "none")]
+    lines += [f"options: {_text(_options(entry, name))}"]
+    lines += [f"options after {set_by} {options}" for set_by, options in _of_others(entry, name).items()]
     for function in _documented(entry):
         lines += ["", f"{function.__name__}", textwrap.indent(inspect.getdoc(function) or "(no docstring)", "  ")]
     return "\n".join(lines)
 
 
 def list_names(arguments: argparse.Namespace) -> None:
-    """Print the names of one kind, or of all kinds; or explain one name."""
-    if arguments.name is not None:
-        print(explain(arguments.what, arguments.name))
+    """Print the names of one kind, or of all kinds; or explain some names of one kind."""
+    if arguments.names:
+        print("\n\n".join([explain(arguments.what, name) for name in arguments.names]))
         return
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
@@ -107,6 +133,8 @@ def list_names(arguments: argparse.Namespace) -> None:
             print(f"  {name:<20} {_about(entry)}")
             options = _options(entry, name)
             if arguments.options and options:
-                shown = ", ".join(f"{key}={value}" for key, value in options.items())
-                print(f"  {'':<20}   options: {shown}")
+                print(f"  {'':<20}   options: {_text(options)}")
+            clock = {set_by: text for set_by, text in _of_others(entry, name).items() if "@" in set_by}
+            for set_by, text in clock.items() if arguments.options else ():
+                print(f"  {'':<20}   options after {set_by} {text}")
         print()

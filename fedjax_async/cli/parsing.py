@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_async import check
+from fedjax_async.cli.unknown import Known, hint
 from fedjax_async.registry import is_plain_number
 
 
@@ -41,14 +43,42 @@ def file(text: str) -> str:
     return text
 
 
+def in_free_folder(given: str | None, usual: str | Path, act: Callable[[str], None]) -> None:
+    """``act(folder)`` with the folder that is given, else with the first of ``usual``, ``usual_2``, ... that is free.
+
+    A folder is free unless ``act`` raises ``Occupied`` because it holds other results; a line names the one chosen.
+    """
+    from fedjax_async.results.store import Occupied, numbered  # noqa: PLC0415 (needs NumPy)
+
+    if given is not None:
+        act(given)
+        return
+    for folder in numbered(usual):
+        try:
+            act(str(folder))
+        except Occupied:
+            continue
+        if folder != Path(usual):
+            print(f"{usual} holds other results, which are kept (--overwrite replaces them)")
+        return
+
+
+# What beginners and other programs call the commands.
+COMMANDS = {"train": "run", "simulate": "run", "start": "run", "continue": "resume", "plot": "report", "help": "--help"}
+
+
 class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that refuses abbreviated options and options given twice; argparse accepts both silently.
 
-    Flags without a value, and those that collect a list (``action="append"``), may be repeated.
+    Flags without a value, and those that collect a list (``action="append"``), may be repeated. ``instead``: where a
+    command without flags for the settings takes them from. ``commands``: the parsers of all commands by name, to say of
+    a flag whose it is.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"allow_abbrev": False})
+        self.instead = ""
+        self.commands: Mapping[str, Any] = {}
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 
@@ -61,9 +91,26 @@ class Parser(argparse.ArgumentParser):
         wrong = self._subparsers is not None and first.startswith("--") and not any(f.startswith(first) for f in known)
         found, left = (namespace, given[:1]) if wrong else super().parse_known_args(given, namespace)
         if left:
-            near = difflib.get_close_matches(str(left[0]).partition("=")[0], known, n=1, cutoff=0.6)
-            self.error(f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {near[0]}?" if near else ""))
+            meant = hint(left, found, self._known(left[0].partition("=")[0]))
+            self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
         return found, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown command with the nearest one."""
+        if action.choices is None or value in action.choices:
+            return
+        meant = COMMANDS.get(value) or next(iter(difflib.get_close_matches(value, action.choices, n=1)), None)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise argparse.ArgumentError(action, f"unknown {value!r}{hint} (known: {', '.join(map(str, action.choices))})")
+
+    def takes(self, flag: str) -> bool:
+        """Whether the command has a flag of this name."""
+        return flag in self._option_string_actions
+
+    def _known(self, unknown: str) -> Known:
+        """What the command knows, and which others have the ``unknown`` flag; quickstart has those of ``compare``."""
+        owners = [name for name, command in self.commands.items() if command.takes(unknown) and name != "quickstart"]
+        return Known(list(self._option_string_actions), self.instead, owners)
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and one line, without the usage: that of a command with 50 flags would hide the message."""

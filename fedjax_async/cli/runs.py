@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
+from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
 from fedjax_async.config import AdaptiveExperiment, Experiment, PeerExperiment, Prepared, Settings, execute, prepare
 from fedjax_async.config.budget import ended_early
@@ -26,6 +27,7 @@ from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_mo
 from fedjax_async.results.metrics import (
     FINAL,
     FINALS,
+    baseline_of,
     final_value,
     has_accuracy,
     percent,
@@ -35,10 +37,10 @@ from fedjax_async.results.metrics import (
 )
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
-from fedjax_async.results.runs import load_plugins, run_into, unfinished
+from fedjax_async.results.runs import folder_name, load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, Occupied, require_room
 from fedjax_async.types import Run
 
 
@@ -233,9 +235,20 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
-    began = time.perf_counter()
-    if arguments.baseline is not None:
-        check.one_of("baseline", arguments.baseline, arguments.methods)
+    given = arguments.out
+
+    def compare_in(out: str) -> None:
+        others = {path.name for path in Path(out, "runs").glob("*")} - {folder_name(each) for each in arguments.methods}
+        if given is None and others and not arguments.overwrite:
+            raise Occupied(f"out = {out!r}: has other methods")
+        _compare_in(out, arguments, settings)
+
+    in_free_folder(given, arguments.usual_out, compare_in)
+
+
+def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> None:
+    began, arguments.out = time.perf_counter(), out
+    baseline_of(arguments.methods, arguments.baseline)  # raises before any training
     check_finals(arguments)
     drawing = drawing_of(arguments)
     target_accuracy(

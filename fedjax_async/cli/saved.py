@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from fedjax_async import check
+from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.models import layer_names, read_arrays
 from fedjax_async.results import table
 from fedjax_async.results.explaining import TABLES, Explanation, decimals_of, explain
 from fedjax_async.results.exporting import export
-from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.figure import Drawing, require_matplotlib
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.privacy import guarantees
 
@@ -56,7 +57,10 @@ def explained(arguments: argparse.Namespace) -> None:
     """Attribute the change of the loss to arrivals; write tables into ``arguments.out`` and print them."""
     drawing = drawing_of(arguments)
     require_matplotlib()
-    out = arguments.out or str(Path(arguments.folder) / "explain")
+    in_free_folder(arguments.out, Path(arguments.folder) / "explain", lambda out: _explain_in(out, arguments, drawing))
+
+
+def _explain_in(out: str, arguments: argparse.Namespace, drawing: Drawing) -> None:
     found = explain(
         arguments.folder,
         part=arguments.part,

@@ -32,7 +32,9 @@ def add_explain(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``explain``, without those of pictures."""
     sub.epilog, sub.formatter_class = EXPLAIN_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument("folder", type=folder, metavar="RUN", help="the --out of a run")
-    sub.add_argument("--out", type=folder, metavar="DIR", help="folder for tables and the picture [RUN/explain]")
+    sub.add_argument(
+        "--out", type=folder, metavar="DIR", help="folder for tables and the picture [RUN/explain, _2, ...]"
+    )
     text = "replace the explanation of another run, or of other examples, in DIR"
     sub.add_argument("--overwrite", action="store_true", help=text)
     text = "part of the data: validation or test [validation if the run has such a part]"

@@ -15,6 +15,7 @@ from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
 from fedjax_async.config.paths import flat, values_of
 from fedjax_async.config.roles import ROLES, roles_of
+from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
@@ -26,6 +27,7 @@ from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, SweepWork, collect, plan_sweep, resolved, run_work
 from fedjax_async.results.tables import table
 
+MOST_VALUES = 3  # of a setting in the title of a group
 NO_VALIDATION = (
     "WARNING: there is no validation part, so the test set will choose the tuned settings; "
     "set validation_fraction = 0.1 under [base]"
@@ -99,6 +101,34 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size / 1e6, 0.1):.{0 if size >= 1e7 else 1}f} MB"
 
 
+def titles(work: SweepWork) -> list[str]:
+    """What each group trains, all different: what its runs share, then the swept values that no other group has.
+
+    Groups with the same values, in other combinations, are told apart by their first run.
+    """
+    paths = swept(work.points)
+    short = labels(paths)
+
+    def values(group: SweepGroup) -> dict[str, list[str]]:
+        each = [values_of(work.points[member].settings, paths) for member in group.members]
+        return {path: list(dict.fromkeys(str(one[path]) for one in each)) for path in paths}
+
+    every = [values(group) for group in work.groups]
+
+    def title(group: SweepGroup, own: Mapping[str, Sequence[str]]) -> str:
+        like = [found for other, found in zip(work.groups, every) if other.about == group.about]
+        differing = [path for path in paths if any(set(found[path]) != set(own[path]) for found in like)]
+        return ", ".join([group.about, *(f"{short[path]} {_listed(own[path])}" for path in differing)])
+
+    found = [title(group, own) for group, own in zip(work.groups, every)]
+    first = [work.points[group.members[0]].name for group in work.groups]
+    return [f"{text}, from {name}" if found.count(text) > 1 else text for text, name in zip(found, first)]
+
+
+def _listed(values: Sequence[str]) -> str:
+    return " or ".join(values) if len(values) <= MOST_VALUES else f"({len(values)} values)"
+
+
 def describe(work: SweepWork) -> str:
     """The plan as text: groups, runs, stacks, memory, updates."""
     lines = [f"{len(work.points)} runs: {_axes(work.points)}"]
@@ -115,9 +145,9 @@ def describe(work: SweepWork) -> str:
             "side by side": max(map(len, group.stacks)),
             "memory": size_text(group.num_bytes),
             "updates": group.updates,
-            "what": group.about,
+            "what": title,
         }
-        for number, group in enumerate(work.groups, 1)
+        for number, (group, title) in enumerate(zip(work.groups, titles(work)), 1)
     ]
     count = len(work.groups)
     lines.append(f"{count} group{'s' if count > 1 else ''}, one compilation each:\n")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import own
+from fedjax_async.config import misplaced, own
 from fedjax_async.config.families import server_family
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
@@ -291,6 +291,14 @@ def local_options(spec: str) -> list[str]:
     return [name for name in options if name != "proximal" and name not in of_rule]
 
 
+def owner_of(spec: str, option: str, value: str) -> misplaced.Place | None:
+    """What takes an option: the rule of a method's spec, or what else belongs to it; None if nothing does."""
+    rule = rule_of(spec)
+    if option in method_options(registry.parse_spec("method", rule)[0]):
+        return misplaced.Place("the method", "method", [misplaced.with_text(spec, option, value)])
+    return misplaced.elsewhere(spec, preset_of(spec), option, value)
+
+
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     """Name, options and own timing or exchange of a method's spec; ``ValueError`` for unknown options.
 
@@ -304,6 +312,9 @@ def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     check.require("@" not in spec or bool(own_one), "method", spec, f"METHOD or METHOD@{what}")
     known = method_options(name)
     for key in options:
+        if key not in known and (place := misplaced.elsewhere(spec, preset, key)) is not None:
+            where = place.text(misplaced.in_spec)
+            raise ValueError(f"option of {name} = {key!r}: must be an option of {where}")
         setting = key in Settings.__dataclass_fields__ and key not in known
         check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
         registry.find(f"option of {name}", known, key)

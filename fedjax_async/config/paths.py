@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, registry
+from fedjax_async.config import words
 from fedjax_async.config.allowed import EXAMPLES
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -135,6 +136,14 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     return models, name
 
 
+def _options_of(fields: Fields, field: str) -> list[str]:
+    """The options of the model that a setting has, by default the method's; none for an object or an unknown name."""
+    spec = _spec(fields, field)
+    name = None if spec is None or isinstance(spec, Named) else spec.partition(":")[0]
+    known = registry.entries(field, REGISTRIES[field])
+    return [*registry.options_of(known[name])] if name in known else []
+
+
 def _options(field: str, name: str) -> Iterable[str]:
     """The options that a model called ``name`` takes."""
     if field == "method" and name in known_parts():
@@ -174,9 +183,15 @@ def _unknown(path: str, fields: Fields) -> ValueError:
             start = f"{field}.{name}" if len(models) > 1 else field
             known += [f"{start}.{option}" for option in _options(field, name)]
     near = [name for name in known if name.endswith(f".{path}")]
-    near += [SYNONYMS[path]] if path in SYNONYMS else difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FIELDS)}"
-    return ValueError(f"setting = {path!r}: unknown; {hint} (options of a spec are written as in method.mixing)")
+    everything = "`fedjax-async run --help` shows all"
+    hint = f"; did you mean {near[0]!r}?" if near else words.hint(path, known, _in_file, everything)
+    return ValueError(f"setting = {path!r}: unknown{hint} (options of a spec are written as in method.mixing)")
+
+
+def _in_file(name: str) -> str:
+    """A setting as a sweep's file has it: ``'lr'``, or with an example ``timing = "cohort:size=5"``."""
+    setting, equals, example = name.partition("=")
+    return f'{setting} = "{example}"' if equals else repr(setting)
 
 
 FITS: dict[str, Callable[[Any], bool]] = {
@@ -199,6 +214,7 @@ def _field_value(field: str, value: Any) -> Any:
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
+    hint = " (a list of values to sweep belongs in the grid)" if isinstance(value, list) else hint
     allowed = EXAMPLES.get(field) or " or ".join(KIND_NAMES[kind] for kind in kinds)
     check.require(FITS[kinds[0]](value), field, value, allowed + hint)
     check.require(
@@ -230,8 +246,11 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
         models, name = _chosen(new, where)
         known = _options(where.field, name)
         if where.option not in known:
-            near = difflib.get_close_matches(where.option, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {path[: -len(where.option)] + near[0]!r}?" if near else ""
+            near = [f"{field}.{where.option}" for field in OF_METHODS if where.option in _options_of(new, field)]
+            near = near if where.field == "method" else []
+            close = difflib.get_close_matches(where.option, known, n=1, cutoff=0.5)
+            near += [path[: -len(where.option)] + option for option in close]
+            hint = f"; did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
         models[name] = with_option(models[name], where.option, value)

@@ -14,30 +14,31 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
-from fedjax_async.config import concerns, contracts, own
+from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.allowed import moments
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
-    METHODS,
     PeerMethod,
     PeerPreset,
     brings_timing,
     ignored_by,
     is_decentralised,
-    method_options,
+    owner_of,
     preset_of,
-    rule_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
+from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
-from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, SYNONYMS, Settings, fields_of, given_in
+from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
+# arguments of ``simulate`` and ``compare`` that are no settings
+ARGUMENTS = ("out", "plots", "overwrite", "again", "probes", "progress", "callbacks", "stream", "keep_best")
 TEST_FRACTION = 0.2  # of each node's examples, without a server
 
 
@@ -69,7 +70,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     method = changes.get("method", Settings.method if settings is None else settings.method)
     for name, value in changes.items():
-        _require_setting(name, value, method)
+        _require_setting(name, value, method, changes)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")
@@ -85,14 +86,23 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     return with_objects(Settings(**(base | fields)), data=data)
 
 
-def _require_setting(name: str, value: Any, method: Any) -> None:
-    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option."""
-    known = {**Settings.__dataclass_fields__, "data": None}
-    if name not in known and name not in SYNONYMS and isinstance(method, str) and not isinstance(method, own.Named):
-        rule, _ = registry.parse_spec("method", rule_of(method), METHODS)
-        allowed = f"an option of the method, as in method='{rule}:{name}=...', not a setting"
-        check.require(name not in method_options(rule), name, value, allowed)
-    registry.find("setting", known, name, SYNONYMS)
+def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]) -> None:
+    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option.
+
+    So it does for an option of another of the ``given`` settings, such as ``compress="topk", ratio=0.1``.
+    """
+    known = [*Settings.__dataclass_fields__, "data"]
+    if name in known:
+        return
+    place = misplaced.in_others(REGISTRIES, given, name, str(value))
+    named = isinstance(method, str) and not isinstance(method, own.Named)
+    if place is None and named and words.meant(name, known) is None:
+        place = owner_of(method, name, str(value))
+    where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
+    check.require(place is None, name, value, f"an option of {where}, not a setting")
+    allowed = "left out: a run has one seed; compare(methods, seeds=...) and sweep train several"
+    check.require(name != "seeds", name, value, allowed)
+    words.require("setting", name, [*known, *ARGUMENTS])
 
 
 def resolved(settings: Settings) -> Settings:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.config import allowed, concerns, own
+from fedjax_async.config import allowed, concerns, own, words
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of their examples
@@ -19,18 +19,6 @@ USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of 
 def _field(default: Any, about: str, group: str) -> Any:
     return dataclasses.field(default=default, metadata={"about": about, "group": group})
 
-
-# Names of settings in other programs, for error messages.
-SYNONYMS = {
-    "batch": "batch_size",
-    "learning_rate": "lr",
-    "local_epochs": "epochs",
-    "local_steps": "steps",
-    "n_clients": "clients",
-    "num_clients": "clients",
-    "num_rounds": "server_steps",
-    "rounds": "server_steps",
-}
 
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 
@@ -226,6 +214,12 @@ class Settings:
         "reject", "what happens to a non-finite upload: reject (and count) or raise (an error)", "execution"
     )
 
+    def __new__(cls, *values: Any, **given: Any) -> Settings:
+        """Refuse an unknown name with the nearest ones; ``__init__`` would only say that it is unexpected."""
+        for name in given:
+            words.require("setting", name, cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Check what needs no other package; names are checked where they are resolved."""
         for field in dataclasses.fields(self):
@@ -259,7 +253,10 @@ class Settings:
             if len(given) > 1:
                 raise ValueError(f"{', '.join(given)}: give at most one of the {'two' if len(rivals) == 2 else 'four'}")
         if self.time is None and self.updates is None and self.server_steps is None:
-            raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
+            raise ValueError(
+                "time, updates, server_steps = None: give at least one, or the run has no end (only the command line "
+                "has a default, updates = 200)"
+            )
 
 
 # Settings that files leave out where they have their default.

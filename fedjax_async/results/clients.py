@@ -132,7 +132,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     title = f"client test {column_title(metric)}" + (" (%)" if metric == "accuracy" else "")
     canvas.label(axes, "clients, from the worst to the best (%)", title)
-    figure.legend(axes.patches[: len(names)], names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    canvas.legend_below(figure, axes.patches[: len(names)], names, drawing, columns=2)
     return canvas.finish(figure, drawing)
 
 

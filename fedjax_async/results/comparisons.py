@@ -73,9 +73,10 @@ def comparison(
 
     If no run has class labels, the final loss replaces accuracy and times.
 
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg`` if
-    it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`, ``final``
-    as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is
+    ``fedavg`` (also with options, parts or a timing) if it is among them, else the first. ``target`` as in
+    :func:`fedjax_async.results.metrics.target_accuracy`, ``final`` as in
+    :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
@@ -85,7 +86,7 @@ def comparison(
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
-    baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
+    baseline = metrics.baseline_of(runs, baseline)
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)

@@ -167,8 +167,7 @@ def _names(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], bars_at: np.n
     if inches >= WIDEST_NAME * figure.get_figwidth():
         columns = max(1, int(figure.get_figwidth() / (inches + 0.5)))
         figure.set_figheight(figure.get_figheight() + 0.02 * points * math.ceil(len(drawn) / columns))
-        below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
-        figure.legend(lines, list(drawn), fontsize=points, labelcolor="linecolor", **below)
+        canvas.legend_below(figure, lines, list(drawn), drawing, columns, labelcolor="linecolor")
         return
     apart = 0.022 * points / figure.get_figheight() * (high - low)
     heights = spread_out(np.nan_to_num(y, nan=low), apart, low, high)

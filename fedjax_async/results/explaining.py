@@ -30,7 +30,7 @@ from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import bar
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import MANIFEST, flatten, load, require_folder
+from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
 from fedjax_async.results.tables import write
 from fedjax_async.types import FederatedData, Run, Schedule
@@ -85,7 +85,8 @@ def explain(
       run: as ``simulate`` returns it, or the folder of a saved one.
       part: ``validation`` or ``test``; by default validation if the run has such a part.
       examples: F is the mean loss of at most so many examples, spread evenly over the part.
-      out: folder for tables and picture. If it has the arrivals of the same run and examples, they are read.
+      out: folder for tables and picture. If it has the arrivals of the same run and examples, they
+        are read and drawn anew.
       overwrite: replace the explanation of another run, or of other examples, in ``out``.
       drawing: formats, width and title of the picture.
       progress: show a bar (default: on a terminal). ``say`` gets one line about what is done.
@@ -118,6 +119,7 @@ def explain(
     out = None if out is None else require_folder(out)
     if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
         say(f"{out}: has the arrivals of this run, which were read")
+        _draw(kept, out, drawing)
         return kept
     say(f"{where}: does not keep the models between its arrivals; training it once more with a probe")
     settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
@@ -346,11 +348,16 @@ def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawin
             (out / f"{name}.{ending}").unlink(missing_ok=True)
             if rows:
                 write(rows, out / f"{name}.{ending}", decimals=decimals_of(rows))
-    save_formats(swings(found.arrivals, found.start, found.part, drawing=drawing), out / "swings", drawing)
+    _draw(found, out, drawing)
     types = {name: np.asarray(values).dtype.str for name, values in found.arrivals.items()}
     kept = {name: value for name, value in found._asdict().items() if name != "arrivals"}
     disk.write(out / ABOUT, files.json_bytes({"about": about, "types": types, "kept": kept}))
     disk.sweep_up(out)
+
+
+def _draw(found: Explanation, out: Path, drawing: Drawing) -> None:
+    """The picture, also of an explanation that was read: it is drawn as asked for now."""
+    save_formats(swings(found.arrivals, found.start, found.part, drawing=drawing), out / "swings", drawing)
 
 
 def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation | None:
@@ -366,6 +373,7 @@ def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation |
             return Explanation(arrivals, tuple(kept["start"]), tuple(kept["class_sizes"]), kept["part"], kept["drift"])
     except (ValueError, KeyError, TypeError, OSError):
         same = False
-    allowed = "a folder without the explanation of another run or of other examples (or overwrite)"
-    check.require(overwrite, "out", str(out), allowed)
+    if not overwrite:
+        allowed = "a folder without the explanation of another run or of other examples (or overwrite)"
+        raise Occupied(f"out = {str(out)!r}: must be {allowed}")
     return None

@@ -1,6 +1,7 @@
 """An empty figure with plain axes; colours, units of axes; picture files with the same bytes each time.
 
-Pictures are :class:`matplotlib.figure.Figure` objects: no pyplot, no global state, no display needed.
+Pictures are :class:`matplotlib.figure.Figure` objects that notebooks show (``picture.py``): no pyplot, no global state,
+no display needed.
 matplotlib comes with the extra ``plot`` and is imported only when a picture is made.
 """
 
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_async import check, disk
 from fedjax_async.results.claim import require_writable
+from fedjax_async.results.picture import picture_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 # Okabe and Ito (2008): distinct for any kind of colour vision; ordered by contrast on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,6 +42,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 UNMARKED = 8  # lines without markers; the following ones have markers, so that their shape differs too
 PAPER_TEXT = 8  # points
 LABEL = 36  # characters in one line of an axis label
+MARGIN = 4  # characters that a name in a legend loses at a time, until its longest line fits
+ROW = 0.02  # inches of a legend's row for each point of its text
 # Metadata left out of each kind of file, because it differs between two savings of the same figure.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -79,10 +84,10 @@ SCREEN = Drawing()
 def require_matplotlib() -> type[Figure]:
     """The class of figures; ``ValueError`` naming the extra to install where matplotlib is missing."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: F401, PLC0415
     except ImportError as error:
         raise ValueError("plots need matplotlib: pip install 'fedjax-async[plot]'") from error
-    return Figure
+    return picture_class()
 
 
 def new(width: float, height: float, drawing: Drawing = SCREEN) -> tuple[Figure, Axes]:
@@ -113,14 +118,45 @@ def finish(figure: Figure, drawing: Drawing) -> Figure:
     """Set the title and, for a paper's width, text sizes of at most 8 points; call it when everything is drawn."""
     from matplotlib.text import Text  # noqa: PLC0415
 
-    if drawing.title is not None:
-        figure.suptitle(drawing.title, fontsize=10, color=INK)
+    title = None if drawing.title is None else figure.suptitle(drawing.title, fontsize=10, color=INK)
     if drawing.width is not None:
         for axes in figure.axes:
             axes.tick_params(labelsize=PAPER_TEXT - 1)
         for text in figure.findobj(Text):
             text.set_fontsize(min(float(text.get_fontsize()), PAPER_TEXT))
+    length = 0 if title is None else len(title.get_text())
+    while title is not None and length > 1 and title.get_window_extent().width > figure.bbox.width:
+        length = int(0.95 * length)
+        title.set_text(textwrap.fill(str(drawing.title), length))
+    if title is not None and "\n" in title.get_text():
+        more = title.get_text().count("\n")
+        figure.set_figheight(figure.get_figheight() + ROW * float(title.get_fontsize()) * more)
     return figure
+
+
+def legend_below(
+    figure: Figure, lines: Sequence[Any], names: Sequence[str], drawing: Drawing, columns: int, **style: Any
+) -> Legend:
+    """A legend below the axes, with at most so many ``columns`` as fit into the figure.
+
+    Of every row more the figure becomes higher. A name that alone is wider than the figure takes several lines.
+    ``style``: other options of a legend.
+    """
+    style = {"fontsize": 9, **style, "loc": "outside lower center", "frameon": False}
+    if drawing.width is not None:
+        style["fontsize"] = min(style["fontsize"], PAPER_TEXT)
+    few, length = min(columns, len(names)), max(map(len, names))
+    while True:
+        shown = [textwrap.fill(name, length) for name in names]
+        legend = figure.legend(lines, shown, ncols=few, **style)
+        if legend.get_window_extent().width <= figure.bbox.width or length <= MARGIN:
+            break
+        legend.remove()
+        few, length = (few - 1, length) if few > 1 else (1, length - MARGIN)
+        few = -(-len(names) // -(-len(names) // few))  # as many rows, but columns of nearly the same length
+    rows = -(-len(names) // few) + sum(name.count("\n") for name in shown) - -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + ROW * style["fontsize"] * rows)
+    return legend
 
 
 def line_style(index: int) -> tuple[str, Any]:

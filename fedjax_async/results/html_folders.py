@@ -26,6 +26,12 @@ from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
 
 MOST_ROWS = 1_000  # of a table
+TIMES = (
+    "Times are to the accuracy in the column target (%). By default it is 95 % of the lowest final accuracy among "
+    "these methods, so with others it may differ; --target fixes it."
+)
+DEPTH = 4  # folders inside each other that are searched for results
+IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
 
 Content = dict[str, Any]  # JSON
 
@@ -92,16 +98,49 @@ AS_SAVED = TableOptions()
 # --- folders ----------------------------------------------------------------------------------------
 
 
+def results_in(folder: str | Path, depth: int = DEPTH) -> list[Path]:
+    """The folders with finished results: ``folder`` itself, or else those in it, down to ``depth`` folders below.
+
+    Raises ``ValueError`` if there are none.
+    """
+    path = Path(folder)
+    found = [path] if _kind(path) else _below(path, depth)
+    if not found:
+        raise ValueError(
+            f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, or folders with some"
+        )
+    return found
+
+
+def _below(path: Path, depth: int) -> list[Path]:
+    children = sorted(child for child in path.iterdir() if child.is_dir() and not child.is_symlink()) if depth else []
+    return [
+        found
+        for child in children
+        for found in ([child] if _kind(child) and any(child.rglob(store.MANIFEST)) else _below(child, depth - 1))
+    ]
+
+
+def _kind(path: Path) -> str:
+    """What a folder holds: ``run``, ``comparison``, ``sweep``, or nothing of these, an empty text."""
+    if (path / sweep_folder.DEFINITION).is_file():
+        return "sweep"
+    if (path / store.MANIFEST).is_file():
+        return "run"
+    return "comparison" if any(path.glob(IN_COMPARISON)) else ""
+
+
 def read(folder: str | Path, options: TableOptions = AS_SAVED) -> FolderContent:
     """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
     path = Path(folder)
-    if (path / sweep_folder.DEFINITION).is_file():
+    kind = _kind(path)
+    if kind == "sweep":
         return _sweep(path, options)
-    if (path / store.MANIFEST).is_file():
+    if kind == "run":
         swept_run = _swept_run(path, "run")
         group = Seeds(str(swept_run.run.settings.get("method", "run")), [swept_run])
         return FolderContent(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
-    found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
+    found = sorted(path.glob(IN_COMPARISON))
     if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     return _comparison(path, [manifest.parent for manifest in found], options)
@@ -187,12 +226,18 @@ def _methods(
         write_comparison(runs, scratch, plots=False, target=target, **options.of_tables)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
     if options.given:
-        return [table("Methods", fresh), *new_pairs], []
+        return [_compared(fresh), *new_pairs], []
     common = [name for name in _header(fresh) if name in _header(saved)]
     chosen = ("time to ", "relative to ", "target", "95%")  # columns that depend on options of the command
     if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):
-        return [table("Methods", saved), *_pairs(path)], []
-    return [table("Methods", fresh), *new_pairs], ["comparison.csv is missing or of other runs: this table is new."]
+        return [_compared(saved), *_pairs(path)], []
+    return [_compared(fresh), *new_pairs], ["comparison.csv is missing or of other runs: this table is new."]
+
+
+def _compared(text: str) -> Content:
+    """The table of the methods, with a note on the target of its times."""
+    shown = table("Methods", text)
+    return shown | {"note": " ".join(filter(None, [shown["note"], TIMES]))} if "target (%)" in _header(text) else shown
 
 
 # --- tables -----------------------------------------------------------------------------------------

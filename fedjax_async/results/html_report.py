@@ -20,7 +20,16 @@ from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
-from fedjax_async.results.html_folders import AS_SAVED, Content, FolderContent, Seeds, TableOptions, read, table_of
+from fedjax_async.results.html_folders import (
+    AS_SAVED,
+    Content,
+    FolderContent,
+    Seeds,
+    TableOptions,
+    read,
+    results_in,
+    table_of,
+)
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
 from fedjax_async.results.significance import INTERVALS
@@ -104,7 +113,8 @@ def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> 
     """Everything that the page shows, as its JSON; ``ValueError`` as in :func:`write_report`."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
-    sources = [read(folder, options) for folder in folders]
+    found = {path.resolve(): path for folder in folders for path in results_in(folder)}
+    sources = [read(path, options) for path in found.values()]
     tabled = options.target is None or any(source.kind != "run" for source in sources)
     check.require(tabled, "target", options.target, "left out: only comparisons and sweeps have tables with a target")
     labels = _labels([source.path for source in sources])
@@ -121,7 +131,7 @@ def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> 
     ]
     curves, thinned = _curves({name: [member.run for member in group.members] for name, group in drawn.items()})
     return {
-        "title": ", ".join(labels),
+        "title": ", ".join(labels if len(folders) == len(labels) else _labels([Path(folder) for folder in folders])),
         "about": f"{total} run{'s' if total > 1 else ''} in {len(sources)} folder{'s' if len(sources) > 1 else ''}",
         "sources": [
             {"name": label, "kind": source.kind, "notes": source.notes, "tables": source.tables} | _settings(source)
@@ -174,6 +184,8 @@ def write_report(
 ) -> Path:
     """Write one HTML page about ``folders``, each with a finished run, comparison or sweep; returns ``path``.
 
+    Of a folder that only holds folders with results, such as ``runs``, these are shown.
+
     The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
     clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
     The same results give the same bytes. The tables of methods and settings in the folder are shown if they belong to
@@ -192,7 +204,8 @@ def write_report(
     for folder in folders:
         check.path("folder", folder)
         if not Path(folder).is_dir():
-            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
+            found = "it is a file" if Path(folder).exists() else "there is no such folder"
+            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {found}")
     require_writable("file", path)
     options = TableOptions(target, final, interval)
     options.require_target()

@@ -84,15 +84,15 @@ def plane_picture(
     bar.set_label(title, fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=8, length=0, colors=canvas.INK)
     if paths:
-        _legend(figure, axes)
+        _legend(figure, axes, drawing)
     return canvas.finish(figure, drawing)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, axes: Axes, drawing: Drawing) -> None:
     """Names of the paths below the picture; their lines are dark there, because white ones would be invisible."""
     lines, names = axes.get_legend_handles_labels()
-    below: dict[str, Any] = {"loc": "outside lower center", "ncols": len(names), "frameon": False, "handlelength": 3}
-    legend = figure.legend(lines, names, fontsize=9, labelcolor=canvas.INK, **below)
+    style: dict[str, Any] = {"labelcolor": canvas.INK, "handlelength": 3}
+    legend = canvas.legend_below(figure, lines, names, drawing, columns=len(names), **style)
     for line in legend.get_lines():
         line.set_color(DARK)
 
@@ -117,6 +117,5 @@ def path_picture(
     axes.set_xlim(0.0, 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     canvas.label(axes, "position on the path", title)
-    below: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "frameon": False}
-    figure.legend(fontsize=9, labelcolor="linecolor", **below)
+    canvas.legend_below(figure, axes.get_lines(), list(paths), drawing, columns=2, labelcolor="linecolor")
     return canvas.finish(figure, drawing)

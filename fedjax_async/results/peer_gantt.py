@@ -71,13 +71,8 @@ def peer_gantt(
         parts.append(f"the first {until / size:,.3g} of {end / size:,.3g} {unit}")
     axes.set_title(", ".join(parts), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     if kinds:
-        where: dict[str, Any] = {
-            "loc": "outside lower center",
-            "ncols": min(len(kinds), 4),
-            "frameon": False,
-            "fontsize": 8,
-        }
-        figure.legend(list(kinds.values()), [f"message {name}" for name in kinds], **where)
+        texts = [f"message {name}" for name in kinds]
+        canvas.legend_below(figure, list(kinds.values()), texts, drawing, columns=4, fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [str(row) for row in rows])
     axes.tick_params(axis="y", length=0)

@@ -101,7 +101,8 @@ def gantt(
     idle = _draw_idle(axes, schedule, rows, until)
     steps = _draw_steps(axes, schedule, until)
     shown = {"grey: never applied": grey, "thin line: idle": idle, "marks above: server steps": steps}
-    notes = [_left_out(schedule, rows, until), "; ".join(text for text, any_drawn in shown.items() if any_drawn)]
+    between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
+    notes = [_left_out(schedule, rows, until), between.join(text for text, any_drawn in shown.items() if any_drawn)]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [str(row) for row in rows])

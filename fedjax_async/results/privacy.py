@@ -70,7 +70,7 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
         run = load(run)
     settings = from_dict(run.settings, objects)
     asked = privacy_of(settings.privacy)
-    check.require(asked.uploads is not None or asked.examples is not None, "privacy", settings.privacy, "dp or dp_sgd")
+    check.require(asked.uploads is not None or asked.examples is not None, "privacy", settings.privacy, MADE_WITH)
     require_library()
     home.require_datasets([str(settings.dataset)])
     with precision(settings):
@@ -92,6 +92,7 @@ def require_library() -> Any:
     return dp_accounting
 
 
+MADE_WITH = "dp or dp_sgd, but the run was made without (--privacy dp:clip=1,noise=0.5)"
 _ZEROED = "one client's uploads are zero"
 
 

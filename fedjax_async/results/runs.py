@@ -109,7 +109,7 @@ def write_comparison(
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
-    value between the methods. Returns the tables as text, with the target below the first one.
+    value between the methods. Returns the tables as text, with the target above the first one.
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
@@ -120,24 +120,25 @@ def write_comparison(
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
-    tables.write(rows, folder / "comparison.md", decimals=decimals)
+    header = ""
+    if "target (%)" in extended[0]:
+        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n\n"
+    disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
     tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
     unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)
     disk.sweep_up(folder)
-    text = tables.table(rows, decimals=decimals)
-    if "target (%)" in extended[0]:
-        text += f"\ntarget: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n"
-    return "\n".join(filter(None, [text, unequal, tested]))
+    return "\n".join(filter(None, [header + tables.table(rows, decimals=decimals), unequal, tested]))
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:
-    if target in methods:
-        return f"the final accuracy of {target}"
+    if (method := metrics.method_in(target, methods)) is not None:
+        return f"the final accuracy of {method}"
     share = str(target).removesuffix("%")
-    return "as asked for" if share == str(target) else f"{share} % of the lowest final accuracy among the methods"
+    lowest = f"{share} % of the lowest final accuracy among these methods; with others it may differ, --target fixes it"
+    return "as asked for" if share == str(target) else lowest
 
 
 # --- one run that can be continued --------------------------------------------------------------------
@@ -236,9 +237,12 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
         state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
+        state = state if folder.is_dir() else "there is no such folder"
         if saved.parent.is_dir() and not finished:
             state = "the run in it was cut off before it began: give the command that began it once more"
-        raise ValueError(f"folder = {str(folder)!r}: must hold a run that was begun with --checkpoint, but {state}")
+        inside = store.runs_inside(folder, f"{CHECKPOINTS}/settings.json")
+        allowed = "must hold a run that was begun with --checkpoint"
+        raise ValueError(f"folder = {str(folder)!r}: {allowed}, but {state}{inside}")
     try:
         return from_dict(json.loads(saved.read_bytes()), objects)
     except (TypeError, AttributeError, json.JSONDecodeError) as error:
@@ -246,6 +250,15 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
 
 
 # --- several methods ----------------------------------------------------------------------------------
+
+
+def folder_name(method: str) -> str:
+    """The name of a method's folder in a comparison.
+
+    >>> folder_name("fedbuff@buffer:size=5")
+    'fedbuff_buffer_size_5'
+    """
+    return re.sub(r"[^\w.-]+", "_", method)
 
 
 def _methods_by_name(methods: Any) -> dict[str, str]:
@@ -370,8 +383,7 @@ def compare(
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
 
     def folder_of(method: str, seed: int) -> Path | None:
-        named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")
-        return None if out is None else Path(out) / named
+        return None if out is None else Path(out) / "runs" / folder_name(method) / f"seed_{seed}"
 
     def train(method: str, seed: int) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
     return {name: np.asarray(column).dtype.str for name, column in columns.items()}
 
 
+class Occupied(ValueError):
+    """A folder that holds other results; they are kept."""
+
+
+def numbered(folder: str | Path) -> Iterator[Path]:
+    """``runs/compare``, ``runs/compare_2``, ``runs/compare_3``, ... without end."""
+    first = Path(folder)
+    yield first
+    for number in itertools.count(2):
+        yield first.with_name(f"{first.name}_{number}")
+
+
 def require_folder(folder: str | Path) -> Path:
     """``ValueError`` if ``folder``, or a path above it, is a file."""
     folder = Path(folder)
@@ -109,7 +122,8 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
     """Check, before a run, that it may be saved in ``folder``; returns the folder.
 
     It may if the folder is missing, is empty or holds a run of the same settings, finished or not, or if
-    ``overwrite`` is set. Files that a killed process left behind do not count. ``ValueError`` otherwise.
+    ``overwrite`` is set. Files that a killed process left behind do not count. Otherwise :class:`Occupied`, a
+    ``ValueError``.
     """
     folder = require_folder(folder)
     if not overwrite and not _is_bare(folder):
@@ -118,7 +132,7 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
         others = [path for path in saved if path.read_bytes() != files.json_bytes(settings)]
         if not saved or others:
             found = _differing(others[0], settings) if others else "other files"
-            raise ValueError(
+            raise Occupied(
                 f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite), but it "
                 f"holds {found}"
             )
@@ -138,8 +152,8 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     """Check that a comparison may be saved in ``folder``; returns the folder.
 
     It may if the folder is missing, is empty or holds a comparison, finished or not, or if ``overwrite`` is set.
-    ``ValueError`` otherwise: a run or a sweep would lose its tables and pictures. The folders of the single runs are
-    checked by :func:`require_room`.
+    Otherwise :class:`Occupied`, a ``ValueError``: a run or a sweep would lose its tables and pictures. The folders of
+    the single runs are checked by :func:`require_room`.
     """
     folder = require_folder(folder)
     if overwrite or _is_bare(folder):
@@ -150,7 +164,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
         found = "other files"
     if found is not None:
         allowed = f"empty or hold a comparison, but it holds {found} (choose another folder)"
-        raise ValueError(f"folder = {str(folder)!r}: must be {allowed}")
+        raise Occupied(f"folder = {str(folder)!r}: must be {allowed}")
     return folder
 
 
@@ -204,7 +218,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             return manifest
         found = f"its {MANIFEST} is of another format: {check.shown(manifest['format'])}"
     except FileNotFoundError:
-        found = f"it has no {MANIFEST}{_runs_inside(folder)}" if folder.is_dir() else "there is no such folder"
+        found = f"it has no {MANIFEST}{runs_inside(folder)}" if folder.is_dir() else "there is no such folder"
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
@@ -212,9 +226,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run, as --out or out= writes it, but {found}")
 
 
-def _runs_inside(folder: Path) -> str:
-    """For a message: the first runs below ``folder``, as in a comparison or sweep; empty if there are none."""
-    found = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
+def runs_inside(folder: Path, file: str = MANIFEST) -> str:
+    """For a message: the first runs below ``folder``, as in a comparison or sweep; empty if there are none.
+
+    ``file``: a file that each of them has, by its path in the folder of the run.
+    """
+    places = ("*", "*/*", "*/*/*", "*/*/*/*")
+    depth = len(Path(file).parts)
+    found = sorted(path.parents[depth - 1] for place in places for path in folder.glob(f"{place}/{file}"))
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def swings(
     below.axhline(0.0, color=canvas.INK, linewidth=0.6)
     canvas.label(above, "", f"{part} {column}" + (" (%)" if labelled else ""))
     canvas.label(below, label, "change of the loss\ncaused so far")
-    _legend(figure, colours, others=len(np.unique(client)) > len(colours))
+    _legend(figure, colours, drawing, others=len(np.unique(client)) > len(colours))
     return canvas.finish(figure, drawing)
 
 
@@ -85,12 +85,10 @@ def _owners(step: np.ndarray, client: np.ndarray, change: np.ndarray) -> np.ndar
     return owner
 
 
-def _legend(figure: Figure, colours: Mapping[int, str], *, others: bool) -> None:
+def _legend(figure: Figure, colours: Mapping[int, str], drawing: Drawing, *, others: bool) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
-    named = {f"client {each}": colour for each, colour in colours.items()} | (
-        {"others": canvas.FAINT} if others else {}
-    )
+    grey = {"others": canvas.FAINT} if others else {}
+    named = {f"client {each}": colour for each, colour in colours.items()} | grey
     lines = [Line2D([], [], color=colour, linewidth=1.6) for colour in named.values()]
-    below: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(named), 7), "frameon": False}
-    figure.legend(lines, list(named), fontsize=9, labelcolor=canvas.INK, **below)
+    canvas.legend_below(figure, lines, list(named), drawing, columns=COLOURED + 1, labelcolor=canvas.INK)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import cli, registry
+from fedjax_async import METHODS, cli, registry
 from fedjax_async.cli import flags, listing
 from fedjax_async.results import final_value, load
 
@@ -209,6 +209,24 @@ def test_list_explains_one_name(capsys):
     for option in ("reference:", "keep_optimizer:", "overstale:", "option ``exponent``"):
         assert option in out, option  # of the rule, of its clients, of its guard rails, of its staleness
     assert "method = 'orthofll': unknown; did you mean 'orthofl'?" in refused(capsys, "list", "methods", "orthofll")
+
+
+def test_list_explains_several_names_and_the_options_of_what_they_are_joined_with(capsys):
+    out = ok(capsys, "list", "methods", "fedbuff", "pushcen")
+    assert "fedbuff: Mean of K" in out and "\npushcen: Push-sum of" in out
+    assert f"options after fedbuff@buffer: {timing_of('fedbuff')}, concurrency=None, sampling=uniform\n" in out
+    assert "options after --optimizer sgd: momentum=0.0, nesterov=False, weight_decay=0.0\n" in out
+    assert "usually: exchange push_sum, topology gossip, optimizer adam, lr 0.001" in out
+    assert "options after pushcen@push_sum: capacity=16, newest=True" in out
+    assert "options after --topology gossip: receivers=None" in out
+    assert "\nbuffer\n" in out and "\npush_sum\n" in out  # their docstrings explain these options
+    assert "options after fedbuff@buffer: size=" in ok(capsys, "list", "methods", "--options")
+    assert "method = 'x': unknown" in refused(capsys, "list", "methods", "fedbuff", "x")
+
+
+def timing_of(method: str) -> str:
+    """The options in a method's usual timing."""
+    return METHODS[method].timing.partition(":")[2]
 
 
 def test_list_explains_every_name(capsys):

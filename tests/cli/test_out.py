@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli, disk
-from fedjax_async.cli import runs, sweep
+from fedjax_async.cli import landscape as landscapes
+from fedjax_async.cli import runs, saved, sweep
 from fedjax_async.engine import checkpoint
 from fedjax_async.results import load
 from fedjax_async.results import runs as run_folders
+from fedjax_async.results.store import Occupied
 from tests.results import sweep_engine
+from tests.results.made_up import make_run
 from tests.results.test_claim import another_process, elsewhere, never
 
 SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
@@ -243,3 +247,56 @@ def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle, 
     assert f"error: gantt = {str(path)!r}: must be a file that can be written (" in says
     assert "file ending" in refused(capsys, "plan", *SMALL[:-1], "--gantt", "gantt.gif")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
+    """The same comparison, or more methods in it, go on in its folder; others get the next number."""
+
+    def trained(experiment, **options):
+        return make_run()._replace(settings=experiment.described)
+
+    monkeypatch.setattr(run_folders, "execute", trained)
+    monkeypatch.setattr(runs, "write_comparison", lambda found, out, **options: Path(out, "comparison.csv").touch())
+
+    def compared(*command: str) -> tuple[str, str]:
+        assert cli.main(["compare", *command, *SMALL]) == 0
+        out = capsys.readouterr().out
+        return re.findall(r"saved in (\S+):", out)[0], out
+
+    assert compared("asgd")[0] == "runs/compare"
+    folder, out = compared("asgd", "--lr", "0.5")
+    assert folder == "runs/compare_2" and "runs/compare holds other results, which are kept (--overwrite" in out
+    assert compared("fedasync")[0] == "runs/compare_3"
+    assert compared("asgd", "--lr", "0.5")[0] == "runs/compare_2"  # the finished run is read
+    assert compared("asgd", "fedasync")[0] == "runs/compare"
+    assert compared("asgd", "--lr", "0.7", "--overwrite")[0] == "runs/compare"
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["compare", "compare_2", "compare_3"]
+    assert "must be empty or hold a run of the same settings" in refused(
+        capsys, "compare", "asgd", *SMALL, "--lr", "0.9", "--out", "runs/compare"
+    )
+
+
+def test_the_usual_folder_of_explain_is_numbered_too(capsys, monkeypatch):
+    def explain(folder, *, out, **options):
+        if Path(out).exists():
+            raise Occupied(f"out = {out!r}: must be another")
+        Path(out).mkdir(parents=True)
+
+    monkeypatch.setattr(saved, "explain", explain)
+    monkeypatch.setattr(saved, "_print_explanation", lambda found: None)
+    for folder in ("one/explain", "one/explain_2"):
+        assert cli.main(["explain", "one"]) == 0
+        assert f"written: {folder}\n" in capsys.readouterr().out
+    assert "out = 'one/explain': must be another" in refused(capsys, "explain", "one", "--out", "one/explain")
+
+
+def test_the_usual_folder_of_landscape_is_numbered_too(capsys, monkeypatch):
+    """The first folder without a landscape is that in which the work would begin."""
+    looked_at = []
+    monkeypatch.setattr(landscapes, "require_folder", looked_at.append)
+    Path("landscape").mkdir()
+    Path("landscape/paths.csv").touch()
+    assert "folder = 'one': must hold a saved run" in refused(capsys, "landscape", "one", "two")
+    assert looked_at == [Path("landscape"), Path("landscape_2")]
+    said = refused(capsys, "landscape", "one", "two", "--out", "landscape")
+    assert "out = 'landscape': must be a folder without a landscape, but it has paths.csv; --overwrite" in said

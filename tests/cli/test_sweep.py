@@ -16,8 +16,10 @@ import pytest
 from fedjax_async import cli
 from fedjax_async.cli import sweep, sweep_file
 from fedjax_async.config import prepare
+from fedjax_async.config.grid import expand
+from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.results import cluster, load, sweep_report
-from fedjax_async.results.sweeps import collect, plan_sweep, run_work
+from fedjax_async.results.sweeps import SweepWork, collect, plan_sweep, run_work
 from tests.results import sweep_engine
 
 SMALL = """
@@ -110,6 +112,28 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_p
         ["2", "2", "1", "2", "2.5", "GB", str(2 * sweep_engine.UPDATES)],
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["mixing.toml"]
+
+
+def test_groups_of_a_plan_have_different_titles():
+    """What groups share is followed by the swept values that differ; other combinations of values by a run."""
+    base = {"updates": 6, "model": "logistic", "method": "fedbuff"}
+    points = expand(base, {"batch_size": [8, 16], "compute": ["float32", "bfloat16"], "lr": [0.1, 0.2, 0.3, 0.4]})
+    index = {(p.settings.batch_size, p.settings.compute, p.settings.lr): i for i, p in enumerate(points)}
+
+    def titles(*groups):
+        made = [SweepGroup(tuple(group), ((0,),), 1, 1, 1, 1, "the same") for group in groups]
+        return sweep.titles(SweepWork(tuple(points), frozenset(), tuple(made)))
+
+    by_size = [[i for key, i in index.items() if key[:2] == (size, "float32")] for size in (8, 16)]
+    assert titles(*by_size) == ["the same, batch_size 8", "the same, batch_size 16"]
+    halves = [[i for key, i in index.items() if key[1] == name] for name in ("float32", "bfloat16")]
+    assert titles(*halves) == ["the same, compute float32", "the same, compute bfloat16"]
+    assert titles(by_size[0], halves[1])[0] == "the same, batch_size 8, compute float32"
+    pairs = ((8, "float32"), (16, "bfloat16")), ((8, "bfloat16"), (16, "float32"))
+    crossed = [[index[*pair, 0.1] for pair in each] for each in pairs]
+    assert titles(*crossed) == [f"the same, from {points[group[0]].name}" for group in crossed]
+    assert titles([index[8, "float32", 0.1]], by_size[0])[1] == "the same, lr (4 values)"
+    assert titles(by_size[0]) == ["the same"]
 
 
 def test_an_option_beside_its_name_is_quoted(file):

@@ -279,7 +279,7 @@ BAD = {
     "an unknown spec": ({"methd.mixing": [1]}, "did you mean 'method.mixing'?"),
     "an unknown option": ({"method.mixin": [1]}, "fedasync has no option 'mixin'; did you mean 'method.mixing'?"),
     "a flag": ({"keep_best": [1]}, "keep_best: is not a setting of a run but a flag of the command, --keep-best"),
-    "nothing like it": ({"qqqq": [1]}, "known: method, timing, policy, topology, exchange, delay"),
+    "nothing like it": ({"qqqq": [1]}, "the nearest names are"),
     "an option of another name": ({"method": ["fedavg"], "method.mixing": [1]}, "fedavg has no option 'mixing'"),
     "an option of a number": ({"lr.x": [1]}, "setting = 'lr.x': must be a setting or SPEC.OPTION"),
     "a part that the method lacks": (

@@ -9,7 +9,7 @@ import pytest
 from fedjax_async import cli, simulate
 from fedjax_async.config import Settings, prepare
 from fedjax_async.notices import RunWarning
-from fedjax_async.results import load
+from fedjax_async.results import Drawing, load
 from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
 from fedjax_async.results.swings import _owners
 
@@ -68,8 +68,12 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
         "arrivals.csv", "explained.json", "swings.png"
     }  # fmt: skip
     said = []
-    kept = explain(one, examples=50, out=one / "explain", say=said.append)
+    before = (one / "explain" / "swings.png").read_bytes()
+    drawing = Drawing(formats=("png", "svg"), width="column")
+    kept = explain(one, examples=50, out=one / "explain", say=said.append, drawing=drawing)
     assert len(said) == 1 and "which were read" in said[0]
+    assert (one / "explain" / "swings.png").read_bytes() != before, "drawn again, as narrow as asked for"
+    assert (one / "explain" / "swings.svg").exists()
     a = kept.arrivals
     assert a["change"][:6].any() and not a["change"][6:].any()  # the third buffer never fills
     assert a["change"].sum() == pytest.approx(a["loss"][-1] - kept.start[0], abs=1e-6)

@@ -183,6 +183,13 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert len(page["sources"][0]["tables"][0]["rows"]) == 2
 
 
+def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path):
+    for name, noted in (("three seeds", True), ("no classes", False)):
+        folder = save_comparison(tmp_path / name, COMPARISONS[name][0])
+        (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+        assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
+
+
 def test_tables_of_other_runs_are_not_shown(tmp_path):
     runs = COMPARISONS["three seeds"][0]
     folder = save_comparison(tmp_path / "three", runs)
@@ -424,6 +431,26 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "one" / "report.html").exists() and (tmp_path / "report.html").exists()
     assert "written: new/both.html" in capsys.readouterr().out
     assert store.require_room("one", store.load("one").settings)  # the page does not change what the folder is
+
+
+def test_of_a_folder_of_results_all_that_are_inside_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    store.save(make_run(), Path("runs", "one"))
+    store.save(make_run(), Path("runs", "deep", "er", "two"))
+    save_comparison(Path("runs", "three"), {"fedavg": seeded(SCORES), "fedasync": seeded(SCORES, "fedasync")})
+    save_sweep(Path("runs", "swept"))
+    Path("runs", "unfinished", "checkpoints").mkdir(parents=True)
+    Path("runs", "planned").mkdir()
+    (Path("runs", "planned") / "sweep.json").write_text("{}")
+    assert cli.main(["report", "runs"]) == 0
+    page = content_of(Path("runs", "report.html"))
+    kinds = {source["name"]: source["kind"] for source in page["sources"]}
+    assert kinds == {"one": "run", "two": "run", "three": "comparison", "swept": "sweep"}
+    assert page["title"] == "runs" and page["about"].endswith("runs in 4 folders")
+    assert cli.main(["report", "runs", "runs/one"]) == 0  # what is found twice is shown once
+    assert len(content_of(Path("report.html"))["sources"]) == 4
+    assert cli.main(["report", "runs/unfinished"]) == 2
+    assert "must hold a finished run, comparison or sweep, or folders with some" in capsys.readouterr().err
 
 
 def test_validation_scores_are_in_table_picture_and_page(tmp_path):

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.results import area, best_accuracy, final_accuracy, final_value, relative_time, spread, to_target
+from fedjax_async.results import (
+    area,
+    best_accuracy,
+    comparison,
+    final_accuracy,
+    final_value,
+    metrics,
+    relative_time,
+    spread,
+    to_target,
+)
 from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, target_accuracy, window
 from tests.results.made_up import make_run
 
@@ -113,6 +123,38 @@ def test_every_method_reaches_the_common_target():
     generator = np.random.default_rng(0)
     runs = {name: [make_run(list(generator.uniform(0.1, 0.9, 7))) for _ in range(3)] for name in "abcd"}
     assert all(np.isfinite(times).all() for times in relative_time(runs, "a").time.values())
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "found"),
+    [
+        (["asgd", "fedavg@cohort:size=10"], None, "fedavg@cohort:size=10"),
+        (["asgd", "fedavg:server_lr=0.5+swa"], None, "fedavg:server_lr=0.5+swa"),
+        (["fedavg@cohort:size=10", "fedavg"], None, "fedavg"),
+        (["asgd", "fedavg@cohort:size=5", "fedavg@cohort:size=10"], None, "fedavg@cohort:size=5"),
+        (["fedavgm", "asgd"], None, "fedavgm"),
+        (["asgd", "fedbuff@every"], "fedbuff", "fedbuff@every"),
+        (["asgd", "fedbuff@every"], "fedbuff@every", "fedbuff@every"),
+        (["asgd", "fedbuff@every", "fedbuff"], "fedbuff", "fedbuff"),
+    ],
+)
+def test_a_decorated_method_is_the_baseline(methods, given, found):
+    assert metrics.baseline_of(methods, given) == found
+
+
+@pytest.mark.parametrize("given", ["fedprox", "fedavg", ""])
+def test_a_baseline_that_could_be_two_methods_or_none_is_refused(given):
+    with pytest.raises(ValueError, match=f"baseline = '{given}': must be one of asgd, fedavg@every, fedavg@cohort"):
+        metrics.baseline_of(["asgd", "fedavg@every", "fedavg@cohort"], given)
+
+
+def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():
+    runs = {"asgd": [make_run([0.1, 0.6])], "fedavg@cohort:size=10": [make_run([0.1, 0.4])]}
+    assert "relative to fedavg@cohort:size=10" in comparison(runs)[0]
+    named = [
+        comparison(runs, target=name, further=True)[0]["target (%)"] for name in ("fedavg", "fedavg@cohort:size=10")
+    ]
+    assert [spread.mean for spread in named] == pytest.approx([40, 40])
 
 
 def test_relative_time_without_a_usable_baseline():

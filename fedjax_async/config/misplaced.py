@@ -1,0 +1,108 @@
+"""An option of a method that its rule does not take: which other part of the method, or which setting, takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_async import registry
+from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config import own
+from fedjax_async.local import OPTIMIZERS
+
+Factories = Mapping[str, Callable[..., Any]]
+# settings with a default that depends on the method -> their registries
+SETTINGS: dict[str, Factories] = {"topology": TOPOLOGIES, "optimizer": OPTIMIZERS, "compress": COMPRESSORS}
+
+
+class Place(NamedTuple):
+    """Where an option belongs."""
+
+    owner: str  # "the timing"
+    setting: str  # "method", or the setting of which it is an option
+    examples: list[str]  # specs of this setting
+
+    def text(self, written: Callable[[str, str], str]) -> str:
+        """``the timing, as in EXAMPLE``; ``written(setting, spec)`` is how an example is written."""
+        return f"{self.owner}, as in {' or '.join(written(self.setting, each) for each in self.examples)}"
+
+
+def elsewhere(spec: str, usual: Any, option: str, value: str | None = None) -> Place | None:
+    """What takes ``option``, which the rule of a method's spec does not take; None if nothing of the method does.
+
+    ``usual``: the method's entry in ``METHODS``. ``value``: the option's text, by default that in the spec.
+    """
+    (rule, *parts), (_, at, own_clock) = own.parts_of("method", spec.partition("@")[0]), spec.partition("@")
+    given = _texts(rule)
+    value = given.pop(option, "...") if value is None else value
+    rule = _spec(rule.partition(":")[0], given)
+    for place, part in enumerate(parts):
+        if _takes(own.known_parts(), part, option):
+            there = "+".join([rule, *parts[:place], _with(part, option, value), *parts[place + 1 :]])
+            return Place(f"the part {part.partition(':')[0]}", "method", [there + at + own_clock])
+    kind, clocks = ("timing", TIMINGS) if hasattr(usual, "timing") else ("exchange", EXCHANGES)
+    known: Factories = registry.entries(kind, clocks)
+    clock, whole = own_clock or getattr(usual, kind), "+".join([rule, *parts])
+    if _takes(known, clock, option):
+        return Place(f"the {kind}", "method", [f"{whole}@{_with(clock, option, value)}"])
+    for setting, factories in SETTINGS.items():
+        model = getattr(usual, setting, None)
+        if model is not None and _takes(registry.entries(setting, factories), model, option):
+            return Place(f"the setting {setting}", setting, [_with(model, option, value)])
+    others = [each for each in known if option in registry.options_of(known[each])]
+    examples = [f"{whole}@{each}:{option}={value}" for each in others]
+    return Place(f"the {kind} {' or '.join(others)}", "method", examples) if others else None
+
+
+def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], option: str, value: str) -> Place | None:
+    """The first of the ``given`` settings, besides the method, whose spec takes an option; None if none does.
+
+    ``registries``: setting -> name -> factory.
+    """
+    for setting, spec in given.items():
+        known = registry.entries(setting, registries.get(setting, {}))
+        plain = setting != "method" and isinstance(spec, str) and not isinstance(spec, own.Named)
+        if plain and _takes(known, spec, option):
+            return Place(f"the setting {setting}", setting, [_with(spec, option, value)])
+    return None
+
+
+def with_text(spec: str, option: str, value: str) -> str:
+    """A method's spec with one option of its rule set.
+
+    >>> with_text("fedasync:mixing=0.4+swa@every", "mixing", "0.2")
+    'fedasync:mixing=0.2+swa@every'
+    """
+    rule = own.parts_of("method", spec.partition("@")[0])[0]
+    return _with(rule, option, value) + spec[len(rule) :]
+
+
+def in_spec(setting: str, spec: str) -> str:
+    """An example inside a message about a method's spec."""
+    return spec if setting == "method" else f"{setting}={spec}"
+
+
+def _takes(factories: Factories, spec: str, option: str) -> bool:
+    """Whether the factory that a spec names has the option; False for an unknown name."""
+    factory = factories.get(spec.partition(":")[0])
+    return factory is not None and option in registry.options_of(factory)
+
+
+def _texts(spec: str) -> dict[str, str]:
+    """Option -> its text, as a spec has them."""
+    items = (item.partition("=") for item in spec.partition(":")[2].split(",") if item)
+    return {key.strip().replace("-", "_"): text.strip() for key, _, text in items}
+
+
+def _spec(name: str, options: Mapping[str, str]) -> str:
+    return f"{name}:{','.join(f'{key}={text}' for key, text in options.items())}" if options else name
+
+
+def _with(spec: str, option: str, value: str) -> str:
+    """A spec with one option set.
+
+    >>> _with("buffer:size=3", "size", "5"), _with("cohort", "size", "5")
+    ('buffer:size=5', 'cohort:size=5')
+    """
+    return _spec(spec.partition(":")[0], _texts(spec) | {option: value})

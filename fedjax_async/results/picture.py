@@ -1,0 +1,39 @@
+"""The class of all pictures: figures of matplotlib that a notebook shows. It is made with the first picture."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 96.0  # pixels an inch in a notebook: screens with more show the picture sharper, not larger
+
+
+@functools.cache
+def picture_class() -> type[Figure]:
+    """The class ``Picture``; ``ImportError`` where matplotlib is missing."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    return type("Picture", (Figure,), {"__module__": __name__, "__doc__": Figure.__doc__, "_repr_png_": _png})
+
+
+def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
+    """The bytes of a PNG and the size in pixels at which a notebook shows it.
+
+    IPython calls it for the last value of a cell. After ``%matplotlib inline`` it calls matplotlib's own function
+    instead, so the picture is never shown twice.
+    """
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    width, height = figure.get_size_inches()
+    return stream.getvalue(), {"width": round(SHOWN * width), "height": round(SHOWN * height)}
+
+
+def __getattr__(name: str) -> Any:
+    """``Picture`` as an attribute of this module, where pickle looks for it."""
+    if name != "Picture":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return picture_class()

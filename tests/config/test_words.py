@@ -1,0 +1,83 @@
+"""Messages about unknown names: every name that is suggested exists, and options name the part that takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedjax_async import registry
+from fedjax_async.clock import EXCHANGES, TIMINGS
+from fedjax_async.config import METHODS, Settings, misplaced, words
+from fedjax_async.config.methods import method_options, parsed, preset_of
+from fedjax_async.config.plugins import REGISTRIES
+
+
+def clocks():
+    """Method, its kind of clock, and each option of the clock that the method itself does not take."""
+    for name, preset in METHODS.items():
+        kind, known = ("timing", TIMINGS) if hasattr(preset, "timing") else ("exchange", EXCHANGES)
+        clock = getattr(preset, kind).partition(":")[0]
+        for option in registry.options_of(known[clock]):
+            if option not in method_options(name):
+                yield name, kind, clock, option
+
+
+def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
+    found = list(clocks())
+    assert ("fedbuff", "timing", "buffer", "size") in found and len(found) > 90
+    for name, kind, clock, option in found:
+        with pytest.raises(ValueError, match=f"must be an option of the {kind}, as in {name}@{clock}:") as error:
+            parsed(f"{name}:{option}=7", kind.upper())
+        example = str(error.value).partition("as in ")[2]
+        assert registry.parse_spec(kind, example.partition("@")[2])[1][option] == 7
+        assert parsed(example, kind.upper())[0] == name  # the example is a spec that can be used
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("fedbuff:size=5", "option of fedbuff = 'size': must be an option of the timing, as in fedbuff@buffer:size=5"),
+        ("fedbuff:clip=1,size=5+swa:start=0.3", "as in fedbuff:clip=1+swa:start=0.3@buffer:size=5"),
+        ("fedbuff:size=5@cohort:over_selection=2", "as in fedbuff@cohort:over_selection=2,size=5"),
+        ("fedbuff:start=0.4+swa@every", "an option of the part swa, as in fedbuff+swa:start=0.4@every"),
+        ("asynflc_ef:ratio=0.4", "an option of the setting compress, as in compress=topk:ratio=0.4"),
+        ("fedasync:momentum=0.9", "an option of the setting optimizer, as in optimizer=sgd:momentum=0.9"),
+        ("pushcen:receivers=4", "an option of the setting topology, as in topology=gossip:receivers=4"),
+        ("fedasync:size=4", "of the timing buffer or cohort, as in fedasync@buffer:size=4 or fedasync@cohort:size=4"),
+        ("fedasync:mixin=0.4", "option of fedasync = 'mixin': unknown; did you mean 'mixing'?"),
+    ],
+)
+def test_options_that_the_rule_does_not_take(spec, says):
+    with pytest.raises(ValueError) as error:
+        parsed(spec, "TIMING")
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_option_that_nothing_takes_has_no_place():
+    assert misplaced.elsewhere("fedbuff:xyz=1", preset_of("fedbuff"), "xyz") is None
+
+
+def test_every_word_of_other_programs_means_something_that_exists():
+    """Settings, or flags of the command line; examples are specs whose name and options exist."""
+    flags = {"out", "quiet", "overwrite", "stream", "plugin"}
+    for meant in words.CALLED:
+        setting, equals, spec = meant.partition("=")
+        assert setting in Settings.__dataclass_fields__ or setting in flags, meant
+        if not equals:
+            continue
+        name, options = registry.parse_spec(setting, spec)
+        known = method_options(name) if setting == "method" else registry.options_of(REGISTRIES[setting][name])
+        assert set(options) <= set(known), meant
+
+
+def test_no_word_of_other_programs_is_a_setting_or_means_two_things():
+    every = [word for listed in words.CALLED.values() for word in listed.split()]
+    assert len(set(every)) == len(every) and not set(every) & set(Settings.__dataclass_fields__)
+    assert all(word == words.plain(word) for word in every)
+
+
+def test_near_names_contain_the_word_first():
+    assert registry.nearest("fraction", Settings.__dataclass_fields__, 2) == ["test_fraction", "validation_fraction"]
+    many = {f"name{i}": i for i in range(30)}
+    with pytest.raises(ValueError, match=r"the nearest names are .*list` shows all") as error:
+        registry.find("thing", many, "zzz")
+    assert len(str(error.value)) < 120
