@@ -28,6 +28,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]} ({len(text)} characters)"
 
 
+def plain(value: Any) -> Any:
+    """A value in the types of Python: numbers and texts of NumPy and JAX, a path as text; any other as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    random_key = str(getattr(value, "dtype", "")).startswith("key<")
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)) and not random_key:
+        return value.item()
+    return value
+
+
 def require(condition: bool, field: str, value: Any, allowed: str) -> None:
     """Raise ``ValueError("{field} = {value}: must be {allowed}")`` unless ``condition``."""
     if not condition:
@@ -149,16 +159,3 @@ def path(field: str, value: Any) -> None:
 def has_control(text: str) -> bool:
     """Whether a string has control characters, such as a line break."""
     return any(character < " " or character == "\x7f" for character in text)
-
-
-def difference(saved: Any, wanted: Any) -> str:
-    """How a saved value differs from the wanted one, in a few words; up to three keys of mappings.
-
-    >>> difference({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
-    'lr = 0.2, saved 0.1'
-    """
-    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
-        return f"{shown(wanted)}, saved {shown(saved)}"
-    keys = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
-    more = f", and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return ", ".join(f"{key} = {shown(wanted.get(key))}, saved {shown(saved.get(key))}" for key in keys[:3]) + more

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-LARGEST_FILE = 2**30  # bytes; a larger memory-mapped file is hashed by its size and the time of its last change
+from fedjax_async import inputs
+
 LENGTH = 32  # characters
 
 NamedObject = tuple[str, Any]  # a name for error messages, and the object
@@ -163,9 +164,8 @@ def _array(thing: Any) -> Iterator[bytes | NamedObject]:
         if str(thing.dtype).startswith("key<"):  # an array of keys, or a variable of flax.nnx that holds one
             yield str(thing.dtype).encode()
             thing = jax.random.key_data(thing[...])
-    if isinstance(thing, np.memmap) and thing.nbytes > LARGEST_FILE and thing.filename is not None:
-        about = os.stat(thing.filename)
-        yield f"{thing.dtype} {thing.shape} {thing.offset} {about.st_size} {about.st_mtime_ns}".encode()
+    if isinstance(thing, np.memmap) and (found := inputs.mapped(thing)) is not None:
+        yield found.encode()
         return
     array = np.asarray(thing)
     yield f"array {array.dtype.str} {array.dtype} {array.shape}".encode()

@@ -7,7 +7,7 @@ the command line imports it when it starts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Counters = Mapping[str, Any]  # ``Run.counters`` of a run
@@ -45,6 +45,15 @@ def all_rejected(counters: Counters) -> bool:
     """
     came = counters.get("updates", 0) + counters.get("unused", 0)
     return bool(came > 0 and counters.get("rejected", 0) - counters.get("dropped_stale", 0) == came)
+
+
+def unknown_files(paths: Sequence[str]) -> str:
+    """What to say of an older folder without digests of its input files."""
+    more = f" and {len(paths) - MOST_NAMES} more" if len(paths) > MOST_NAMES else ""
+    return (
+        f"saved by a version that kept no digests of input files, so whether {', '.join(paths[:MOST_NAMES])}{more} "
+        "changed since is not known"
+    )
 
 
 def warn_about(runs: Mapping[str, Counters]) -> None:

@@ -15,7 +15,8 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled",
+        "inputs", "identity"}  # fmt: skip
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -23,7 +24,9 @@ CONFIG = ENGINE | {"config"}
 # subpackage or module -> what it may import besides itself
 ALLOWED = {
     "types": {"registry"},
-    "fingerprints": set(),
+    "fingerprints": {"inputs"},
+    "inputs": {"disk", "home", "registry"},
+    "identity": {"check", "registry"},
     "check": set(),
     "notices": set(),
     "home": {"registry"},

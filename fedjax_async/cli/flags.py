@@ -206,7 +206,9 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--out", type=folder, metavar="DIR", help=f"folder for the results [{usual}]")
     parser.set_defaults(usual_out=default)
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in DIR")
-    group.add_argument("--again", action="store_true", help="train again, also if DIR has the finished run")
+    group.add_argument(
+        "--again", action="store_true", help="train again, also if DIR has the finished run, or input files changed"
+    )
     group.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_watching(group)
     _add_drawing(parser)

@@ -16,6 +16,7 @@ from fedjax_async import check, disk, geometry, home, theory
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.config import Settings
+from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of, initial, model_of
 from fedjax_async.config.settings import from_dict
 from fedjax_async.data.memmap import spans
@@ -71,7 +72,7 @@ def _landscape_in(out: Path, arguments: argparse.Namespace, drawing: Drawing) ->
     settings = _settings_of(runs, arguments.folders)
     home.require_datasets([str(settings.dataset)])
     with precision(settings):
-        data = data_of(settings)
+        data = data_of(with_files(settings, only=("dataset", "partition", "model")))
         model = model_of(settings, data)
         like, _ = initial(model, settings.compute)(jax.random.key(settings.seed))
         models = [_params_of(*each, like, best=arguments.best) for each in zip(runs, arguments.folders)]

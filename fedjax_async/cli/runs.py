@@ -91,7 +91,8 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
 def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks) -> None:
     began = time.perf_counter()
     if arguments.out:
-        require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
+        described, chosen = as_dict(experiment.settings), {"overwrite": arguments.overwrite, "again": arguments.again}
+        require_room(arguments.out, described, **chosen)
     meter = bar(experiment.total, False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:

@@ -85,8 +85,8 @@ def _print_explanation(found: Explanation) -> None:
     )
     if found.drift > VISIBLE:
         print(
-            f"the repeated run ends {100 * found.drift:.2g} % away from the saved parameters: the saved run was made "
-            "on another machine or with other versions (versions.json); the tables describe the repeated run"
+            f"the repeated run ends {100 * found.drift:.2g} % away from the saved parameters: of the saved run, "
+            f"{found.why or 'nothing that was recorded differs'}; the tables describe the repeated run"
         )
     for name, rows_of in TABLES.items():
         rows = rows_of(found)

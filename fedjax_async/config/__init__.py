@@ -12,7 +12,8 @@ training and compression) and ``measures.py`` turn names into objects. ``paths.p
 ``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and
 ``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in place of names), ``plugins.py`` (names
 for factories of the user's own) and ``contracts.py`` (checks of what such parts return) let users replace any part of
-the package by their own. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes
+the package by their own. ``inputs.py`` finds the files that settings name; their contents are part of
+the run. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes
 a run a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_async import check
+from fedjax_async.config import plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.experiment import Experiment, Prepared
 from fedjax_async.config.watching import Watch
@@ -56,4 +57,4 @@ def _keeper(e: Prepared, folder: Path | None) -> Keeper:
     if folder is None or s.checkpoint is None:
         raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
     check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
-    return Keeper(folder, s.checkpoint, {"settings": e.described})
+    return Keeper(folder, s.checkpoint, {"settings": e.described, "plugins": plugins.digests()})

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjax_async import check, registry
 from fedjax_async.config import words
 from fedjax_async.config.allowed import EXAMPLES
@@ -225,7 +223,7 @@ def _field_value(field: str, value: Any) -> Any:
 
 def checked(path: str, value: Any, fields: Fields) -> Any:
     """``value`` as the settings hold it; ``ValueError`` if nothing is called ``path``, or the type is wrong."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = check.plain(value)
     if path.partition(".")[0] not in FIELDS:
         raise _unknown(path, fields)
     where = address(path)

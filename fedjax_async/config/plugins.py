@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_async import check, registry
+from fedjax_async import check, inputs, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
@@ -67,7 +67,8 @@ GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a p
 def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> Callable[[AnyFactory], AnyFactory]:
     """Register a factory of your own under a name, to use like a built-in one: ``method="fair:limit=2"``.
 
-    A decorator. The factory's keyword-only parameters are the options of the name. Annotate a number ``types.Traced``
+    A decorator. The factory's keyword-only parameters are the options of the name. An option ``path`` is an input file
+    or a folder of them: its content is part of the run. Annotate a number ``types.Traced``
     to let a sweep vary it within one compiled program.
 
     Args:
@@ -252,6 +253,17 @@ def load_installed() -> None:
                 loaded()
         except (Exception, SystemExit) as error:
             raise ValueError(f"plugin = {point.value!r}: must run without an error; {error}") from error
+
+
+def digests() -> dict[str, str]:
+    """File name -> digest of each loaded plugin, as far as it is a file that is still there."""
+    files = [Path(source) if source.endswith(".py") else _file_of(source) for source in LOADED]
+    return {file.name: inputs.digest(file) for file in files if file is not None and file.is_file()}
+
+
+def _file_of(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return None if file is None else Path(file)
 
 
 def load(sources: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, inputs, registry, tree
 from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.protection import with_attackers
@@ -30,8 +30,21 @@ from fedjax_async.types import FederatedData, Key, Model, Params
 
 
 @registry.cached_by_name(maxsize=4)
+def _read(dataset: str) -> tuple[Any, list[Path]]:
+    """The data set that a spec names, or the object that the setting holds; and the files that were read for it."""
+    return inputs.collected(lambda: _made(dataset))
+
+
 def _dataset(dataset: str) -> Any:
-    """The data set that a spec names, or the object that the setting holds."""
+    return _read(dataset)[0]
+
+
+def read_files(dataset: str) -> list[Path]:
+    """The files that the reader of a data set opens, in the order of reading."""
+    return list(_read(dataset)[1])
+
+
+def _made(dataset: str) -> Any:
     given = own.thing_of("dataset", dataset)
     if given is None:
         given = registry.bind("dataset", DATASETS, dataset)()
@@ -240,6 +253,12 @@ def initial(model: Model, compute: str) -> Any:
 PARAMS = "params.npz"  # in the folder of a run: its final parameters
 
 
+def initial_file(initial: str) -> Path:
+    """The file that the setting ``initial`` names: a file of weights, or the parameters in the folder of a run."""
+    path = Path(initial)
+    return path / PARAMS if path.is_dir() else path
+
+
 def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Key]:
     """The parameters that a run starts from, and its key: the model's own, or those that the setting ``initial`` names.
 
@@ -265,8 +284,7 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
 
 def _read_start(s: Settings, params: Params, data: FederatedData, renamed: dict[str, str] | None) -> Params:
     """The parameters in the file that ``initial`` names, in the structure of ``params``."""
-    path = Path(str(s.initial))
-    arrays = read_arrays(path / PARAMS if path.is_dir() else path)
+    arrays = read_arrays(initial_file(str(s.initial)))
     if renamed is not None or has_torch_names(arrays, params):
         options: dict[str, Any] = {"flattened": flattened_of(s, data), "modules": renamed, "source": "the file"}
         with check.called({"modules": "initial_rename"}):

@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry
+from fedjax_async import check, inputs, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.allowed import moments
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
+from fedjax_async.config.inputs import with_files
 from fedjax_async.config.methods import (
     PeerMethod,
     PeerPreset,
@@ -109,8 +110,15 @@ def resolved(settings: Settings) -> Settings:
     """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
 
     Without a server also the topology and the test fraction. Optimiser and rate stay open if the factory of local
-    training does not take them and the run has no fine-tuning or Ditto. ``ValueError`` for settings without effect.
+    training does not take them and the run has no fine-tuning or Ditto. The settings get the digests of their input
+    files. ``ValueError`` for settings without effect, and for a file that has changed since a saved run began.
     """
+    before = inputs.changes()
+    found = with_files(_resolved(settings))
+    return found if inputs.changes() == before else with_files(_resolved(settings))  # a file changed: read it anew
+
+
+def _resolved(settings: Settings) -> Settings:
     usual, settings = preset_of(settings.method), with_evaluations(settings)
     concerns.refuse("nodes" if is_decentralised(usual) else "server", given_in(settings), method=str(settings.method))
     if settings.policy is not None:

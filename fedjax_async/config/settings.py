@@ -6,10 +6,11 @@ A new setting is a field here, a row of the table in ``concerns.py``, and a chec
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import check
+from fedjax_async import check, inputs
 from fedjax_async.config import allowed, concerns, own, words
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
@@ -224,6 +225,9 @@ class Settings:
         """Check what needs no other package; names are checked where they are resolved."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, (str, os.PathLike)) or not str(field.type).startswith("str"):  # not an object
+                value = check.plain(value)
+                object.__setattr__(self, field.name, value)
             if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
                 if field.name in own.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
@@ -235,8 +239,6 @@ class Settings:
                 )
             if field.type == "bool":
                 check.require(isinstance(value, bool), field.name, value, "True or False")
-            elif getattr(value, "shape", None) == () and own.is_params(value):  # a number of NumPy or JAX
-                object.__setattr__(self, field.name, value.item())
         for name, requirement in allowed.CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
@@ -257,6 +259,9 @@ class Settings:
                 "time, updates, server_steps = None: give at least one, or the run has no end (only the command line "
                 "has a default, updates = 200)"
             )
+        for name in FLOATS:  # at the end, so that messages show what was given
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
 
 
 # Settings that files leave out where they have their default.
@@ -268,6 +273,7 @@ OPTIONAL = (
 )  # fmt: skip
 
 
+FLOATS = tuple(field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("float"))
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
@@ -282,19 +288,21 @@ def given_in(settings: Settings) -> dict[str, Any]:
 
 
 def as_dict(settings: Settings) -> dict[str, Any]:
-    """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
+    """The settings as a JSON-ready dict: objects by their names.
 
-    ``own`` is left out if it is empty, an ``OPTIONAL`` setting if it is None or False. Settings that a client algorithm
-    of the user's own does not take are None.
+    ``own`` has the fingerprints of own parts and, in a prepared run, ``files`` the digests of input files
+    (``config.inputs``). They are left out if they are empty, an ``OPTIONAL`` setting if it is None or False. Settings
+    that a client algorithm of the user's own does not take are None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
-    plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
+    plain = {name: str(value) if isinstance(value, str) else value for name, value in fields.items()}
     unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
     if _trains_by_itself(settings):
         plain |= {name: None for name in concerns.without_effect("own_client") if plain.get(name)}
-    return plain | ({"own": parts} if parts else {})
+    files = inputs.described(fields)
+    return plain | ({"own": parts} if parts else {}) | ({"files": files} if files else {})
 
 
 def _trains_by_itself(settings: Settings) -> bool:
@@ -317,6 +325,10 @@ def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = No
 
     Raises ``ValueError`` for an own part with other code than the file says, and for values out of range.
     """
+    content = dict(content)
+    files = content.pop("files", {})
     fields = own.restored(content, objects or {})
+    absent = [field for field, value in fields.items() if isinstance(value, own.Named)]
+    fields = inputs.restored(fields, {field: files[field] for field in files if field not in absent})
     brought = concerns.without_effect("own_client")
     return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})

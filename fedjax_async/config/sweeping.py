@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async import check, tree
-from fedjax_async.config import concerns, own
+from fedjax_async import check, identity, tree
+from fedjax_async.config import concerns, own, plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute
 from fedjax_async.config.experiment import Experiment, Prepared, prepare
@@ -262,7 +262,7 @@ def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, 
         return e, None
     every = None if folder is None else CHECKPOINT_EVENTS
     changed = dataclasses.replace(e.settings, lanes=lanes, checkpoint=every)
-    return e._replace(settings=changed), None if folder is None else folder / _name([e], lanes)
+    return e._replace(settings=changed), None if folder is None else _checkpoints(folder, [e], lanes)
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
@@ -289,15 +289,21 @@ def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
-    identity = {"settings": [e.described for e in members]}
+    about = {"settings": [e.described for e in members], "plugins": plugins.digests()}
     seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
-    return Keeper(folder / _name(members, lanes), CHECKPOINT_UPDATES, identity, seconds)
+    return Keeper(_checkpoints(folder, members, lanes), CHECKPOINT_UPDATES, about, seconds)
 
 
-def _name(members: Sequence[Prepared], lanes: int) -> str:
-    """The name of the folder for checkpoints of runs trained side by side.
+def _checkpoints(folder: Path, members: Sequence[Prepared], lanes: int) -> Path:
+    """The folder, in ``folder``, for checkpoints of runs trained side by side.
 
-    A stack that is trained alone, as a job of a cluster, may be cut into other batches: then its folder is another.
+    A stack that is trained alone, as a job of a cluster, may be cut into other batches: then its folder is another. So
+    it is where an input file has another content.
     """
-    identity = {"settings": [e.described for e in members]}
-    return hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
+    of_content = [identity.content(e.described) for e in members]
+    older = [{name: value for name, value in e.described.items() if name != identity.FILES} for e in members]
+    new, old = (
+        folder / hashlib.sha256(repr(({"settings": settings}, lanes)).encode()).hexdigest()[:16]
+        for settings in (of_content, older)
+    )
+    return old if old.is_dir() and not new.is_dir() else new  # the older name knew no digests of input files

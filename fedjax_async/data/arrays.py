@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.check import require
+from fedjax_async.inputs import reading
 
 EXAMPLES = ("x", "test_x")
 
@@ -61,7 +62,7 @@ def read_cache(folder: Path, remedy: str = "fetch the data set again") -> Arrays
         if field == "groups" and not path.exists():
             continue  # most data sets have no natural owners
         try:
-            found[field] = np.load(path, mmap_mode="r" if field in EXAMPLES else None, allow_pickle=False)
+            found[field] = np.load(reading(path), mmap_mode="r" if field in EXAMPLES else None, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise ValueError(f"cache = '{path}': is damaged ({reason}); {remedy}") from error

@@ -34,6 +34,7 @@ from fedjax_async.home import (
     tfds_home,
     tfds_version_folder,
 )
+from fedjax_async.inputs import below, reading
 from fedjax_async.registry import bind, find, summary
 
 DataDir = str | os.PathLike[str] | None
@@ -214,6 +215,9 @@ def load_tfds(
     require(well_formed, "name", name, "a TFDS name, as in tfds:name=kmnist")
     home = resolve_data_dir(data_dir)
     prepared = _prepared(name, home, download)
+    version = tfds_version_folder(name, prepared)
+    for file in () if version is None else below(version):
+        reading(file)
     x, y, test_x, test_y, _ = tfds.read(name, prepared, train, test)
     classes = int(max(y.max(), test_y.max())) + 1
     return Dataset(name, x, y, test_x, test_y, decode.unit_images, num_classes=classes)
@@ -233,6 +237,8 @@ def _keep(arrays: Arrays, folder: Path) -> None:
     """Write the prepared arrays. Ignore errors: without the arrays the next load is only slower."""
     with contextlib.suppress(OSError):
         write_cache(arrays, folder)
+        for field in arrays.present():  # the next load reads these files
+            reading(folder / f"{field}.npy")
 
 
 DATASETS: dict[str, Callable[..., Dataset | Federation]] = {

@@ -25,6 +25,7 @@ from fedjax_async.data.checking import MOST_CLASSES, as_labels, check_fits
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.home import require_metadata
+from fedjax_async.inputs import reading
 from fedjax_async.types import Array, FederatedData
 
 Header = dict[str, Any]
@@ -91,7 +92,7 @@ def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
     require(found == about["bytes"], str(path), found, f"{about['bytes']} bytes long, as its metadata say")
     mode: Any = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
     try:
-        array: np.ndarray = np.load(path, mmap_mode=mode, allow_pickle=False)
+        array: np.ndarray = np.load(reading(path), mmap_mode=mode, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"'{path}': must be a NumPy file of numbers ({str(error).splitlines()[0]})") from error
     is_as_stated = array.dtype.name == about["dtype"] and list(array.shape) == about["shape"]
@@ -270,7 +271,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     """The checked contents of ``metadata.json``."""
     file = require_metadata(folder)
     try:
-        metadata = json.loads(file.read_bytes())
+        metadata = json.loads(reading(file).read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"folder = '{folder}': must contain clients' data and a metadata.json ({error})") from error
     kind = metadata.get("format") if isinstance(metadata, dict) else None

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +25,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check, disk, identity, notices
+from fedjax_async.engine.numerics import numerics, rounding
 
 FORMAT = "fedjax_async checkpoint 3"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
 KEEP = 2  # checkpoints that are kept: the newest and the one before
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
+NUMBERS = "JAX settings"
+# Parts of the identity that may differ, with what that means for the run.
+SAID = {
+    "rounding": "the same numbers to rounding, not bit for bit",
+    "plugins": "the parts that the run uses have the same code",
+}
 
 
 class Snapshot(NamedTuple):
@@ -59,6 +67,8 @@ def _installed(name: str) -> bool:
 class Keeper:
     """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart.
 
+    The settings that are under ``settings`` in it are compared with those of a checkpoint as ``identity.difference``
+    does: input files by their content.
     ``seconds``: a checkpoint is also taken when this much real time has passed since the last one. This is only for
     runs of a single process: several processes would not agree on the moment. Raises ``ValueError`` unless ``every`` is
     a whole number >= 1.
@@ -68,7 +78,8 @@ class Keeper:
         check.whole("checkpoint", every)
         self.folder, self._every = Path(folder), every
         self._seconds, self._saved = seconds, time.monotonic()
-        self._identity = json.loads(json.dumps({**identity, "surroundings": surroundings()}, default=str))
+        around = {"surroundings": surroundings(), NUMBERS: numerics(), "rounding": rounding()}
+        self._identity = json.loads(json.dumps({**identity, **around}, default=str))
         self._last = 0
 
     def identify(self, name: str, value: Any) -> None:
@@ -116,19 +127,16 @@ class Keeper:
     def restore(self) -> Snapshot | None:
         """The newest checkpoint, ``None`` if there is none yet.
 
-        Raises ``ValueError`` if it is damaged or belongs to other settings, versions or another device.
+        Raises ``ValueError`` if it is damaged or belongs to other settings, input files, versions, JAX settings or
+        another device. Warns (``notices.RunWarning``) of what can only change the rounding, and of input files that an
+        older checkpoint has no digests of.
         """
         steps = completed(self.folder)
         if not steps:
             return None
         position = steps[-1]
         about, arrays = _read(self.folder, position)
-        for name, have in self._identity.items():
-            if (want := about["identity"].get(name)) != have:
-                raise ValueError(
-                    f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: "
-                    f"{check.difference(want, have)}; remove the folder to start again"
-                )
+        self._compare(about["identity"])
         self._last = position
         leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf")]
         scores: dict[tuple[int, int], dict[str, np.ndarray]] = {}
@@ -142,6 +150,27 @@ class Keeper:
                 _, run, local, _ = name.split(" ")
                 models.setdefault((int(run), int(local)), []).append(arrays[name])
         return Snapshot(about["turns"], leaves, scores, models)
+
+    def _compare(self, saved: Mapping[str, Any]) -> None:
+        """``ValueError`` unless ``saved``, the identity in a checkpoint, is of this run; warnings as in ``restore``."""
+        unknown = identity.unknown_files(saved.get("settings"), self._identity.get("settings"))
+        if unknown:
+            self._say(notices.unknown_files(unknown))
+        for name, have in self._identity.items():
+            if name not in saved and name in (NUMBERS, *SAID):  # an older checkpoint
+                continue
+            found = identity.difference(saved.get(name), have)
+            if found and name in SAID:
+                self._say(f"goes on with other {name}: {found} ({SAID[name]})")
+            elif found:
+                also = f", or an input file has changed ({', '.join(unknown)})" if unknown else ""
+                raise ValueError(
+                    f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ{also}: {found}; "
+                    "remove the folder to start again"
+                )
+
+    def _say(self, text: str) -> None:
+        warnings.warn(f"{self.folder}: {text}", notices.RunWarning, stacklevel=2)
 
 
 def completed(folder: Path) -> list[int]:

@@ -6,7 +6,7 @@ Pretrained weights are variables of the collection ``frozen``. ``params`` has on
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async import check
+from fedjax_async import check, registry
 from fedjax_async.home import PRETRAINED_VERSIONS, default_data_dir, pretrained_folder
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
@@ -22,6 +22,7 @@ from fedjax_async.models.wrap import check_shape
 from fedjax_async.types import Array, Key, Model, Params
 
 FROZEN = "frozen"
+FILES = ("config.json", "model.safetensors")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
@@ -213,19 +214,30 @@ def minilm_lora(
     return Model(init, apply, cross_entropy)
 
 
+def _files(path: str | None) -> list[Path]:
+    """The files that a run with the model reads; the names of those that are missing too."""
+    return [_folder_of(path) / name for name in FILES]
+
+
+minilm_lora.input_files = _files  # type: ignore[attr-defined]
+
+
+def _folder_of(path: str | None) -> Path:
+    kept = pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], default_data_dir())
+    return kept if path is None else Path(path).expanduser()
+
+
 def _folder(path: str | None) -> Path:
     """The folder of the pretrained model; ``ValueError`` if a file is missing."""
-    home = default_data_dir()
-    kept = pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], home)
-    folder = kept if path is None else Path(path).expanduser()
-    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+    folder, home = _folder_of(path), default_data_dir()
+    missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and path is None:
         raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; run: fedjax-async data fetch minilm")
     check.require(not missing, "path", str(folder), f"a folder with {' and '.join(missing)}")
     return folder
 
 
-@lru_cache(maxsize=2)
+@registry.cached_by_name(maxsize=2)
 def _loaded(folder: str) -> tuple[EncoderConfig, Params]:
     """The encoder's configuration, and its weights on the device as float32."""
     config, weights = load_encoder(Path(folder))

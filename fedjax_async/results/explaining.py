@@ -16,8 +16,9 @@ from fedjax_async import check, disk, home
 from fedjax_async.config import Settings, execute
 from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.experiment import Resolved, built, planned, resolve
+from fedjax_async.config.inputs import with_files
 from fedjax_async.config.resolving import every_of
-from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, from_dict
+from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, as_dict, from_dict
 from fedjax_async.config.watching import Watch
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.attribution import divided, is_shared, make_attribution
@@ -29,6 +30,7 @@ from fedjax_async.results import files
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import bar
+from fedjax_async.results.provenance import causes
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
@@ -56,6 +58,7 @@ class Explanation(NamedTuple):
     class_sizes: tuple[int, ...]  # examples of each class; () without classes
     part: str  # of the data: validation or test
     drift: float  # relative distance between the final parameters of both runs; NaN if a callback stopped the first
+    why: str = ""  # what may have caused it: input files of unknown content, other versions
 
     @property
     def examples(self) -> str:
@@ -93,8 +96,8 @@ def explain(
       objects: the run's own objects by setting, ``method=Method(rule)``, because a run keeps only their names. Load a
         plugin before (``--plugin FILE.py``), because a finished run does not name its file.
 
-    Raises: ``ValueError`` for a run without a server, without arrivals or without the part, for streamed data, and as
-    in ``load``.
+    Raises: ``ValueError`` for a run without a server, without arrivals or without the part, for streamed data, for an
+    input file that has changed since the run, and as in ``load``.
 
     >>> from fedjax_async import simulate
     >>> run = simulate(model="logistic", clients=3, updates=5, validation_fraction=0.1)
@@ -126,6 +129,7 @@ def explain(
     home.require_datasets([str(settings.dataset)])
     with precision(settings):
         found = _repeated(run, settings, part, examples, progress)
+        found = found._replace(why=causes(folder, run.settings, as_dict(with_files(settings))))
     if out is not None:
         _write(found, out, about, drawing)
     return found
@@ -221,7 +225,7 @@ def _explanation(run: Run, again: Run, components: Components, facts: Any, part:
     }
     if len(class_sizes):
         arrivals |= {f"class_{c}": exact[:, c] for c in range(exact.shape[1])}
-    whole = count == len(again.updates["client"])
+    whole = run.stopped is None or count == len(again.updates["client"])
     start = (float(before[0]), float(table["accuracy before"][0]))
     sizes = tuple(int(size) for size in class_sizes)
     return Explanation(arrivals, start, sizes, part, _drift(run, again) if whole else math.nan)
@@ -370,7 +374,9 @@ def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation |
         if same:
             arrivals = files.csv_columns((out / ARRIVALS).read_bytes(), saved["types"])
             kept = saved["kept"]
-            return Explanation(arrivals, tuple(kept["start"]), tuple(kept["class_sizes"]), kept["part"], kept["drift"])
+            pairs = {name: tuple(kept[name]) for name in ("start", "class_sizes")}
+            drift = math.nan if kept["drift"] is None else kept["drift"]  # JSON has no NaN
+            return Explanation(arrivals, **kept | pairs | {"drift": drift})
     except (ValueError, KeyError, TypeError, OSError):
         same = False
     if not overwrite:

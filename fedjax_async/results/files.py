@@ -18,6 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_async.config import plugins
+from fedjax_async.engine.numerics import numerics, rounding
+
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -134,7 +137,8 @@ def revision() -> str | None:
 
 
 def versions() -> dict[str, str | int | None]:
-    """What a run is computed with, as ``versions.json`` holds it: Python, packages, commit, kind of device.
+    """What a run is computed with, as ``versions.json`` holds it: Python, packages, commit, kind of device, and what
+    changes numbers in JAX; the digests of loaded plugins.
 
     It holds neither time nor host name.
     """
@@ -146,4 +150,12 @@ def versions() -> dict[str, str | int | None]:
         "backend": devices[0].platform,
         "device": devices[0].device_kind,
         "devices": len(devices),
+        **numerics(),
+        **rounding(),
+        **of_plugins(),
     }
+
+
+def of_plugins() -> dict[str, str]:
+    """The digests of loaded plugins, as ``versions.json`` holds them."""
+    return {f"plugin {name}": found for name, found in plugins.digests().items()}

@@ -23,7 +23,7 @@ from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results import clients, comparisons, files, metrics, store, streams, tables
+from fedjax_async.results import clients, comparisons, files, metrics, provenance, store, streams, tables
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
@@ -169,13 +169,15 @@ def run_into(
     require_named(experiment.settings)
     settings = as_dict(experiment.settings)
     with claimed(folder):
-        folder = require_room(folder, settings, overwrite=overwrite)
+        folder = require_room(folder, settings, overwrite=overwrite, again=again)
         checkpoints = folder / CHECKPOINTS
         shown = str(experiment.settings.method) if name is None else name
         readable = not again and not experiment.probes and is_finished(folder, settings)
+        readable = readable and provenance.has_numbers(folder, overwrite=overwrite)
         if readable and looking.is_covered(run := load(folder), callbacks, shown):
             advice = "--again, in Python again=True, trains it once more"
-            print(f"{folder}: this run is finished already and was read ({advice})")
+            remarks = "".join(f"; {each}" for each in provenance.remarks(folder, settings))
+            print(f"{folder}: this run is finished already and was read ({advice}){remarks}")
             looking.stream_again(run, callbacks, folder, shown)
             if plots and not _is_drawn(run, folder, drawing):  # killed before all were drawn, or saved without
                 _draw_run(run, folder, drawing)
@@ -183,7 +185,7 @@ def run_into(
             shutil.rmtree(checkpoints, ignore_errors=True)
             return run
         known = [_holds(path / "settings.json", settings) for path in (checkpoints, folder)]
-        if overwrite and not known[0]:
+        if (overwrite or again) and not known[0]:
             shutil.rmtree(checkpoints, ignore_errors=True)
         if not known[0] and (again or readable or not known[1]):
             streams.clear(folder)
@@ -197,13 +199,13 @@ def run_into(
             run = execute(experiment, progress=progress, checkpoints=checkpoints, watch=watch)
         finally:
             watch.close()
-        write_run(run, folder, plots=plots, overwrite=overwrite, drawing=drawing)
+        write_run(run, folder, plots=plots, overwrite=overwrite or again, drawing=drawing)
         shutil.rmtree(checkpoints, ignore_errors=True)
     return run
 
 
 def _holds(path: Path, settings: dict[str, object]) -> bool:
-    return path.is_file() and path.read_bytes() == files.json_bytes(settings)
+    return path.is_file() and not store.differing(path.read_bytes(), settings)
 
 
 def save_plugins(folder: Path) -> None:
@@ -322,13 +324,18 @@ def _train_one(
             watch.close()
 
 
-def _check_one(settings: Settings, folder: Path | None, planning: Callable[[float], None], *, overwrite: bool) -> None:
+def _check_one(
+    settings: Settings, folder: Path | None, planning: Callable[[float], None], *, overwrite: bool, again: bool
+) -> None:
     """Plan one run of a comparison; make and check its folder unless it is None."""
     with claimed(folder):
         experiment = prepare(settings, planning=planning)
         if folder is not None:
             require_named(experiment.settings)
-            require_room(folder, as_dict(experiment.settings), overwrite=overwrite)
+            described = as_dict(experiment.settings)
+            require_room(folder, described, overwrite=overwrite, again=again)
+            if not again and is_finished(folder, described):
+                provenance.has_numbers(folder, overwrite=overwrite)
 
 
 def compare(
@@ -360,7 +367,7 @@ def compare(
       settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
       out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
-      again: train finished runs once more.
+      again: train finished runs once more; input files may have changed since.
       progress: show a bar for each run (default: on a terminal).
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
@@ -395,7 +402,8 @@ def compare(
             require_comparison(out, overwrite=overwrite)
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
-                _check_one(settings_of(method, seed), folder_of(method, seed), part(index), overwrite=overwrite)
+                given, options = settings_of(method, seed), {"overwrite": overwrite, "again": again}
+                _check_one(given, folder_of(method, seed), part(index), **options)
         runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
             for method in names:

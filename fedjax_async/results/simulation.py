@@ -47,10 +47,11 @@ def simulate(
     Args:
       out: the folder for settings, tables, parameters, schedule and pictures (as ``fedjax-async run --out``). With
         ``checkpoint=N`` the same call, or :func:`resume`, continues a run that was killed. A finished run of the same
-        settings is read, not trained again. Objects need a name: ``named("fair", Method(rule))``.
+        settings and input files is read, not trained again; changed files are refused. Objects need a name:
+        ``named("fair", Method(rule))``.
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
-      again: train a finished run once more.
+      again: train a finished run once more; input files may have changed since.
       progress: a function that gets the progress of the run, such as ``results.bar(total_updates).report``.
       callbacks: functions ``f(evaluation)``, called with each :class:`Evaluation` as soon as it is computed. A function
         that returns ``Stop("why")`` ends the run there. They change no number. If a run is resumed, or is finished and
@@ -111,8 +112,8 @@ def resume(
     code. Give the same ``probes`` and ``callbacks`` as at the beginning. The names that a plugin registers, the streams
     and ``keep_best`` are restored from the folder.
 
-    Raises: ``ValueError`` if there is nothing to continue, or naming an object or plugin with other code than at the
-    beginning of the run.
+    Raises: ``ValueError`` if there is nothing to continue, or naming an object or plugin with other code, or an input
+    file with other content, than at the beginning of the run.
     """
     check.path("folder", folder)
     require_progress(progress)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check, disk, identity
 from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
@@ -118,20 +118,24 @@ def require_folder(folder: str | Path) -> Path:
     return folder
 
 
-def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Path:
+def require_room(
+    folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False, again: bool = False
+) -> Path:
     """Check, before a run, that it may be saved in ``folder``; returns the folder.
 
     It may if the folder is missing, is empty or holds a run of the same settings, finished or not, or if
-    ``overwrite`` is set. Files that a killed process left behind do not count. Otherwise :class:`Occupied`, a
-    ``ValueError``.
+    ``overwrite`` is set; with ``again`` input files may have another content. Files that a killed process left behind
+    do not count. Otherwise :class:`Occupied`, a ``ValueError``.
     """
     folder = require_folder(folder)
+    if again:  # input files count by their names
+        settings = {name: value for name, value in settings.items() if name != identity.FILES}
     if not overwrite and not _is_bare(folder):
         paths = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
         saved = [path for path in paths if path.is_file()]
-        others = [path for path in saved if path.read_bytes() != files.json_bytes(settings)]
+        others = [found for path in saved if (found := differing(path.read_bytes(), settings, path.name))]
         if not saved or others:
-            found = _differing(others[0], settings) if others else "other files"
+            found = others[0] if others else "other files"
             raise Occupied(
                 f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite), but it "
                 f"holds {found}"
@@ -139,13 +143,16 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
     return folder
 
 
-def _differing(path: Path, settings: Mapping[str, Any]) -> str:
-    """How the saved settings in the file ``path`` differ, in a few words."""
+def differing(content: bytes, settings: Mapping[str, Any], name: str = "settings.json") -> str:
+    """How the saved settings in the file ``name`` differ from ``settings``, in a few words; empty if they do not."""
+    wanted = files.json_bytes(settings)
+    if content == wanted:
+        return ""
     try:
-        saved = json.loads(path.read_bytes())
+        found = identity.difference(json.loads(content), json.loads(wanted))
     except ValueError:
-        return f"{path.name} that is damaged"
-    return f"another run: {check.difference(saved, json.loads(files.json_bytes(settings)))}"
+        return f"{name} that is damaged"
+    return found and f"another run: {found}"
 
 
 def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -258,7 +265,7 @@ def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
         contents = {name: read_checked(folder, name, digest) for name, digest in digests.items()}
     except ValueError:  # incomplete, changed or foreign
         return False
-    return contents["settings.json"] == files.json_bytes(settings)
+    return not differing(contents["settings.json"], settings)
 
 
 def load(folder: str | Path) -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import disk, identity
 from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
@@ -37,8 +37,7 @@ def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = N
 
 def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bool:
     """Whether the folder holds the definition of this sweep."""
-    saved = folder / DEFINITION
-    return saved.is_file() and saved.read_bytes() == definition(points, probes)
+    return (folder / DEFINITION).is_file() and not _differing(folder, definition(points, probes))
 
 
 def read_definition(folder: str | Path) -> list[GridPoint]:
@@ -80,18 +79,22 @@ def require_room(
 
 
 def _differing(folder: Path, wanted: bytes) -> str:
-    """How the sweep in the folder differs from the wanted definition, in a few words."""
+    """How the sweep in the folder differs from the wanted definition, in a few words; empty if it does not."""
+    content = (folder / DEFINITION).read_bytes()
+    if content == wanted:
+        return ""
     try:
-        sweeps = [json.loads(text) for text in ((folder / DEFINITION).read_bytes(), wanted)]
+        sweeps = [json.loads(text) for text in (content, wanted)]
         saved, new = ({run["name"]: run["settings"] for run in sweep["runs"]} for sweep in sweeps)
     except (ValueError, KeyError, TypeError):
         return f"{DEFINITION} that is damaged"
-    for name in new:
-        if name in saved and saved[name] != new[name]:
-            return f"another sweep: of {name}, {check.difference(saved[name], new[name])}"
-    if list(saved) != list(new):
-        return f"another sweep: runs {check.difference(list(saved), list(new))}"
-    return f"another sweep: probes or values {check.difference(*(sweep.get('probes') for sweep in sweeps))}"
+    both = [name for name in new if name in saved]
+    compared = {f"of {name}, ": (saved[name], new[name]) for name in both} | {"runs ": (list(saved), list(new))}
+    for what in ("probes", "format"):
+        compared[f"{what} "] = (sweeps[0].get(what), sweeps[1].get(what))
+    compared["values "] = (*([run["values"] for run in sweep["runs"]] for sweep in sweeps),)
+    found = [f"another sweep: {what}{text}" for what, pair in compared.items() if (text := identity.difference(*pair))]
+    return next(iter(found), "")
 
 
 def save_roles(folder: Path, roles: Mapping[str, str]) -> None:

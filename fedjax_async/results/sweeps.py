@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback, Watch
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results import store, streams, sweep_folder
+from fedjax_async.results import provenance, store, streams, sweep_folder
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar, planning_bar
@@ -122,6 +123,7 @@ def plan_sweep(
     if folder is None:
         return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     finished = _finished(points, Path(folder), callbacks)
+    _remark(points, finished, Path(folder))
     left = (_left(group, finished, points, Path(folder)) for group in groups)
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
@@ -136,6 +138,17 @@ def _finished(points: Sequence[GridPoint], folder: Path, callbacks: Callbacks | 
         return callbacks is None or looking.is_covered_in(run_folder, callbacks, point.name)
 
     return frozenset(index for index, point in enumerate(points) if whole(point))
+
+
+def _remark(points: Sequence[GridPoint], finished: frozenset[int], folder: Path) -> None:
+    """``ValueError`` for a finished run of other JAX settings; one warning for each remark about finished runs."""
+    found: dict[str, None] = {}
+    for index in sorted(finished):
+        run_folder = sweep_folder.run_folder(folder, points[index])
+        provenance.has_numbers(run_folder)
+        found |= dict.fromkeys(provenance.remarks(run_folder, as_dict(points[index].settings)))
+    for text in found:
+        warnings.warn(f"{folder}: its finished runs are read; {text}", notices.RunWarning, stacklevel=3)
 
 
 def _left(group: SweepGroup, finished: frozenset[int], points: Sequence[GridPoint], folder: Path) -> SweepGroup:

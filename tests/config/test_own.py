@@ -348,9 +348,9 @@ def test_no_two_own_rules_share_a_folder_or_a_checkpoint(way, one, other):
             require_room(folder, yours)
             assert Keeper(checkpoints, 1, {"settings": yours}).restore() is not None
             return
-        with pytest.raises(ValueError, match="it holds another run: own = "):
+        with pytest.raises(ValueError, match="it holds another run: code of method 'mine' = "):
             require_room(folder, yours)
-        with pytest.raises(ValueError, match="must be of this run, but its settings differ: own = "):
+        with pytest.raises(ValueError, match="must be of this run, but its settings differ: code of method 'mine' = "):
             Keeper(checkpoints, 1, {"settings": yours}).restore()
 
 

@@ -15,6 +15,7 @@ from fedjax_async import disk
 from fedjax_async.check import require
 from fedjax_async.data.checking import LARGEST
 from fedjax_async.data.federated import Dataset, check_dataset
+from fedjax_async.inputs import reading
 from fedjax_async.types import Array
 
 LARGEST_TEXT = 8 * 2**30  # bytes of the largest JSON or CSV file that is read
@@ -75,7 +76,7 @@ def existing(path: Any, field: str = "path") -> Path:
 def read_json(path: Path) -> Any:
     """The contents of a JSON file; raises ``ValueError`` naming it if it is not JSON, cut short or too large."""
     with _parsing(path, "JSON"):
-        return json.loads(path.read_bytes())
+        return json.loads(reading(path).read_bytes())
 
 
 def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -84,7 +85,7 @@ def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
     Raises ``ValueError`` naming the file if it is not CSV, too large or lacks a column.
     """
     with _parsing(path, "CSV"):
-        found, *lines = [cells for _, cells in disk.csv_lines(path)] or [[]]
+        found, *lines = [cells for _, cells in disk.csv_lines(reading(path))] or [[]]
     require(set(names) <= set(found), f"'{path}': columns", found, " and ".join(names))
     rows = [dict(zip(found, cells)) for cells in lines]
     return [tuple(row.get(name) for name in names) for row in rows]

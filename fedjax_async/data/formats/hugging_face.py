@@ -13,6 +13,7 @@ from fedjax_async.check import require, whole
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
 from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.inputs import reading
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set without splits, with splits
 FILE_FORMAT = b"ARROW1"  # a file in Arrow's file format begins with these bytes; others are in its stream format
@@ -97,7 +98,7 @@ def read_arrow(file: Path, columns: ReadColumns) -> Rows:
     """The columns of an Arrow file in either format; raises ``ValueError`` if it is damaged or lacks a column."""
     pa = arrow()
     try:
-        with pa.memory_map(str(file)) as source:
+        with pa.memory_map(str(reading(file))) as source:
             head = source.read(len(FILE_FORMAT))
             source.seek(0)
             is_file = head == FILE_FORMAT

@@ -9,6 +9,7 @@ from fedjax_async.check import require, whole
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.inputs import reading
 
 
 def parquet(
@@ -54,7 +55,7 @@ def read(file: Path, columns: ReadColumns) -> Rows:
     pa = arrow()
     parquet_module = importlib.import_module("pyarrow.parquet")
     try:
-        with parquet_module.ParquetFile(file) as content:
+        with parquet_module.ParquetFile(reading(file)) as content:
             require_columns(file, content.schema_arrow, columns)
             table = content.read(columns=columns.names)
     except (pa.ArrowException, OSError) as error:

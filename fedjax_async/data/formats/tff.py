@@ -17,6 +17,7 @@ from fedjax_async.data.characters import VOCABULARY, windows
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, existing, pooled
+from fedjax_async.inputs import reading
 
 EXAMPLES = "examples"
 MOST_COMPRESSED = 2000  # the largest compression ratio that is accepted: gzip reaches 1,032
@@ -42,7 +43,7 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRow
     """The clients of a file, in order of their names."""
     h5py = _h5py()
     try:
-        with h5py.File(file, "r") as content:
+        with h5py.File(reading(file), "r") as content:
             group = _own(content, EXAMPLES, str(file), h5py)
             require(isinstance(group, h5py.Group), f"'{file}'", f"no group {EXAMPLES!r}", "an HDF5 file of TFF")
             for client in sorted(group):

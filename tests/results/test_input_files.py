@@ -1,0 +1,426 @@
+"""Input files are part of a run by their content: a moved copy is the same file, a changed one is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedjax_async import (
+    cli,
+    compare,
+    disk,
+    home,
+    identity,
+    inputs,
+    notices,
+    registry,
+    resume,
+    simulate,
+    sweep,
+)  # fmt: skip
+from fedjax_async.clock.energy import ENERGY
+from fedjax_async.config import Settings, plugins, sweeping
+from fedjax_async.config.inputs import with_files
+from fedjax_async.config.problem import data_of
+from fedjax_async.config.resolving import resolved
+from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.data import datasets, from_arrays, write_folder
+from fedjax_async.data.arrays import Arrays, read_cache, write_cache
+from fedjax_async.engine import checkpoint
+from fedjax_async.models import weights
+from fedjax_async.models.encoder import FILES
+from fedjax_async.results import collect, explain, store
+from tests.data.test_formats import h5_file, leaf_file, saved
+from tests.models.tiny_encoder import BERT
+
+CLIENTS = 3
+SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
+
+
+def rows(header, line, value):
+    return f"{header}\n" + "".join(f"{line.format(client=c, value=value)}\n" for c in range(CLIENTS))
+
+
+def delays(folder, value=1):
+    (folder / "delays.csv").write_text(rows("client,mean,std", "{client},{value},0.1", value))
+    return {"delay": f"csv:path={folder / 'delays.csv'}"}
+
+
+def availability(folder, value=9000):
+    (folder / "online.csv").write_text(rows("client,start,end", "{client},0,{value}", value))
+    return {"availability": f"csv:path={folder / 'online.csv'}"}
+
+
+def links(folder, value=100):
+    (folder / "links.csv").write_text(rows("client,down,up,latency", "{client},{value},9,0", value))
+    return {"network": f"csv:path={folder / 'links.csv'}"}
+
+
+def edges(folder, value=100):
+    lines = "".join(f"{a},{b},{value},0\n" for a, b in ((0, 1), (0, 2), (1, 2)))
+    (folder / "edges.csv").write_text("source,target,rate,latency\n" + lines)
+    return {"method": "dpsgd", "network": f"edges:path={folder / 'edges.csv'}"}
+
+
+def topology(folder, value=2):
+    (folder / "graph.csv").write_text(f"source,target\n0,1\n1,2\n{value},0\n")
+    return {"method": "dpsgd", "topology": f"csv:directed=true,path={folder / 'graph.csv'}"}
+
+
+def watts(folder, value=5):
+    (folder / "watts.csv").write_text(rows("client,training", "{client},{value}", value))
+    return {"energy": f"csv:path={folder / 'watts.csv'}"}
+
+
+def shares(folder, value=1):
+    (folder / "shares.csv").write_text(rows("client," + ",".join("0123456789"), "{client},{value}" + ",1" * 9, value))
+    return {"partition": f"table:path={folder / 'shares.csv'}"}
+
+
+def initial(folder, value=1.0):
+    weights.write_arrays(folder / "w.npz", {"kernel": np.full(3, value, np.float32)})
+    return {"initial": str(folder / "w.npz")}
+
+
+def folder_of_a_run(folder, value=1.0):
+    (folder / "params.npz").write_bytes(disk.npz_bytes({"kernel": np.full(3, value)}))
+    return {"initial": str(folder)}
+
+
+def table(value):
+    return pa.table({"image": [[float(i), 1.0] for i in range(6)], "label": [0, 1, 0, 1, 0, value]})
+
+
+def parquet(folder, value=1):
+    pq.write_table(table(value), folder / "rows.parquet")
+    pq.write_table(table(0), folder / "held_out.parquet")
+    return {"dataset": f"parquet:path={folder / 'rows.parquet'},test={folder / 'held_out.parquet'}"}
+
+
+def hugging_face(folder, value=1):
+    shutil.rmtree(folder / "set", ignore_errors=True)
+    saved(folder / "set", table(value))
+    return {"dataset": f"hugging_face:path={folder / 'set'}", "test_fraction": 0.5}
+
+
+def flower(folder, value=2):
+    parquet(folder)
+    (folder / "ids.json").write_text(f"[0, 1, 2, 0, 1, {value}]")
+    return {"dataset": f"flower:partitions={folder / 'ids.json'},path={folder / 'rows.parquet'}", "test_fraction": 0.5}
+
+
+def leaf(folder, value=1):
+    users = {f"u{c}": {"x": [[1.0, 2.0], [0.0, 1.0]], "y": [0, value]} for c in range(CLIENTS)}
+    leaf_file(folder / "users.json", users)
+    return {"dataset": f"leaf:task=vectors,path={folder}", "test_fraction": 0.5}
+
+
+def tff(folder, value=1):
+    one = {"pixels": np.ones((2, 4, 4), np.float32), "label": np.array([0, value])}
+    (folder / "h.h5").unlink(missing_ok=True)
+    h5_file(folder / "h.h5", {f"c{c}": one for c in range(CLIENTS)})
+    return {"dataset": f"tff:path={folder / 'h.h5'}", "test_fraction": 0.5}
+
+
+def federation(folder, value=1):
+    shutil.rmtree(folder / "clients", ignore_errors=True)
+    x, y = np.ones((4, 2), np.float32), np.array([0, 1, 0, value], np.int32)
+    write_folder(folder / "clients", from_arrays(clients=[(x, y)] * CLIENTS, test=(x, y)))
+    return {"dataset": f"folder:path={folder / 'clients'}"}
+
+
+def encoder(folder, value=2):
+    (folder / "config.json").write_text(json.dumps(BERT | {"num_hidden_layers": value}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return {"model": f"minilm_lora:path={folder}"}
+
+
+MADE = {
+    ("delay", "csv"): delays,
+    ("availability", "csv"): availability,
+    ("network", "csv"): links,
+    ("network", "edges"): edges,
+    ("topology", "csv"): topology,
+    ("energy", "csv"): watts,
+    ("partition", "table"): shares,
+    ("dataset", "parquet"): parquet,
+    ("dataset", "hugging_face"): hugging_face,
+    ("dataset", "flower"): flower,
+    ("dataset", "leaf"): leaf,
+    ("dataset", "tff"): tff,
+    ("dataset", "folder"): federation,
+    ("model", "minilm_lora"): encoder,
+    ("initial", "a file"): initial,
+    ("initial", "the folder of a run"): folder_of_a_run,
+}
+READ_ONCE = {("dataset", "cifar100"), ("dataset", "tiny_imagenet")}  # runs read the prepared arrays
+
+
+def test_every_factory_that_takes_a_path_is_in_the_table():
+    every = {**plugins.REGISTRIES, "energy": ENERGY}
+    taking = {
+        (kind, name)
+        for kind, known in every.items()
+        for name, factory in known.items()
+        if callable(factory) and "path" in registry.options_of(factory)
+    }
+    assert taking - READ_ONCE == {key for key in MADE if key[0] != "initial"}
+
+
+def described(**changes):
+    return json.loads(json.dumps(as_dict(resolved(Settings(**(SMALL | changes))))))
+
+
+@pytest.mark.parametrize("key", MADE, ids=" ".join)
+def test_a_moved_copy_is_the_same_file_and_a_changed_one_is_named(tmp_path, key):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (field, _), make = key, MADE[key]
+    begun = described(**make(here))
+    shutil.copytree(here, there)
+    moved = {name: value.replace(str(here), str(there)) if isinstance(value, str) else value
+             for name, value in make(here).items()}  # fmt: skip
+    assert described(**moved)[field] != begun[field] and identity.difference(begun, described(**moved)) == ""
+
+    assert from_dict(begun) == from_dict(described(**make(here)))
+    changed = described(**make(here, 0))
+    found = identity.difference(begun, changed)
+    assert found.startswith(f"content of {here}") and f"({field}) = " in found and ", saved " in found
+    with pytest.raises(ValueError, match=f"^{field} = .*they have changed: content of {here}"):
+        resolved(from_dict(begun))  # as resume, explain and landscape do
+    assert identity.difference(begun, described(**moved)) == "", "the copy has not changed"
+
+
+def test_swapped_files_are_another_run(tmp_path):
+    begun = described(**parquet(tmp_path))
+    one, two, aside = tmp_path / "rows.parquet", tmp_path / "held_out.parquet", tmp_path / "aside"
+    one.rename(aside), two.rename(one), aside.rename(two)
+    assert f"content of {one} (dataset)" in identity.difference(begun, described(**parquet_spec(tmp_path)))
+
+
+def parquet_spec(folder):
+    return {"dataset": f"parquet:path={folder / 'rows.parquet'},test={folder / 'held_out.parquet'}"}
+
+
+def test_a_file_that_changes_within_a_process_is_read_anew(tmp_path):
+    labels = []
+    for value in (1, 0):
+        spec = parquet(tmp_path, value) | {"partition": "iid"}
+        labels.append(int(data_of(resolved(Settings(**(SMALL | spec)))).y.sum()))
+    assert labels == [3, 2]
+
+
+def test_files_beside_those_that_are_read_do_not_count(tmp_path):
+    begun = described(**hugging_face(tmp_path))
+    (tmp_path / "set" / "cache-1.arrow").write_bytes(b"written by another program")
+    (tmp_path / "set" / "README.md").write_text("notes")
+    assert identity.difference(begun, described(dataset=begun["dataset"], test_fraction=0.5)) == ""
+
+
+def test_prepared_arrays_and_files_of_a_pretrained_model_are_input_files(tmp_path, monkeypatch):
+    one, two = np.zeros((2, 1), np.uint8), np.zeros(2, np.int32)
+    folder = write_cache(Arrays(one, two, one, two), tmp_path / "mnist")
+    _, files = inputs.collected(lambda: read_cache(folder))
+    assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"]
+    _, files = inputs.collected(lambda: datasets._keep(Arrays(one, two, one, two), tmp_path / "mnist"))
+    assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"], "also when they are made"
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
+    kept = home.pretrained_folder("minilm", "0.1.0", tmp_path)
+    kept.mkdir(parents=True)
+    encoder(kept)
+    spec = with_files(Settings(**(SMALL | {"model": "minilm_lora:rank=2"}))).model
+    assert spec.pattern == "minilm_lora:rank=2" and [Path(path).name for path, _ in spec.files] == list(FILES)
+
+
+def test_a_factory_of_ones_own_has_input_files_too(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("1")
+
+    @plugins.register("delay", "mine_of_a_file")
+    def mine(*, path: str):
+        del path
+
+    try:
+        begun = described(delay=f"mine_of_a_file:path={tmp_path / 'mine'}")
+        (tmp_path / "mine" / "a.txt").write_text("2")
+        found = identity.difference(begun, described(delay=begun["delay"]))
+        assert f"content of {tmp_path / 'mine' / 'a.txt'} (delay)" in found
+    finally:
+        del registry.ADDED["delay"]["mine_of_a_file"]
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+
+def small(folder, **changes):
+    return SMALL | delays(folder) | changes
+
+
+def as_by_an_older_version(folder):
+    """Remove what older versions did not write."""
+    for name, drop in (("settings.json", ["files"]), ("versions.json", list(checkpoint.numerics()))):
+        content = json.loads((folder / name).read_bytes())
+        kept = {key: value for key, value in content.items() if key not in drop}
+        (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["sha256"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest["sha256"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys):
+    out = tmp_path / "run"
+    first = simulate(**small(tmp_path), out=out, plots=False)
+    simulate(**small(tmp_path), out=out, plots=False)
+    assert "was read" in capsys.readouterr().out
+    changed = SMALL | delays(tmp_path, 2)
+    with pytest.raises(ValueError, match=rf"another run: content of {tmp_path}/delays.csv \(delay\) = \w+, saved \w+$"):
+        simulate(**changed, out=out, plots=False)
+    anew = simulate(**changed, out=out, plots=False, again=True)
+    assert anew.evaluations["time"][-1] > first.evaluations["time"][-1]
+    assert store.load(out).settings["files"] == anew.settings["files"] != first.settings["files"]
+
+
+def test_an_older_folder_is_read_with_a_line(tmp_path, capsys):
+    out = tmp_path / "run"
+    simulate(**small(tmp_path), out=out, plots=False)
+    as_by_an_older_version(out)
+    capsys.readouterr()
+    simulate(**small(tmp_path), out=out, plots=False)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1 and "was read" in printed
+    assert f"whether {tmp_path}/delays.csv changed since is not known" in printed
+
+
+def test_a_comparison_takes_no_method_after_the_delays_changed(tmp_path):
+    out = tmp_path / "out"
+    compare(["asgd"], **small(tmp_path), out=out, progress=False)
+    delays(tmp_path, 3)
+    with pytest.raises(ValueError, match=r"content of .*delays.csv \(delay\)"):
+        compare(["fedasync", "asgd"], **(SMALL | delays(tmp_path, 3)), out=out, progress=False)
+    assert not list(out.glob("runs/fedasync/*/manifest.json"))
+
+
+def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_path, recwarn):
+    out, grid = tmp_path / "sweep", {"seed": [0, 1]}
+    sweep(small(tmp_path), grid, out=out, progress=False)
+    delays(tmp_path, 2)
+    with pytest.raises(ValueError, match=r"another sweep: of .*, content of .*delays.csv"):
+        sweep(small(tmp_path) | delays(tmp_path, 2), grid, out=out, progress=False)
+    (tmp_path / "delays.csv").unlink()
+    found, missing = collect(out)
+    assert len(found.points) == 2 and not missing and not recwarn.list
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_run(out, given):
+    def stop(done, total, **status):
+        if done >= 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        simulate(**given, checkpoint=1, out=out, plots=False, progress=stop)
+    assert list((out / "checkpoints").glob("*.npz"))
+
+
+def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, capsys):
+    out, given = tmp_path / "run", SMALL | parquet(tmp_path) | {"partition": "iid"}
+    killed_run(out, given)
+    parquet(tmp_path, 0)
+    assert cli.main(["resume", str(out), "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert f"content of {tmp_path}/rows.parquet (dataset)" in told and "--overwrite" in told and told.count("\n") == 1
+    with pytest.raises(ValueError, match=r"another run: content of .*rows.parquet"):
+        simulate(**given, checkpoint=1, out=out, plots=False)
+    run = simulate(**given, checkpoint=1, out=out, plots=False, overwrite=True)
+    assert run.counters["updates"] == 4 and not (out / "checkpoints").exists()
+
+
+def test_a_killed_run_goes_on_with_a_moved_copy(tmp_path):
+    given = small(tmp_path)
+    whole = simulate(**given)
+    killed_run(tmp_path / "run", given)
+    (tmp_path / "delays.csv").rename(tmp_path / "moved.csv")
+    with pytest.raises(ValueError, match=r"delays\.csv"):
+        resume(tmp_path / "run", plots=False)
+    moved = given | {"delay": f"csv:path={tmp_path / 'moved.csv'}"}
+    at = []
+    run = simulate(
+        **moved, checkpoint=1, out=tmp_path / "run", plots=False, progress=lambda done, *_, **__: at.append(done)
+    )
+    assert at[0] > 1, "it goes on from its checkpoint"
+    np.testing.assert_array_equal(run.evaluations["loss"], whole.evaluations["loss"])
+
+
+def test_an_older_checkpoint_is_read_with_a_line(tmp_path, monkeypatch):
+    given = small(tmp_path)
+    with monkeypatch.context() as older:
+        older.setattr(inputs, "described", lambda fields: {})
+        killed_run(tmp_path / "run", given)
+    with pytest.warns(notices.RunWarning, match=r"whether .*delays\.csv changed since is not known") as said:
+        resume(tmp_path / "run", plots=False)
+    assert len(said) == 1
+
+
+def test_explain_knows_that_the_data_changed(tmp_path, capsys):
+    out = tmp_path / "run"
+    given = SMALL | parquet(tmp_path) | {"partition": "iid"}
+    simulate(**given, out=out, plots=False)
+    parquet(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"dataset = .*they have changed: content of .*rows\.parquet"):
+        explain(out, say=lambda line: None)
+    as_by_an_older_version(out)
+    assert cli.main(["explain", str(out), "--quiet"]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if "away from the saved" in line)
+    assert "rows.parquet" in told and "is not known" in told and "machine" not in told
+
+
+def test_a_changed_table_of_delays_is_not_blamed_on_cores_alone(tmp_path, monkeypatch):
+    with monkeypatch.context() as older:
+        older.setattr(inputs, "described", lambda fields: {})
+        killed_run(tmp_path / "run", small(tmp_path))
+    (tmp_path / "delays.csv").write_text("client,mean,std\n0,1,0\n1,50,0\n2,2,0\n")
+    with pytest.warns(notices.RunWarning, match="is not known"), pytest.raises(ValueError, match="batches") as error:
+        resume(tmp_path / "run", plots=False)
+    assert f"differ, or an input file has changed ({tmp_path}/delays.csv): " in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["missing.csv", "~nobody-here/x.csv", "{tmp}", "/dev/null"])
+def test_a_path_that_is_no_file_is_left_to_its_reader(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(inputs, "below", lambda folder: pytest.fail(f"searches {folder}"))
+    path = path.format(tmp=tmp_path)
+    for changes in ({"delay": f"csv:path={path}"}, {"initial": path}, {"model": f"mlp:path={path}"}):
+        assert with_files(Settings(**(SMALL | changes))) == Settings(**(SMALL | changes))
+
+
+def test_a_file_that_cannot_be_read_is_left_to_its_reader(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(inputs, "digest", refuse)
+    assert "files" not in described(**delays(tmp_path))
+
+
+def test_checkpoints_of_a_stack_are_found_by_content(tmp_path):
+    def folder(path, digest=None):
+        described = {"delay": f"csv:path={path}", "lr": 0.1}
+        if digest is not None:
+            described["files"] = {"delay": {"spec": "csv:path=*", "sha256": [[path, digest]]}}
+        return sweeping._checkpoints(tmp_path, [SimpleNamespace(described=described)], 1)
+
+    assert folder("a", "1") == folder("b", "1") != folder("a", "2")
+    older = folder("a")
+    older.mkdir()
+    assert folder("a", "1") == older != folder("b", "1"), "one that an older version left is used"
+    folder("b", "1").mkdir()
+    assert folder("a", "1") == folder("b", "1")
