@@ -171,7 +171,14 @@ def _select(digits: list[Array], values: list[Array]) -> Array:
 
 
 def per_cluster(rank: Array, x: Array, count: int) -> tuple[Array, Array]:
-    """Sums of x [D] over the entries of each rank, and how many there are; float[count] each."""
+    """Sums of x [D] over the entries of each rank, and how many there are; float[count] each.
+
+    A GPU adds in no fixed order where several entries are added to one place, so that two runs would differ. Off a CPU
+    the sum over the entries is a reduction for each rank instead.
+    """
+    if jax.default_backend() != "cpu":
+        member = rank[None] == jnp.arange(count, dtype=rank.dtype)[:, None]
+        return jnp.sum(jnp.where(member, x[None], 0), axis=1), jnp.sum(member, axis=1, dtype=x.dtype)
     sums = jnp.zeros(count, x.dtype).at[rank].add(x, mode="promise_in_bounds")
     counts = jnp.zeros(count, jnp.int32).at[rank].add(1, mode="promise_in_bounds")
     return sums, counts.astype(x.dtype)

@@ -29,7 +29,7 @@ from fedjax_async.compress import (
     wcp,
     wire_bytes,
 )
-from fedjax_async.compress.clustering import nearest, random_entries
+from fedjax_async.compress.clustering import nearest, per_cluster, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
 
@@ -372,3 +372,12 @@ def test_a_random_start_has_a_zero_and_entries_of_the_layer():
 def test_bad_options_are_refused(k, options, message):
     with pytest.raises(ValueError, match=message):
         wcp(model(), k, **options)
+
+
+def test_off_a_cpu_clusters_are_summed_without_a_scatter_whose_order_a_gpu_would_not_fix(monkeypatch):
+    rank, x = jnp.asarray([0, 2, 2, 0, 1, 2], jnp.int32), jnp.asarray([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    usual = per_cluster(rank, x, 4)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for found in (usual, per_cluster(rank, x, 4)):
+        assert [leaf.tolist() for leaf in found] == [[9.0, 16.0, 38.0, 0.0], [2.0, 1.0, 3.0, 0.0]]
+    assert "scatter" not in str(jax.make_jaxpr(lambda rank, x: per_cluster(rank, x, 4))(rank, x))
