@@ -74,7 +74,7 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     if name in registry:
         return registry[name]
     several = str(name).split(",")
-    allowed = f"one name, but it is {len(several)} with commas between them"
+    allowed = "without commas between names: methods are given one by one, models of one setting joined by +"
     check.require(len(several) == 1 or not set(several) <= set(registry), kind, name, allowed)
     key, equals, value = str(name).partition("=")
     takers = [f"{each}:{key}={value}" for each, entry in registry.items() if equals and _takes(entry, key)]

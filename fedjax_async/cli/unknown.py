@@ -10,6 +10,7 @@ from fedjax_async.config import words
 from fedjax_async.config.settings import SWEEP_KEYS, Settings
 
 FIELDS = Settings.__dataclass_fields__
+SWITCHES = ("yes", "no", "true", "false", "on", "off", "0", "1")
 FEW = 6  # flags of a command; --help shows them at a glance
 
 
@@ -45,6 +46,8 @@ def hint(left: Sequence[str], found: Any, known: Known) -> str:
 
 def _without_dashes(argument: str, word: str, names: Collection[str]) -> str:
     """The hint for an argument that does not begin with two dashes: a flag or a method without its flag."""
+    if word in SWITCHES:
+        return "; a flag without a NAME or N in --help, such as --quiet, has no value: give it, or leave it out"
     if word in names or words.meant(word, names) is not None:
         return f"; did you mean {as_flag(words.meant(word, names) or word)}?"
     return f"; did you mean --method {argument}?" if "method" in names and _is_method(argument) else ""

@@ -186,6 +186,7 @@ def prepare(
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     ``planning(share)`` is called from time to time with the share of the budget that is planned.
     """
+    check.kind("settings", settings, Settings, "Settings, such as Settings(method='fedavg', updates=100)")
     settings = with_objects(settings, method=method, model=model, data=data, client=client)
     if without_server(settings):
         return prepare_peers(settings, probes, planning)

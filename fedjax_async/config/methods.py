@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import misplaced, own
+from fedjax_async.config import misplaced, own, words
 from fedjax_async.config.families import server_family
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
@@ -299,6 +299,18 @@ def owner_of(spec: str, option: str, value: str) -> misplaced.Place | None:
     return misplaced.elsewhere(spec, preset_of(spec), option, value)
 
 
+def _refuse_option(spec: str, option: str, known: Collection[str]) -> None:
+    """``ValueError`` that says where an option belongs, or what it is called here, if a method's rule has it not."""
+    preset, kind = preset_of(spec), f"option of {registry.parse_spec('method', rule_of(spec))[0]}"
+    called = words.OPTION.get(option, option)
+    check.require(called not in known, kind, option, f"called {called}")
+    without, text = misplaced.without(spec, option)
+    place = misplaced.elsewhere(without, preset, called, text)  # in other words, if it has some
+    place = place or misplaced.elsewhere(without, preset, option, text)
+    if place is not None:
+        raise ValueError(f"{kind} = {option!r}: must be an option of {place.text(misplaced.in_spec)}")
+
+
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     """Name, options and own timing or exchange of a method's spec; ``ValueError`` for unknown options.
 
@@ -312,9 +324,8 @@ def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     check.require("@" not in spec or bool(own_one), "method", spec, f"METHOD or METHOD@{what}")
     known = method_options(name)
     for key in options:
-        if key not in known and (place := misplaced.elsewhere(spec, preset, key)) is not None:
-            where = place.text(misplaced.in_spec)
-            raise ValueError(f"option of {name} = {key!r}: must be an option of {where}")
+        if key not in known:
+            _refuse_option(spec, key, known)
         setting = key in Settings.__dataclass_fields__ and key not in known
         check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
         registry.find(f"option of {name}", known, key)

@@ -11,6 +11,7 @@ from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
 from fedjax_async.local import OPTIMIZERS
 
+MOST = 2  # examples of names that take an option
 Factories = Mapping[str, Callable[..., Any]]
 # settings with a default that depends on the method -> their registries
 SETTINGS: dict[str, Factories] = {"topology": TOPOLOGIES, "optimizer": OPTIMIZERS, "compress": COMPRESSORS}
@@ -50,9 +51,20 @@ def elsewhere(spec: str, usual: Any, option: str, value: str | None = None) -> P
         model = getattr(usual, setting, None)
         if model is not None and _takes(registry.entries(setting, factories), model, option):
             return Place(f"the setting {setting}", setting, [_with(model, option, value)])
-    others = [each for each in known if option in registry.options_of(known[each])]
-    examples = [f"{whole}@{each}:{option}={value}" for each in others]
-    return Place(f"the {kind} {' or '.join(others)}", "method", examples) if others else None
+    others = _takers(known, option)
+    if others:
+        examples = [f"{whole}@{each}:{option}={value}" for each in others]
+        return Place(f"the {kind} {' or '.join(others)}", "method", examples)
+    for setting, factories in SETTINGS.items():
+        others = _takers(registry.entries(setting, factories), option)[:MOST]
+        if others and hasattr(usual, setting):
+            return Place(f"the setting {setting}", setting, [f"{each}:{option}={value}" for each in others])
+    return None
+
+
+def _takers(factories: Factories, option: str) -> list[str]:
+    """The names whose factories have the option."""
+    return [name for name, factory in factories.items() if option in registry.options_of(factory)]
 
 
 def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], option: str, value: str) -> Place | None:
@@ -66,6 +78,18 @@ def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], opt
         if plain and _takes(known, spec, option):
             return Place(f"the setting {setting}", setting, [_with(spec, option, value)])
     return None
+
+
+def without(spec: str, option: str) -> tuple[str, str]:
+    """A method's spec without one option of its rule, and the text of this option.
+
+    >>> without("fedbuff:k=5,clip=1+swa", "k")
+    ('fedbuff:clip=1+swa', '5')
+    """
+    rule = own.parts_of("method", spec.partition("@")[0])[0]
+    texts = _texts(rule)
+    text = texts.pop(option)
+    return _spec(rule.partition(":")[0], texts) + spec[len(rule) :], text
 
 
 def with_text(spec: str, option: str, value: str) -> str:

@@ -40,6 +40,7 @@ from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 # arguments of ``simulate`` and ``compare`` that are no settings
 ARGUMENTS = ("out", "plots", "overwrite", "again", "probes", "progress", "callbacks", "stream", "keep_best")
+OF_TABLES = ("baseline", "target", "final", "interval")  # arguments of ``results.comparison``
 TEST_FRACTION = 0.2  # of each node's examples, without a server
 
 
@@ -101,6 +102,8 @@ def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any
         place = owner_of(method, name, str(value))
     where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
     check.require(place is None, name, value, f"an option of {where}, not a setting")
+    allowed = f"left out: tables have it, as in results.comparison(compare(...), {name}=...)"
+    check.require(name not in OF_TABLES, name, value, allowed)
     allowed = "left out: a run has one seed; compare(methods, seeds=...) and sweep train several"
     check.require(name != "seeds", name, value, allowed)
     words.require("setting", name, [*known, *ARGUMENTS])

@@ -58,6 +58,17 @@ CALLED = {
     "stream": "log logger wandb tensorboard",
     "plugin": "plugins",
 }
+# Option of a method or of its timing -> what papers and other programs call it.
+OPTIONS = {
+    "proximal": "mu prox proximal_mu",
+    "mixing": "alpha mixing_weight",
+    "server_lr": "server_learning_rate global_lr eta eta_g lr_server",
+    "exponent": "a poly_a",
+    "size": "k buffer_size cohort_size clients_per_round",
+    "concurrency": "max_concurrency",
+    "length": "window period",
+}
+OPTION = {word: option for option, listed in OPTIONS.items() for word in listed.split()}
 MEANT = {word: meant for meant, words in CALLED.items() for word in words.split()}
 DEVICE = "JAX chooses the device; the environment variable JAX_PLATFORMS=cpu or JAX_PLATFORMS=cuda sets it"
 DEVICES = ("gpu", "gpus", "gpu_id", "cuda", "device", "device_id", "use_gpu", "no_cuda", "cpu", "platform", "backend")

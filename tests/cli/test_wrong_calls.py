@@ -63,6 +63,7 @@ USAGE = [
     (("comapre", "fedavg"), "argument COMMAND: unknown 'comapre'; did you mean compare?"),
     (("help",), "argument COMMAND: unknown 'help'; did you mean --help?"),
     (("data", "ftech", "mnist"), "argument ACTION: unknown 'ftech'; did you mean fetch? (known: list, fetch"),
+    (("run", "--per-client", "yes"), "unrecognized arguments: yes; a flag without a NAME or N in --help"),
     (("run", "extra"), "unrecognized arguments: extra (see fedjax-async run --help)"),
     (("--versions",), "unrecognized arguments: --versions; did you mean --version?"),
     (("run", "--lr", "\u0661"), "argument --lr: invalid float value: '\u0661'"),

@@ -43,6 +43,17 @@ def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
         ("fedasync:momentum=0.9", "an option of the setting optimizer, as in optimizer=sgd:momentum=0.9"),
         ("pushcen:receivers=4", "an option of the setting topology, as in topology=gossip:receivers=4"),
         ("fedasync:size=4", "of the timing buffer or cohort, as in fedasync@buffer:size=4 or fedasync@cohort:size=4"),
+        (
+            "fedbuff:clip=1,k=10",
+            "option of fedbuff = 'k': must be an option of the timing, as in fedbuff:clip=1@buffer:size=10",
+        ),
+        ("fedprox:mu=0.1", "option of fedprox = 'mu': must be called proximal"),
+        ("fedasync:alpha=0.6", "option of fedasync = 'alpha': must be called mixing"),
+        (
+            "fedbuff:ratio=0.1",
+            "an option of the setting compress, as in compress=topk:ratio=0.1 or compress=topk_fast:ratio",
+        ),
+        ("dpsgd:one_peer=true", "an option of the setting topology, as in topology=exponential:one_peer=true"),
         ("fedasync:mixin=0.4", "option of fedasync = 'mixin': unknown; did you mean 'mixing'?"),
     ],
 )
@@ -70,6 +81,8 @@ def test_every_word_of_other_programs_means_something_that_exists():
 
 
 def test_no_word_of_other_programs_is_a_setting_or_means_two_things():
+    options = [word for listed in words.OPTIONS.values() for word in listed.split()]
+    assert len(set(options)) == len(options) and not set(options) & set(words.OPTIONS)
     every = [word for listed in words.CALLED.values() for word in listed.split()]
     assert len(set(every)) == len(every) and not set(every) & set(Settings.__dataclass_fields__)
     assert all(word == words.plain(word) for word in every)

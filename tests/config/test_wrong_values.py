@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import Method, PeerMethod, Settings, clock, compare, named, results, resume, server, simulate, sweep
-from fedjax_async.config import trajectory, tune
+from fedjax_async.config import prepare, trajectory, tune
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
 from fedjax_async.theory import curl_probe
@@ -81,8 +81,10 @@ CALLS = [
     (lambda: simulate(**SMALL, compress="topk", ratio=0.1), "ratio = 0.1: must be an option of the setting com"),
     (lambda: simulate(**SMALL, timing="size=5"), "timing = 'size=5': must begin with a name, as in buffer:size"),
     (lambda: simulate(**SMALL, partition="non-iid"), "partition = 'non-iid': unknown (known: iid, dirichlet, "),
-    (lambda: compare(["fedavg,asgd"], Settings(**SMALL)), "method = 'fedavg,asgd': must be one name, but it is "),
+    (lambda: compare(["fedavg,asgd"], Settings(**SMALL)), "method = 'fedavg,asgd': must be without commas betw"),
     (lambda: sweep({**SMALL, "lr": [0.1, 0.2]}), "lr = [0.1, 0.2]: must be a number or none (a list of values t"),
+    (lambda: compare(["asgd"], Settings(**SMALL), target=0.7), "target = 0.7: must be left out: tables have it, as i"),
+    (lambda: prepare("fedavg"), "settings = 'fedavg': must be Settings, such as Settings(method='fedavg', updates"),
     (lambda: simulate(**SMALL, gibberish=1), "setting = 'gibberish': unknown; the nearest names are 'metrics'"),
     (lambda: Settings(**SMALL, gibberish=1), "setting = 'gibberish': unknown; the nearest names are 'metrics'"),
     (lambda: Settings(rounds=5), "setting = 'rounds': unknown; did you mean 'server_steps'?"),
