@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import heapq
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
 LONGEST = 200  # characters of a value in a message
+MANY = 20  # names; a message that suggests one does not list more
+NEAR = 0.6  # the least similarity (of difflib) of a name that is suggested
 MOST = 2**63 - 1  # the largest int64
 
 
@@ -159,3 +163,39 @@ def path(field: str, value: Any) -> None:
 def has_control(text: str) -> bool:
     """Whether a string has control characters, such as a line break."""
     return any(character < " " or character == "\x7f" for character in text)
+
+
+def near_to(
+    name: Any,
+    known: Collection[str],
+    written: Callable[[str], str] = repr,
+    everything: str = "`fedjax-async list` shows all",
+) -> str:
+    """The end of a message about an unknown name: the nearest of the ``known`` ones, and all of them if they are few.
+
+    ``written``: how a message writes a name. ``everything``: what shows all names, where they are many.
+
+    >>> near_to("fedavgg", ["fedavg", "asgd"]), near_to("x" * 9, ["fedavg"])
+    ("; did you mean 'fedavg'? (known: fedavg, asgd)", ' (known: fedavg)')
+    """
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=NEAR)
+    near = [] if str(name).lower().startswith("non") else near  # non-iid is not iid
+    hint = f"; did you mean {written(near[0])}?" if near else ""
+    if len(known) <= MANY:
+        return f"{hint} (known: {', '.join(known) or 'none'})"
+    return hint or f"; the nearest names are {', '.join(map(written, nearest(name, known)))} ({everything})"
+
+
+def nearest(name: Any, known: Iterable[str], count: int = 3) -> list[str]:
+    """The ``count`` names that look most like ``name``: first those that contain it or are contained in it.
+
+    >>> nearest("size", ["time", "batch_size", "seed"], 2)
+    ['batch_size', 'time']
+    """
+    text = str(name).lower()
+
+    def likeness(other: str) -> float:
+        within = len(text) > 2 and (text in other or (len(other) > 2 and other in text))
+        return within + difflib.SequenceMatcher(None, other, text).ratio()
+
+    return heapq.nlargest(count, known, key=likeness)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import heapq
 import inspect
 import itertools
 import re
@@ -62,10 +61,6 @@ def forget() -> None:
         cached.cache_clear()
 
 
-MANY = 20  # names; an error that suggests one does not list more
-NEAR = 0.6  # the least similarity (of difflib) of a name that is suggested
-
-
 def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     """The entry called ``name``; if there is none, ``ValueError`` with the nearest names."""
     if name in registry:
@@ -77,51 +72,14 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     allowed = "without commas between names: methods are given one by one, models of one setting joined by +"
     check.require(len(several) == 1 or not set(several) <= set(registry), kind, name, allowed)
     key, equals, value = str(name).partition("=")
-    takers = [f"{each}:{key}={value}" for each, entry in registry.items() if equals and _takes(entry, key)]
+    takers = [
+        f"{each}:{key}={value}"
+        for each, entry in registry.items()
+        if equals and callable(entry) and key in options_of(entry)
+    ]
     if takers:
         raise ValueError(f"{kind} = {check.shown(name)}: must begin with a name, as in {' or '.join(takers[:3])}")
-    raise ValueError(f"{kind} = {check.shown(name)}: unknown{near_to(name, registry)}")
-
-
-def _takes(entry: Any, option: str) -> bool:
-    """Whether a registry's entry is a factory with this option."""
-    return callable(entry) and option in options_of(entry)
-
-
-def near_to(
-    name: Any,
-    known: Collection[str],
-    written: Callable[[str], str] = repr,
-    everything: str = "`fedjax-async list` shows all",
-) -> str:
-    """The end of a message about an unknown name: the nearest of the ``known`` ones, and all of them if they are few.
-
-    ``written``: how a message writes a name. ``everything``: what shows all names, where they are many.
-
-    >>> near_to("fedavgg", ["fedavg", "asgd"]), near_to("x" * 9, ["fedavg"])
-    ("; did you mean 'fedavg'? (known: fedavg, asgd)", ' (known: fedavg)')
-    """
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=NEAR)
-    near = [] if str(name).lower().startswith("non") else near  # non-iid is not iid
-    hint = f"; did you mean {written(near[0])}?" if near else ""
-    if len(known) <= MANY:
-        return f"{hint} (known: {', '.join(known) or 'none'})"
-    return hint or f"; the nearest names are {', '.join(map(written, nearest(name, known)))} ({everything})"
-
-
-def nearest(name: Any, known: Iterable[str], count: int = 3) -> list[str]:
-    """The ``count`` names that look most like ``name``: first those that contain it or are contained in it.
-
-    >>> nearest("size", ["time", "batch_size", "seed"], 2)
-    ['batch_size', 'time']
-    """
-    text = str(name).lower()
-
-    def likeness(other: str) -> float:
-        within = len(text) > 2 and (text in other or (len(other) > 2 and other in text))
-        return within + difflib.SequenceMatcher(None, other, text).ratio()
-
-    return heapq.nlargest(count, known, key=likeness)
+    raise ValueError(f"{kind} = {check.shown(name)}: unknown{check.near_to(name, registry)}")
 
 
 def is_plain_number(text: str) -> bool:
@@ -360,7 +318,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
     known = options_of(factory)
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=check.NEAR)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             options_text = ", ".join(known) or "none"
             raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {options_text})")

@@ -20,14 +20,15 @@ from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
+from fedjax_async.results.baseline import baseline_of
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
+from fedjax_async.results.compared import folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
 from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
     FINAL,
     FINALS,
-    baseline_of,
     final_value,
     has_accuracy,
     percent,
@@ -37,7 +38,7 @@ from fedjax_async.results.metrics import (
 )
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
-from fedjax_async.results.runs import folder_name, load_plugins, run_into, unfinished
+from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, Occupied, require_room

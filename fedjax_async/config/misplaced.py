@@ -115,7 +115,7 @@ def _takes(factories: Factories, spec: str, option: str) -> bool:
 
 def _texts(spec: str) -> dict[str, str]:
     """Option -> its text, as a spec has them."""
-    items = (item.partition("=") for item in spec.partition(":")[2].split(",") if item)
+    items = (item.partition("=") for item in registry.items_of(spec))
     return {key.strip().replace("-", "_"): text.strip() for key, _, text in items}
 
 

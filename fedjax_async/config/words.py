@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-from fedjax_async import check, registry
+from fedjax_async import check
 
 # Setting, or setting=EXAMPLE where an option of its spec is meant -> what other programs call it.
 CALLED = {
@@ -116,7 +116,7 @@ def suggested(word: str, known: Iterable[str]) -> str | None:
     if not near:
         near = [MEANT[each] for each in difflib.get_close_matches(whole, MEANT, n=1, cutoff=CLOSE)]
         near = [each for each in near if each.partition("=")[0] in known]
-    near = near or difflib.get_close_matches(whole, known, n=1, cutoff=registry.NEAR)
+    near = near or difflib.get_close_matches(whole, known, n=1, cutoff=check.NEAR)
     return near[0] if near else None
 
 
@@ -131,7 +131,7 @@ def hint(word: str, known: Iterable[str], written: Callable[[str], str], everyth
         return f"; {DEVICE}"
     if (found := suggested(word, known)) is not None:
         return f"; did you mean {written(found)}?"
-    near = ", ".join(map(written, registry.nearest(word, known)))
+    near = ", ".join(map(written, check.nearest(word, known)))
     return f"; the nearest names are {near}" + (f" ({everything})" if everything else "")
 
 

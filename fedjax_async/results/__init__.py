@@ -5,7 +5,8 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``, ``provenance.py``
    (with what it was computed, against this process); pictures:
    ``figure.py``, ``picture.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
-2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``, ``clients.py``;
+2. several methods and seeds: ``compared.py`` and ``baseline.py`` (names), ``significance.py`` (intervals, tests),
+   ``comparisons.py``, ``clients.py``;
 3. ``runs.py``: run into a folder, continue, compare methods; ``simulation.py``: the same for one run, from Python;
    ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best model) and
    ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``

@@ -10,6 +10,7 @@ from typing import Any
 from fedjax_async import check, disk
 from fedjax_async.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
+from fedjax_async.results.baseline import baseline_of
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
@@ -86,7 +87,7 @@ def comparison(
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
-    baseline = metrics.baseline_of(runs, baseline)
+    baseline = baseline_of(runs, baseline)
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.engine.client_scores import smaller_is_better
+from fedjax_async.results.baseline import method_in
 from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
@@ -205,48 +205,15 @@ class Relative(NamedTuple):
     ratio: dict[str, np.ndarray]  # method -> float64[seeds], time divided by the baseline's
 
 
-BASELINE = "fedavg"  # the rule of the method to which times are relative by default, if it is compared
 TARGET = "95%"  # the default target: this share of the lowest final accuracy
-
-
-def _rule(method: str) -> str:
-    """The name of a method's rule, without options, parts and timing."""
-    return re.split("[:+@]", str(method))[0]
-
-
-def method_in(name: Any, methods: Iterable[str]) -> str | None:
-    """The method called ``name``, or else the only one with this rule, whatever its options, parts and timing.
-
-    >>> method_in("fedavg", ["asgd", "fedavg@cohort:size=10"]), method_in("0.7", ["asgd"])
-    ('fedavg@cohort:size=10', None)
-    """
-    methods = list(methods)
-    if name in methods:
-        return str(name)
-    like = [method for method in methods if _rule(method) == name]
-    return like[0] if len(like) == 1 else None
-
-
-def baseline_of(methods: Iterable[str], given: str | None = None) -> str:
-    """The method to which times are relative: the ``given`` one, else ``fedavg``, else the first.
-
-    ``fedavg`` also stands for ``fedavg@cohort:size=10``; by default, of several the bare one, else the first.
-    ``ValueError`` if the given one is not among the methods, or could be several of them.
-    """
-    methods = list(methods)
-    if given is not None:
-        found = method_in(given, methods)
-        check.require(found is not None, "baseline", given, "one of " + ", ".join(methods))
-        return str(found)
-    like = [method for method in methods if _rule(method) == BASELINE]
-    return BASELINE if BASELINE in methods else [*like, *methods][0]
 
 
 def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGET) -> np.ndarray:
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
-    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name as in
-    :func:`method_in`, for its final accuracy; or a share such as ``"95%"``, of the lowest final accuracy of all.
+    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method (as in
+    :func:`fedjax_async.results.baseline.method_in`), for its final accuracy; or a share such as ``"95%"``, of the
+    lowest final accuracy of all.
     """
     lowest = np.min(list(final.values()), axis=0)
     if (method := method_in(target, final)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,18 +13,19 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk, notices, registry
-from fedjax_async.config import Prepared, Settings, execute, own, plugins, prepare
+from fedjax_async.config import Prepared, Settings, execute, plugins, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
-from fedjax_async.config.kinds import require_kind
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results import clients, comparisons, files, metrics, provenance, store, streams, tables
+from fedjax_async.results.baseline import method_in
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
+from fedjax_async.results.compared import folder_name, methods_by_name
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns
@@ -134,7 +134,7 @@ def write_comparison(
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:
-    if (method := metrics.method_in(target, methods)) is not None:
+    if (method := method_in(target, methods)) is not None:
         return f"the final accuracy of {method}"
     share = str(target).removesuffix("%")
     lowest = f"{share} % of the lowest final accuracy among these methods; with others it may differ, --target fixes it"
@@ -254,50 +254,6 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
 # --- several methods ----------------------------------------------------------------------------------
 
 
-def folder_name(method: str) -> str:
-    """The name of a method's folder in a comparison.
-
-    >>> folder_name("fedbuff@buffer:size=5")
-    'fedbuff_buffer_size_5'
-    """
-    return re.sub(r"[^\w.-]+", "_", method)
-
-
-def _methods_by_name(methods: Any) -> dict[str, str]:
-    """Name of a row -> spec or named object, from a list of both, or from a dict of names and objects."""
-    listed = isinstance(methods, (Sequence, Mapping)) and not isinstance(methods, str)
-    allowed = "a list of methods, such as ['fedavg', 'fedasync'], or a dict such as {'mine': Method(rule)}"
-    check.require(listed, "methods", methods, allowed)
-    check.require(len(methods) > 0, "methods", list(methods), "at least one method")
-    if isinstance(methods, Mapping):
-        for name, one in methods.items():
-            allowed = "a Method; a spec is its own name, so give a list: ['fedavg', named('mine', Method(rule))]"
-            check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
-            with check.called({"method": f"methods[{name!r}]"}):
-                if not isinstance(one, str):
-                    require_kind("method", one)
-        methods = [one if isinstance(one, str) else own.named(name, one) for name, one in methods.items()]
-    given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
-    for one in given:
-        own.require_fitting("method", one)
-        own.require_names({"method": one}, "its row of a comparison")
-    by_name = {str(method): method for method in given}
-    names = list(by_name)
-    check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
-    parsed = [_parsed(one) for one in names]
-    distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
-    check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
-    return by_name
-
-
-def _parsed(method: str) -> Any:
-    """A method's spec with its options read; a spec that cannot be read as it stands, for ``prepare`` to refuse."""
-    try:
-        return tuple(map(registry.parse_spec, ("method", "timing"), method.split("@")))
-    except ValueError:
-        return method
-
-
 def _train_one(
     settings: Settings,
     name: str,
@@ -380,7 +336,7 @@ def compare(
     common = settings_from(settings, changes)
     check.optional(check.path, "out", out)
     looking_on = looking.chosen(callbacks, stream, keep_best, out)
-    by_name = _methods_by_name(methods)
+    by_name = methods_by_name(methods)
     names = list(by_name)
 
     def settings_of(method: str, seed: int) -> Settings:

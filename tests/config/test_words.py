@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_async import registry
+from fedjax_async import check, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS
 from fedjax_async.config import METHODS, Settings, misplaced, words
 from fedjax_async.config.methods import method_options, parsed, preset_of
@@ -89,7 +89,7 @@ def test_no_word_of_other_programs_is_a_setting_or_means_two_things():
 
 
 def test_near_names_contain_the_word_first():
-    assert registry.nearest("fraction", Settings.__dataclass_fields__, 2) == ["test_fraction", "validation_fraction"]
+    assert check.nearest("fraction", Settings.__dataclass_fields__, 2) == ["test_fraction", "validation_fraction"]
     many = {f"name{i}": i for i in range(30)}
     with pytest.raises(ValueError, match=r"the nearest names are .*list` shows all") as error:
         registry.find("thing", many, "zzz")

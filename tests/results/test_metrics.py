@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fedjax_async.results import (
     area,
+    baseline,
     best_accuracy,
     comparison,
     final_accuracy,
     final_value,
-    metrics,
     relative_time,
     spread,
     to_target,
@@ -139,13 +139,13 @@ def test_every_method_reaches_the_common_target():
     ],
 )
 def test_a_decorated_method_is_the_baseline(methods, given, found):
-    assert metrics.baseline_of(methods, given) == found
+    assert baseline.baseline_of(methods, given) == found
 
 
 @pytest.mark.parametrize("given", ["fedprox", "fedavg", ""])
 def test_a_baseline_that_could_be_two_methods_or_none_is_refused(given):
     with pytest.raises(ValueError, match=f"baseline = '{given}': must be one of asgd, fedavg@every, fedavg@cohort"):
-        metrics.baseline_of(["asgd", "fedavg@every", "fedavg@cohort"], given)
+        baseline.baseline_of(["asgd", "fedavg@every", "fedavg@cohort"], given)
 
 
 def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():
