@@ -38,10 +38,11 @@ from fedjax_async.results.metrics import (
 )
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
-from fedjax_async.results.runs import load_plugins, run_into, unfinished
+from fedjax_async.results.runs import run_into
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, Occupied, require_room
+from fedjax_async.results.unfinished import load_plugins, unfinished
 from fedjax_async.types import Run
 
 

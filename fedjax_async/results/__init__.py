@@ -7,9 +7,9 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    ``figure.py``, ``picture.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
 2. several methods and seeds: ``compared.py`` and ``baseline.py`` (names), ``significance.py`` (intervals, tests),
    ``comparisons.py``, ``clients.py``;
-3. ``runs.py``: run into a folder, continue, compare methods; ``simulation.py``: the same for one run, from Python;
-   ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best model) and
-   ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
+3. ``runs.py``: run into a folder, continue (``unfinished.py``), compare methods; ``simulation.py``: the same for one
+   run, from Python; ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
+   model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
    (:func:`export`) writes the model of a run for other tools;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
    ``privacy.py``: epsilon of a run with noise;

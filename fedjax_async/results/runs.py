@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk, notices, registry
-from fedjax_async.config import Prepared, Settings, execute, plugins, prepare
+from fedjax_async import check, disk, notices
+from fedjax_async.config import Prepared, Settings, execute, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
-from fedjax_async.config.settings import as_dict, from_dict, require_named
+from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
@@ -33,10 +32,9 @@ from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar, planning_bar
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_comparison, require_room
+from fedjax_async.results.store import CHECKPOINTS, is_finished, load, require_comparison, require_room
+from fedjax_async.results.unfinished import save_plugins
 from fedjax_async.types import Run
-
-PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, and in a sweep's folder
 
 # --- tables and pictures ------------------------------------------------------------------------------
 
@@ -206,49 +204,6 @@ def run_into(
 
 def _holds(path: Path, settings: dict[str, object]) -> bool:
     return path.is_file() and not store.differing(path.read_bytes(), settings)
-
-
-def save_plugins(folder: Path) -> None:
-    """Write the names of the loaded plugins into ``folder``, if there are any."""
-    if plugins.LOADED:
-        disk.write(folder / PLUGINS, files.json_bytes(plugins.LOADED))
-
-
-def load_plugins(folder: Path) -> None:
-    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming a missing file.
-
-    A missing file may have moved: it is skipped if the user has registered parts already. Whether these have the same
-    code is checked when the settings are read.
-    """
-    for path in (folder / CHECKPOINTS / PLUGINS, folder / PLUGINS):
-        if path.is_file():
-            saved = json.loads(path.read_bytes())
-            gone = [source for source in saved if source.endswith(".py") and not Path(source).exists()]
-            moved = not gone or any(registry.ADDED.values())
-            allowed = "a Python file, but there is no such file any more; if it has moved: --plugin FILE.py"
-            check.require(moved, "plugin", (gone or [""])[0], allowed)
-            plugins.load([source for source in saved if source not in gone])
-
-
-def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of the unfinished run in ``folder``; ``ValueError`` if the folder holds no checkpoints.
-
-    ``objects``: the run's own objects by setting, as in ``config.settings.from_dict``.
-    """
-    saved = folder / CHECKPOINTS / "settings.json"
-    if not saved.is_file():
-        finished = (folder / MANIFEST).is_file()
-        state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
-        state = state if folder.is_dir() else "there is no such folder"
-        if saved.parent.is_dir() and not finished:
-            state = "the run in it was cut off before it began: give the command that began it once more"
-        inside = store.runs_inside(folder, f"{CHECKPOINTS}/settings.json")
-        allowed = "must hold a run that was begun with --checkpoint"
-        raise ValueError(f"folder = {str(folder)!r}: {allowed}, but {state}{inside}")
-    try:
-        return from_dict(json.loads(saved.read_bytes()), objects)
-    except (TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{saved}: is not the settings of a run ({error})") from None
 
 
 # --- several methods ----------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import require_progress
-from fedjax_async.results.runs import load_plugins, run_into, unfinished
+from fedjax_async.results.runs import run_into
+from fedjax_async.results.unfinished import load_plugins, unfinished
 from fedjax_async.types import Run
 
 

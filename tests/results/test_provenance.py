@@ -97,9 +97,9 @@ def test_a_plugin_that_changed_besides_its_code_is_said(tmp_path, monkeypatch):
 
 def test_a_repeated_run_with_other_arrivals_is_far_from_the_saved_one(tmp_path):
     given = {name: value for name, value in SMALL.items() if name != "updates"} | {"time": 3.5}
-    simulate(**given, **delays(tmp_path), out=tmp_path / "run", plots=False)
+    simulate(**given, **delays(tmp_path, 3), out=tmp_path / "run", plots=False)
     as_by_an_older_version(tmp_path / "run")
-    delays(tmp_path, 3)
+    delays(tmp_path, 1)
     found = explain(tmp_path / "run", say=lambda line: None)
     assert found.drift > VISIBLE and "delays.csv changed since is not known" in found.why
 
