@@ -36,6 +36,13 @@ class Addition(NamedTuple):
 # Kind -> name -> what the user registered, beside the package's own registries.
 ADDED: dict[str, dict[str, Addition]] = {}
 KINDS = {"delays": "delay", "partitioner": "partition"}  # kind of a registry -> kind in the settings
+# Kinds that a plugin can register: the keys of ``config.plugins.REGISTRIES``.
+OF_PLUGINS = {
+    "method", "part", "timing", "policy", "topology", "exchange", "delay", "availability", "faults", "network",
+    "dataset", "partition", "augment", "attack", "privacy", "model", "client", "optimizer", "decay", "compress",
+    "metrics",
+}  # fmt: skip
+PLUGIN_ADVICE = "; one of your own needs --plugin FILE.py, in Python register"
 _caches: list[Any] = []  # of the functions that ``cached_by_name`` decorates
 
 
@@ -77,13 +84,14 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     allowed = f"one name, but it is {len(several)} with commas between them"
     check.require(len(several) == 1 or not set(several) <= set(registry), kind, name, allowed)
     key, equals, value = str(name).partition("=")
-    takers = [f"{each}:{key}={value}" for each, entry in registry.items() if equals and _takes(entry, key)]
+    takers = [f"{each}:{key}={value}" for each, entry in registry.items() if equals and _has_option(entry, key)]
     if takers:
         raise ValueError(f"{kind} = {check.shown(name)}: must begin with a name, as in {' or '.join(takers[:3])}")
-    raise ValueError(f"{kind} = {check.shown(name)}: unknown{near_to(name, registry)}")
+    of_plugin = PLUGIN_ADVICE if KINDS.get(kind, kind) in OF_PLUGINS else ""
+    raise ValueError(f"{kind} = {check.shown(name)}: unknown{near_to(name, registry)}{of_plugin}")
 
 
-def _takes(entry: Any, option: str) -> bool:
+def _has_option(entry: Any, option: str) -> bool:
     """Whether a registry's entry is a factory with this option."""
     return callable(entry) and option in options_of(entry)
 
