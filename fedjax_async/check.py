@@ -10,6 +10,7 @@ import numbers
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 LONGEST = 200  # characters of a value in a message
@@ -153,11 +154,19 @@ def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
     require(known, field, value, "one of " + ", ".join(map(str, allowed)))
 
 
-def path(field: str, value: Any) -> None:
-    """A path: a non-empty string or a ``pathlib.Path``, without control characters such as a line break."""
+def path(field: str, value: Any) -> Path:
+    """A path: a non-empty string or a ``pathlib.Path``, without control characters such as a line break.
+
+    Returns it with ``~`` and ``~user`` expanded; refused if there is no such user, or no home directory.
+    """
     fits = isinstance(value, (str, os.PathLike)) and bool(str(value))
     require(fits, field, value, "a path, such as 'runs/one'")
     require(not has_control(str(value)), field, str(value), "a path without control characters")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        allowed = f"a path without {Path(value).parts[0]} (no such user, or no home directory)"
+        raise ValueError(f"{field} = {shown(str(value))}: must be {allowed}") from None
 
 
 def has_control(text: str) -> bool:

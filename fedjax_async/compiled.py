@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedjax_async.home import default_data_dir
+from fedjax_async import check
+from fedjax_async.home import NO_HOME, default_data_dir, say_not_kept
 
 LARGEST = 512 * 2**20  # bytes of all entries together
 SHORTEST = 0.1  # seconds; programs that compile faster are not stored
@@ -106,17 +107,21 @@ def _machine() -> str:
     return "\n".join(lines)
 
 
-def _usable(folder: Path) -> bool:
-    """Make the folder if it is missing; whether this user, and nobody else, can write it: entries are run as code."""
+def _unusable(folder: Path) -> str:
+    """Make the folder if it is missing; why it is not one that this user, and nobody else, can write, or ``""``.
+
+    Entries are run as code, so nobody else may write them.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
-    except OSError:
-        return False
-    others = hasattr(os, "geteuid") and (
-        status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    )
-    return not others and os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror})"
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return f"{folder} belongs to another user"
+    if hasattr(os, "geteuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users can write {folder}"
+    return "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
 def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -127,21 +132,31 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     ``jax_persistent_cache_min_compile_time_secs`` is lowered to this, unless it was changed). All together take at most
     512 MiB (or ``jax_compilation_cache_max_size``).
 
-    Returns the folder, or None if nothing is saved: JAX has a cache already (``JAX_COMPILATION_CACHE_DIR``), caches are
-    off (``JAX_ENABLE_COMPILATION_CACHE=false``), the folder cannot be written, another user owns it or can write it, or
-    this version of JAX has another interface. Call it before the first run.
+    Returns the folder, or None if nothing is saved. That is so without a word if JAX has a cache already
+    (``JAX_COMPILATION_CACHE_DIR``) or caches are off (``JAX_ENABLE_COMPILATION_CACHE=false``). A warning says why if
+    there is no home directory, the folder cannot be written, another user owns it or can write it, or this version of
+    JAX has another interface. Call it before the first run.
     """
     import jax  # noqa: PLC0415
 
+    chosen = None if folder is None else check.path("folder", folder)
     config: Any = jax.config  # its type does not list the settings
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
         return None
     limit = config.jax_compilation_cache_max_size
-    home = default_data_dir() / "compiled" if folder is None else Path(folder).expanduser()
-    if limit == 0 or not _usable(home):
+    if limit == 0:
         return None
+    usual = default_data_dir()
+    home = chosen or (usual and usual / "compiled")
     cache = _cache_of_jax()
-    if cache is None or not (cache._cache is None or isinstance(cache._cache, Entries)):
+    if home is None:
+        why = NO_HOME
+    elif cache is None or not (cache._cache is None or isinstance(cache._cache, Entries)):
+        why = "this version of JAX keeps them in another way"
+    else:
+        why = _unusable(home)
+    if home is None or why:
+        say_not_kept("compiled programs", why)
         return None
     cache._cache = Entries(home, _machine(), LARGEST if limit < 0 else limit)
     if MINIMUM.upper() not in os.environ and getattr(config, MINIMUM) == 1.0:  # JAX's default

@@ -22,22 +22,37 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name ``path`` in an ``OSError`` that names a temporary file for it, or no file, as that of a full disk."""
+    own = f".{Path(path).name}"  # the names of its temporary files and folders begin like this
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not any(p.startswith(own) for p in Path(str(error.filename)).parts):
+            raise
+        # NumPy's error of a short write has neither number nor text
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
+
+
+@contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a temporary file in the folder of ``path``; it is renamed to ``path`` when it is complete and on the disk.
 
-    A reader never sees half a file. After an error, such as the ``OSError`` of a full disk, ``path`` is unchanged and
-    the temporary file is removed.
+    A reader never sees half a file. After an error, such as the ``OSError`` of a full disk, which names ``path``,
+    ``path`` is unchanged and the temporary file is removed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with naming(path):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # such as a folder that has become read-only
+            temporary.unlink(missing_ok=True)
     _sync(path.parent)
 
 

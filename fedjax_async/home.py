@@ -6,10 +6,13 @@ This file needs neither NumPy nor JAX, so the command line can report missing fi
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_async import check
+from fedjax_async.notices import RunWarning
 from fedjax_async.registry import parse_spec
 
 
@@ -35,15 +38,37 @@ KEPT: dict[str, Kept] = {
 PRETRAINED_VERSIONS = {"minilm": "0.1.0"}
 
 
-def default_data_dir() -> Path:
-    """``$FEDJAX_ASYNC_DATA`` if set, else ``~/.cache/fedjax_async``."""
+NO_HOME = "this user has no home directory; FEDJAX_ASYNC_DATA=FOLDER names another place"
+
+
+def _of_user() -> Path | None:
+    """The user's home directory; None if nothing names it, as for a bare user of a container, or if it is missing."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home if home.is_dir() else None
+
+
+def default_data_dir() -> Path | None:
+    """``$FEDJAX_ASYNC_DATA`` if set, else ``~/.cache/fedjax_async``; None without a home directory."""
     given = os.environ.get("FEDJAX_ASYNC_DATA")
-    return Path(given) if given else Path.home() / ".cache" / "fedjax_async"
+    if given:
+        return check.path("FEDJAX_ASYNC_DATA", given)
+    home = _of_user()
+    return None if home is None else home / ".cache" / "fedjax_async"
+
+
+def say_not_kept(what: str, why: str) -> None:
+    """Warn, in one line, that a cache is not written; ``what``: its content, such as ``compiled programs``."""
+    warnings.warn(f"{what} are not kept for later runs: {why}", RunWarning, stacklevel=3)
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
-    """``data_dir`` as a path; the default folder for None."""
-    home = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    """``data_dir`` as a path; the default folder for None. ``ValueError`` if that needs a home directory."""
+    home = default_data_dir() if data_dir is None else check.path("data_dir", data_dir)
+    if home is None:
+        raise ValueError(f"data_dir = None: must be given, because {NO_HOME}")
     if home.is_file():
         raise ValueError(f"data_dir = {str(home)!r}: must be a folder, not a file")
     return home
@@ -71,8 +96,9 @@ def tfds_home(name: str, data_dir: Path) -> Path | None:
     """The TFDS data directory that holds ``name``: ``data_dir`` or TFDS's default; None if neither does."""
     if name in KEPT and not KEPT[name].in_tfds:
         return None
-    default = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
-    return next((home for home in (data_dir, default) if tfds_version_folder(name, home)), None)
+    given, user = os.environ.get("TFDS_DATA_DIR"), _of_user()
+    own = [check.path("TFDS_DATA_DIR", given)] if given else [user / "tensorflow_datasets"] if user else []
+    return next((home for home in (data_dir, *own) if tfds_version_folder(name, home)), None)
 
 
 def missing(name: str, data_dir: Path) -> ValueError:
@@ -103,7 +129,7 @@ def require_pretrained(name: str, data_dir: Path) -> Path:
 
 def require_metadata(folder: str | os.PathLike[str]) -> Path:
     """The file that describes a folder of clients' data; ``ValueError`` if there is none."""
-    file = Path(folder) / "metadata.json"
+    file = check.path("folder", folder) / "metadata.json"
     if not file.is_file():
         raise ValueError(f"folder = '{folder}': must hold clients' data, and a metadata.json (there is none)")
     return file
@@ -114,7 +140,7 @@ def _require_kept(name: str, options: dict[str, Any], home: Path) -> None:
     own = options.get("path")
     if own is None or not KEPT[name].own_copy:
         require_data(name, home)
-    elif not Path(str(own)).expanduser().exists():
+    elif not check.path("path", str(own)).exists():
         raise ValueError(f"path = '{own}': must have {KEPT[name].own_copy} (there is none)")
 
 

@@ -145,15 +145,19 @@ def collected(read: Callable[[], Any]) -> tuple[Any, list[Path]]:
 # --- digests of large files on the disk -------------------------------------------------------------
 
 
-def _store() -> Path:
-    return home.default_data_dir() / "digests.json"
+def _store() -> Path | None:
+    folder = home.default_data_dir()
+    return None if folder is None else folder / "digests.json"
 
 
 def _content() -> dict[str, list[Any]]:
     """Path -> stamp and digest; empty if there is no such file or it is damaged."""
+    store = _store()
+    if store is None:  # there is no home directory
+        return {}
     try:
-        content = json.loads(_store().read_bytes())
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home directory
+        content = json.loads(store.read_bytes())
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -169,13 +173,16 @@ def _remember(path: str | Path, stamp: Stamp, found: str) -> None:
     """Remember a digest; without a folder to write to, the file is only read again the next time."""
     from fedjax_async import disk  # noqa: PLC0415 (needs NumPy)
 
+    store = _store()
+    if store is None:
+        return
     content = _content()
     content.pop(os.path.realpath(path), None)
     content[os.path.realpath(path)] = [stamp, found]
     kept = dict(list(content.items())[-MOST_REMEMBERED:])
-    with contextlib.suppress(OSError, RuntimeError):
-        _store().parent.mkdir(parents=True, exist_ok=True)
-        disk.write(_store(), json.dumps(kept, indent=1).encode())
+    with contextlib.suppress(OSError):
+        store.parent.mkdir(parents=True, exist_ok=True)
+        disk.write(store, json.dumps(kept, indent=1).encode())
 
 
 def below(path: Path) -> Iterator[Path]:

@@ -35,6 +35,13 @@ class Addition(NamedTuple):
 # Kind -> name -> what the user registered, beside the package's own registries.
 ADDED: dict[str, dict[str, Addition]] = {}
 KINDS = {"delays": "delay", "partitioner": "partition"}  # kind of a registry -> kind in the settings
+# Kinds that a plugin can register: the keys of ``config.plugins.REGISTRIES``.
+OF_PLUGINS = {
+    "method", "part", "timing", "policy", "topology", "exchange", "delay", "availability", "faults", "network",
+    "dataset", "partition", "augment", "attack", "privacy", "model", "client", "optimizer", "decay", "compress",
+    "metrics",
+}  # fmt: skip
+PLUGIN_ADVICE = "; one of your own needs --plugin FILE.py, in Python register"
 _caches: list[Any] = []  # of the functions that ``cached_by_name`` decorates
 
 
@@ -79,7 +86,8 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     ]
     if takers:
         raise ValueError(f"{kind} = {check.shown(name)}: must begin with a name, as in {' or '.join(takers[:3])}")
-    raise ValueError(f"{kind} = {check.shown(name)}: unknown{check.near_to(name, registry)}")
+    of_plugin = PLUGIN_ADVICE if KINDS.get(kind, kind) in OF_PLUGINS else ""
+    raise ValueError(f"{kind} = {check.shown(name)}: unknown{check.near_to(name, registry)}{of_plugin}")
 
 
 def is_plain_number(text: str) -> bool:

@@ -16,6 +16,8 @@ from jax._src import compilation_cache
 
 from fedjax_async import keep_compiled
 from fedjax_async.compiled import LARGEST, MINIMUM, UNFINISHED, Entries
+from fedjax_async.notices import RunWarning
+from tests.bare_user import a_bare_user
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -133,18 +135,28 @@ def test_what_was_set_wins(no_cache_yet, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_trusted_or_written(no_cache_yet, tmp_path, monkeypatch):
+    def refused(folder, why):
+        with pytest.warns(RunWarning, match=f"^compiled programs are not kept for later runs: {why}$"):
+            assert keep_compiled(folder) is None
+
     (tmp_path / "file").write_text("")
-    assert keep_compiled(tmp_path / "file") is None
-    assert keep_compiled(tmp_path / "file" / "below") is None
+    refused(tmp_path / "file", r".*/file cannot be made \(File exists\)")
+    refused(tmp_path / "file" / "below", r".*/file/below cannot be made \(Not a directory\)")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert keep_compiled(tmp_path / "open") is None
+    refused(tmp_path / "open", "other users can write .*/open")
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda *_: False)  # as for all users but root
-    assert keep_compiled(tmp_path / "closed") is None
+    refused(tmp_path / "closed", ".*/closed cannot be written")
     monkeypatch.undo()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert keep_compiled(tmp_path / "closed") is None
+    refused(tmp_path / "closed", ".*/closed belongs to another user")
+    monkeypatch.undo()
+    monkeypatch.delenv("FEDJAX_ASYNC_DATA", raising=False)
+    for home in (None, tmp_path / "nothing"):
+        a_bare_user(monkeypatch, home)
+        refused(None, "this user has no home directory; FEDJAX_ASYNC_DATA=FOLDER names another place")
+    assert not (tmp_path / "nothing").exists()
 
 
 def compiled_again(x):

@@ -105,6 +105,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
 
 
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
+    path = tmp_path / "a.npz"
+    temporary = str(tmp_path / ".a.npz.12.tmp")
+    for raised in (
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EROFS, "read-only", temporary),
+        OSError("12 requested and 3 written"),  # NumPy's
+    ):
+        with pytest.raises(OSError) as error, disk.naming(path):
+            raise raised
+        assert error.value.filename == str(path) and str(raised.args[-1] if raised.errno is None else "") in str(error)
+    with pytest.raises(OSError) as error, disk.naming(path):
+        raise OSError(errno.EACCES, "forbidden", "another file")
+    assert error.value.filename == "another file"
+
+
 def test_a_disk_may_be_full_at_any_byte(tmp_path, monkeypatch, capfd):
     path = tmp_path / "a.npz"
     disk.write(path, b"old")
@@ -113,7 +129,7 @@ def test_a_disk_may_be_full_at_any_byte(tmp_path, monkeypatch, capfd):
         fill(monkeypatch, room)
         with pytest.raises(OSError) as error, disk.replacing(path) as file:
             disk.write_npz(file, ARRAYS)
-        assert error.value.errno == errno.ENOSPC
+        assert error.value.errno == errno.ENOSPC and error.value.filename == str(path)
         assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.npz", b"old")], room
     del error
     gc.collect()  # half-written archives raise nothing when they are deleted

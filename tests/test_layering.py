@@ -29,9 +29,9 @@ ALLOWED = {
     "identity": {"check", "registry"},
     "check": set(),
     "notices": set(),
-    "home": {"registry"},
+    "home": {"check", "notices", "registry"},
     "lazy": set(),
-    "compiled": {"home"},
+    "compiled": {"check", "home"},
     "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},

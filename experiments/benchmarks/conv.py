@@ -141,7 +141,7 @@ print(sorted(times[2:])[repeats // 2])
 def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The row of PyTorch, from a separate process: in one process its threads and those of JAX slow each other down."""
     if importlib.util.find_spec("torch") is None:
-        print("PyTorch is not installed: no row for it (pip install 'fedjax-async[bench]')")
+        print("PyTorch is not installed: no row for it (pip install torch)")
         return []
     numbers = [str(n) for n in (arguments.batch, arguments.steps, arguments.repeats)]
     done = subprocess.run([sys.executable, "-c", TORCH, *numbers], check=True, capture_output=True, text=True)

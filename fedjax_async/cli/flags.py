@@ -12,7 +12,7 @@ from fedjax_async import __version__, compiled, home
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
-from fedjax_async.cli.parsing import Parser, file, folder, real, whole
+from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
 from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.settings import EVALUATIONS, Settings
@@ -210,6 +210,7 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
         "--again", action="store_true", help="train again, also if DIR has the finished run, or input files changed"
     )
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--no-plots", **NO_PLOTS)
     _add_watching(group)
     _add_drawing(parser)
 
@@ -259,6 +260,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub.add_argument("--no-plots", **NO_PLOTS)
     _add_watching(sub)
     sub.add_argument(
         "--submit",
@@ -297,6 +299,7 @@ def _add_runs(command: Command) -> None:
     )
     resume.add_argument("folder", type=folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
+    resume.add_argument("--no-plots", **NO_PLOTS)
     _add_drawing(resume)
 
     compare = command("compare", "run the same experiment with several methods and seeds", _simulating("compare"))

@@ -20,6 +20,7 @@ from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of, initial, model_of
 from fedjax_async.config.settings import from_dict
 from fedjax_async.data.memmap import spans
+from fedjax_async.engine.devices import require_backend
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.models import arrays_of, filled
 from fedjax_async.results import load, table, write
@@ -69,6 +70,7 @@ def _landscape_in(out: Path, arguments: argparse.Namespace, drawing: Drawing) ->
         allowed = f"a folder without a landscape, but it has {', '.join(found)}; --overwrite replaces it"
         raise Occupied(f"out = {str(out)!r}: must be {allowed}")
     runs = [load(folder) for folder in arguments.folders]
+    require_backend()
     settings = _settings_of(runs, arguments.folders)
     home.require_datasets([str(settings.dataset)])
     with precision(settings):

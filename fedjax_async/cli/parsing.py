@@ -29,18 +29,28 @@ def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 whole, real = _ascii(int), _ascii(float)
 
 
+NO_PLOTS: dict[str, Any] = {"action": "store_true", "help": "draw no pictures; matplotlib is then not needed"}
+
+
 def folder(text: str) -> str:
     """The type of ``--out``, and of other folders."""
-    if not text or check.has_control(text):
-        raise argparse.ArgumentTypeError("must be the name of a folder, without control characters")
-    return text
+    return _named(text, "folder")
 
 
 def file(text: str) -> str:
     """The type of ``--gantt``, of the page of ``report`` and of other files that are written."""
+    return _named(text, "file")
+
+
+def _named(text: str, kind: str) -> str:
+    """The path of a file or folder, with ``~`` expanded: a shell leaves it alone in ``--out=~/runs``."""
     if not text or check.has_control(text):
-        raise argparse.ArgumentTypeError("must be the name of a file, without control characters")
-    return text
+        raise argparse.ArgumentTypeError(f"must be the name of a {kind}, without control characters")
+    try:
+        found = check.path(kind, text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from error
+    return str(found) if text.startswith("~") else text
 
 
 def in_free_folder(given: str | None, usual: str | Path, act: Callable[[str], None]) -> None:

@@ -41,7 +41,7 @@ from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import run_into
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, Occupied, require_room
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied, require_room
 from fedjax_async.results.unfinished import load_plugins, unfinished
 from fedjax_async.types import Run
 
@@ -49,6 +49,17 @@ from fedjax_async.types import Run
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
     """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
     return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
+
+
+def plots_of(arguments: argparse.Namespace) -> bool:
+    """Whether pictures are drawn; ``ValueError`` without matplotlib, or for a form of pictures with ``--no-plots``."""
+    if arguments.no_plots:
+        for name, usual in (("width", None), ("title", None), ("format", Drawing.formats)):
+            given = getattr(arguments, name)
+            check.require(given == usual, name, given, "left out with --no-plots")
+        return False
+    require_matplotlib("--no-plots")
+    return True
 
 
 def check_finals(arguments: argparse.Namespace) -> None:
@@ -79,18 +90,17 @@ def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
 
 def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
     drawing_of(arguments)  # raises before any training
-    if arguments.out:
-        require_matplotlib()
-    for name in ("overwrite", "again", "width", "title", "keep_best"):
+    plots = bool(arguments.out) and plots_of(arguments)
+    for name in ("overwrite", "again", "width", "title", "keep_best", "no_plots"):
         value = getattr(arguments, name, None)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
         with planning_bar(enabled=False if arguments.quiet else None) as part:
             experiment = prepare(settings, planning=part(0))
-        _run_prepared(arguments, experiment, callbacks)
+        _run_prepared(arguments, experiment, callbacks, plots)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks, plots: bool) -> None:
     began = time.perf_counter()
     if arguments.out:
         described, chosen = as_dict(experiment.settings), {"overwrite": arguments.overwrite, "again": arguments.again}
@@ -98,7 +108,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     meter = bar(experiment.total, False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
-            options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again}
+            options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again, "plots": plots}
             options |= {"progress": meter.report, "drawing": drawing_of(arguments), "callbacks": callbacks}
             run = run_into(experiment, Path(arguments.out), **options)
         else:
@@ -113,12 +123,24 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         if isinstance(error, MemoryError):
             raise MemoryError(f"{error}{advice}") from error
         raise KeyboardInterrupt(advice or f"; {_no_checkpoint(arguments, experiment.settings)}") from None
+    except NotSaved as error:
+        _print_result(error.run, began)  # all that is known of a long run
+        raise
     finally:
         meter.close()
+    _print_result(run, began)
+    print(
+        f"saved in {arguments.out}" if arguments.out else "nothing is saved: --out DIR keeps tables, pictures and model"
+    )
+    notices.warn_about({"": run.counters})
+
+
+def _print_result(run: Run, began: float) -> None:
+    """Print scores, costs and counters of a run; ``began``: the performance counter at its start."""
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
     steps = f"{counters['server_steps']} server steps" if run.has_server else f"{counters['messages']} messages"
     print(
-        f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
+        f"{run.settings['method']}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
     lines = [*([] if run.has_server else [nodes_text(run)]), *clients_text(run), *attackers_text(run), *costs_text(run)]
@@ -139,10 +161,6 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     if run.best is not None:
         shown = f"{100 * run.best.value:.2f} %" if run.best.by.endswith("accuracy") else f"{run.best.value:.4f}"
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
-    print(
-        f"saved in {arguments.out}" if arguments.out else "nothing is saved: --out DIR keeps tables, pictures and model"
-    )
-    notices.warn_about({"": counters})
 
 
 def _no_checkpoint(arguments: argparse.Namespace, settings: Settings) -> str:
@@ -257,7 +275,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
     target_accuracy(
         {method: np.ones(1) for method in arguments.methods}, arguments.target
     )  # raises before any training
-    require_matplotlib()
+    plots = plots_of(arguments)
     callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
@@ -279,6 +297,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
         comparison = write_comparison(
             runs,
             arguments.out,
+            plots,
             baseline=arguments.baseline,
             target=arguments.target,
             final=arguments.final,
@@ -294,7 +313,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
         print(f"{line}\n")
     tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md")]
     written = [name for name in tables if (Path(arguments.out) / name).exists()]
-    print(f"saved in {arguments.out}: {', '.join(written)}, pictures, runs/")
+    print(f"saved in {arguments.out}: {', '.join(written)}, {'pictures, ' if plots else ''}runs/")
 
 
 def _training_text(runs: Mapping[str, Run]) -> str:

@@ -44,7 +44,7 @@ def add_explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-PRIVACY_EPILOG = """what it prints (needs fedjax-async[privacy]):
+PRIVACY_EPILOG = """what it prints (needs the package dp-accounting):
   The largest epsilon of a client, from the participations and weights that the run recorded: the client's uploads
   compose as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. For DP-SGD, the epsilon of an
   example. It prints "none", and why, if no bound is known: without noise, with rejected uploads, or if the run stopped

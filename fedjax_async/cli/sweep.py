@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async import check, notices
-from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
+from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
 from fedjax_async.config.paths import flat, values_of
@@ -19,7 +19,6 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
-from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.ray_tasks import finished
 from fedjax_async.results.significance import INTERVALS
@@ -156,10 +155,12 @@ def describe(work: SweepWork) -> str:
 
 def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
-    text = write_sweep(found, out, target=file.target, final=file.final, interval=file.interval, drawing=drawing)
+    options: dict[str, Any] = {"final": file.final, "interval": file.interval, "drawing": drawing}
+    text = write_sweep(found, out, not arguments.no_plots, target=file.target, **options)
     print(text, end="")
     notices.warn_about(found.counters)
-    print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md, pictures and runs/")
+    pictures = "" if arguments.no_plots else ", pictures"
+    print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md{pictures} and runs/")
 
 
 def _collect(arguments: argparse.Namespace, file: File) -> None:
@@ -232,7 +233,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     check.require(not (arguments.collect and arguments.dry_run), "dry_run", True, alone)
     check.require(not arguments.collect or arguments.submit is None, "submit", arguments.submit, alone)
     if (arguments.submit is None or _is_waited_for(arguments)) and not arguments.dry_run:
-        require_matplotlib()
+        plots_of(arguments)
     if arguments.collect:
         _collect(arguments, _with_flags(read(arguments.file), arguments))
         return

@@ -71,7 +71,7 @@ nothing is started: a batch service runs `fedjax-async job DIR N` for each numbe
 
 def sweep_content(path: str | Path) -> dict[str, Any]:
     """The tables of a sweep's file; ``ValueError`` naming the file if it is not TOML or has unknown tables."""
-    path = Path(path)
+    path = check.path("sweep file", path)
     if not path.is_file():
         raise ValueError(f"sweep file = {str(path)!r}: must be a TOML file (fedjax-async sweep --help shows one)")
     try:

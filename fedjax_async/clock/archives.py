@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 
 
 class Format(NamedTuple):
@@ -21,14 +21,15 @@ class Format(NamedTuple):
 def write_archive(path: str | Path, kind: Format, columns: Mapping[str, Any]) -> None:
     """Write columns; a reader sees the whole old or the whole new file, never a part."""
     header: dict[str, Any] = {"format": np.array(kind.name), "format_version": np.array(kind.version)}
-    with disk.replacing(path) as file:
+    with disk.replacing(check.path("path", path)) as file:
         disk.write_npz(file, header | {name: np.asarray(value) for name, value in columns.items()})
 
 
 def is_archive(path: str | Path, kind: Format) -> bool:
     """Whether a file has this format, in any version; false if it cannot be read."""
+    found = check.path("path", path)
     try:
-        return str(disk.read_npz(Path(path)).get("format", "")) == kind.name
+        return str(disk.read_npz(found).get("format", "")) == kind.name
     except (OSError, ValueError):
         return False
 
@@ -40,8 +41,9 @@ def read_archive(
 
     ``later``: columns that older files lack, with the values that these then have.
     """
+    file = check.path("path", path)
     try:
-        found = disk.read_npz(Path(path))
+        found = disk.read_npz(file)
     except FileNotFoundError:
         raise ValueError(f"path = {str(path)!r}: no such file") from None
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 
 CsvRow = tuple[str, dict[str, str]]  # its line, such as "FILE, line 3", for errors; the text of each column
 
@@ -27,7 +27,7 @@ def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> lis
     Raises ``ValueError`` if the file cannot be read, is not text, has other columns, no row, or a line of wrong length.
     """
     try:
-        lines = disk.csv_lines(path)
+        lines = disk.csv_lines(check.path("path", path))
     except OSError as error:
         raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

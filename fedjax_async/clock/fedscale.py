@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async import disk, notices
-from fedjax_async.check import is_real, optional, require, whole
+from fedjax_async.check import is_real, optional, path, require, whole
 from fedjax_async.registry import quoted
 
 TRAINING = 3.0  # times the inference of an example
@@ -56,7 +56,7 @@ def write_tables(
     whole("batch_size", batch_size)
     tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {}
     flags = []
-    where = Path(folder)
+    where = path("folder", folder)
     if capacity is not None:
         found = capacities(capacity, clients)
         steps = [TRAINING * batch_size * ms / 1000 for ms, _ in found]
@@ -147,8 +147,9 @@ def _repeated(online: list[tuple[float, float]], end: float, until: float) -> It
 
 def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[str, Any]]]:
     """The first devices of a JSON file; ``ValueError`` if it is not JSON, or has fewer."""
+    found = path("file", file)
     try:
-        content = json.loads(Path(file).read_bytes())
+        content = json.loads(found.read_bytes())
     except OSError as error:
         raise ValueError(f"'{file}': cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 from fedjax_async.clock.archives import Format, check_columns, read_archive, single_numbers, write_archive
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
@@ -49,13 +49,14 @@ def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
         arrival = (e, repr(times[e]), closes[e]) if e >= 0 else ("", "", "")
         lines.append(",".join(map(str, (schedule.num_clients, *job, *arrival))))
     text = "\n".join(lines) + "\n"
-    disk.write(path, text.encode())
+    disk.write(check.path("path", path), text.encode())
 
 
 def load_schedule_csv(path: str | Path) -> Schedule:
     """Read what ``save_schedule_csv`` wrote, exactly; ``ValueError`` if it is damaged or foreign."""
+    found = check.path("path", path)
     try:
-        header, *lines = [cells for _, cells in disk.csv_lines(path)] or [[]]
+        header, *lines = [cells for _, cells in disk.csv_lines(found)] or [[]]
         rows = [dict(zip(header, cells)) for cells in lines]
         missing = [name for name in ("num_clients", *JOBS) if rows and name not in rows[0]]
         if missing:

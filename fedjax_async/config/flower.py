@@ -6,7 +6,6 @@ the model and collects the trained ones, in a simulation or on devices; the rule
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, lazy, registry, tree
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import Method, local_options, method_of
 from fedjax_async.engine.components import rule_of
@@ -24,7 +23,6 @@ from fedjax_async.server import closed
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
 LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read
-INSTALL = "left out without Flower: pip install 'fedjax-async[flower]'"
 
 
 def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
@@ -54,9 +52,7 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     check.whole("rounds", rounds)
     chosen = method_of(method)
     size = _closes_after(method, chosen)
-    check.require(importlib.util.find_spec("flwr") is not None, "strategy", method, INSTALL)
-    from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
-
+    FedAvg = lazy.optional("flwr.serverapp.strategy", "strategies of Flower", "flwr[simulation]").FedAvg
     facts = facts_of(clients, rounds, size, nodes_of_a_round(clients, FedAvg, options))
     rule = Rounds(rule_of(chosen.server, chosen.hyper, facts), clients, size, method)
     return _strategy(rule, float(chosen.proximal), options)

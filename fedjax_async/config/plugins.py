@@ -192,7 +192,7 @@ def load_plugin(source: str) -> None:
 
     Raises: ``ValueError`` naming the plugin if it cannot be found, raises an error, or registers nothing.
     """
-    path = Path(source)
+    path = check.path("plugin", source)
     loaded, registered = set(sys.modules), len(_calls)
     try:
         if path.suffix == ".py":

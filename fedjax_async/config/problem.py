@@ -255,7 +255,7 @@ PARAMS = "params.npz"  # in the folder of a run: its final parameters
 
 def initial_file(initial: str) -> Path:
     """The file that the setting ``initial`` names: a file of weights, or the parameters in the folder of a run."""
-    path = Path(initial)
+    path = check.path("initial", initial)
     return path / PARAMS if path.is_dir() else path
 
 
@@ -275,7 +275,7 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
         check.require(renamed is None, "initial_rename", s.initial_rename, allowed)
         return filled(params, arrays_of(given), "initial"), key
     allowed = f"a file of weights ({', '.join(READERS)}) or the folder of a run, but there is none"
-    check.require(Path(s.initial).exists(), "initial", s.initial, allowed)
+    check.require(check.path("initial", s.initial).exists(), "initial", s.initial, allowed)
     try:
         return _read_start(s, params, data, renamed), key
     except ValueError as error:

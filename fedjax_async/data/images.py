@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.check import require
 from fedjax_async.data.arrays import Arrays
 
@@ -76,12 +77,8 @@ def from_png_rows(files: Mapping[str, bytes]) -> Arrays:
 
 
 def import_pillow(what: str) -> Any:
-    """The module ``PIL.Image``; raises ``ValueError`` saying how to install it if it is missing."""
-    try:
-        from PIL import Image  # noqa: PLC0415 - an extra, needed only here
-    except ImportError as error:
-        raise ValueError(f"pillow = not installed: needed for {what}; run: pip install 'fedjax-async[data]'") from error
-    return Image
+    """The module ``PIL.Image``; raises ``ValueError`` if it is missing."""
+    return lazy.optional("PIL.Image", what, "pillow")
 
 
 def _png_rows(data: bytes) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.check import kind as require_kind
 from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
@@ -134,7 +135,7 @@ def write_clients(
 
     Returns the folder. Raises ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
     """
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     if num_classes is not None:
         whole("num_classes", num_classes, high=MOST_CLASSES)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
@@ -184,7 +185,7 @@ def open_folder(folder: AnyPath, *, decode: Decode | None = None, verify: bool =
     lengths of all files are compared with the metadata. With ``verify``, so are their contents, which reads every file.
     Raises ``ValueError`` for anything that is missing, cut short, altered or of another format.
     """
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     metadata = _read_metadata(folder)
     if decode is None:
         known = metadata["decode"]

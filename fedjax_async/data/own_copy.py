@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.check import require
 from fedjax_async.data.archive import read_files
 from fedjax_async.data.arrays import Arrays
@@ -41,7 +42,7 @@ def read_cifar100(path: PathLike) -> Arrays:
     A record is a coarse label, a fine label and 3 x 32 x 32 bytes, channel by channel; the fine labels are used. Raises
     ``ValueError`` for other files. Source: Krizhevsky, "CIFAR-100 binary version".
     """
-    files = read_files(Path(path).expanduser(), ["train.bin", "test.bin"])
+    files = read_files(check.path("path", path), ["train.bin", "test.bin"])
     parts = [_records(name, files[name]) for name in ("train.bin", "test.bin")]
     for (_, labels), each, name in zip(parts, CIFAR100[1:], ("train.bin", "test.bin")):
         _require_balance(name, labels, CIFAR100.classes, each)
@@ -73,7 +74,7 @@ def read_tiny_imagenet(path: PathLike) -> Arrays:
     have no labels and are not read. Raises ``ValueError`` for another layout and for a damaged image; needs Pillow.
     Source: Le and Yang (2015).
     """
-    root = Path(path).expanduser()
+    root = check.path("path", path)
     root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
     notes = root / "val" / "val_annotations.txt"
     layout = "the unpacked folder tiny-imagenet-200, with train and val/val_annotations.txt"

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 from fedjax_async.check import require
 
 
 def read_shares(path: str) -> tuple[list[str], np.ndarray]:
     """The names of a table's classes, and its numbers, float64 [N, C]; each class needs a positive one."""
     try:
-        header, *rows = [cells for _, cells in disk.csv_lines(path)] or [[]]
+        header, *rows = [cells for _, cells in disk.csv_lines(check.path("path", path))] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:100]
         raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__}: {reason})") from error

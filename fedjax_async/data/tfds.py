@@ -21,31 +21,37 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.check import require
 from fedjax_async.data.arrays import Arrays
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.published import Published
 
-INSTALL = "run: pip install 'fedjax-async[data]'"
+NEEDED = {  # module -> its package
+    "tensorflow_datasets": "tensorflow-datasets",
+    "array_record": "array-record",
+    "importlib_resources": "importlib_resources",
+    "PIL": "pillow",
+}
 
 
 def installed() -> bool:
     """Whether the extra ``data`` is installed; nothing is imported."""
-    needed = ("tensorflow_datasets", "array_record", "importlib_resources", "PIL")
-    return all(importlib.util.find_spec(name) for name in needed)
+    return all(importlib.util.find_spec(module) for module in NEEDED)
 
 
 def import_tfds() -> ModuleType:
-    """The module ``tensorflow_datasets``; raises ``ValueError`` saying how to install it if it is missing."""
-    if not installed():
-        raise ValueError(f"tensorflow_datasets = not installed: needed to read or write TFDS folders; {INSTALL}")
+    """The module ``tensorflow_datasets``; raises ``ValueError`` for the first missing package of those it needs."""
+    for module, package in NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            raise lazy.missing(package, "folders of TFDS")
     return importlib.import_module("tensorflow_datasets")
 
 
 def require_tensorflow(name: str) -> None:
     """Raise ``ValueError`` if TensorFlow is not installed; TFDS needs it to prepare ``name`` after the download."""
     if importlib.util.find_spec("tensorflow") is None:
-        raise ValueError(f"tensorflow = not installed: TFDS needs it to prepare {name}; run: pip install tensorflow")
+        raise lazy.missing("tensorflow", f"TFDS to prepare {name}")
 
 
 def hashed_order(split: str, count: int) -> np.ndarray:

@@ -231,8 +231,10 @@ class WavesExecutor:
 
     def _read_past(self) -> None:
         """Read from the checkpoint what the planner was told before it was taken."""
-        if self._snapshot is not None:
-            carry, count = self._device.held.carry, len(jax.tree.leaves(self._device.held))
+        if self._keeper is not None and self._snapshot is not None:
+            carry, held = self._device.held.carry, jax.tree.leaves(self._device.held)
+            count = len(held)
+            self._keeper.require_types(self._snapshot.leaves[:count], held)
             self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
             self._scores = dict(self._snapshot.scores)
 

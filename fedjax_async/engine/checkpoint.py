@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -119,6 +119,16 @@ class Keeper:
                 "earlier checkpoints are intact"
             ) from error
         self._last, self._saved = position, time.monotonic()
+
+    def require_types(self, saved: Sequence[Any], wanted: Sequence[Any]) -> None:
+        """``ValueError`` unless restored arrays have the dtypes of the run's own, which 64-bit mode changes."""
+        for have, want in zip(saved, wanted, strict=True):
+            if have.dtype != want.dtype:
+                raise ValueError(
+                    f"checkpoint = {str(self.folder)!r}: must be of this run, but it has numbers of {have.dtype} and "
+                    f"this process {want.dtype}: set JAX_ENABLE_X64 as when the run began, or remove the folder to "
+                    "start again"
+                )
 
     def clear(self) -> None:
         """Remove the folder: the run is finished and saved."""

@@ -19,6 +19,7 @@ def smaller_is_better(name: str) -> bool:
     return name.endswith(("loss", "error"))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a client's loss is infinite where the model diverged
 def client_columns(per_client: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Three columns, float64[rows], for each score ``NAME`` [rows, N]; clients without test rows are left out.
 

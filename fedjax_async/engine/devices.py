@@ -20,6 +20,17 @@ JOBS = "jobs"  # the only axis of the mesh
 LONGEST = 200  # at most so many characters of the original message are quoted
 
 
+def require_backend() -> None:
+    """``ValueError`` unless JAX finds a device: the variable ``JAX_PLATFORMS`` may name a backend that is not here."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion where JAX knows the backend but has no plugin for it
+        reason = str(error).partition("\n")[0].partition(" (set JAX_PLATFORMS")[0][:LONGEST] or "JAX found no device"
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        allowed = f"a backend that works on this machine, such as cpu ({reason})"
+        check.require(False, "JAX_PLATFORMS", platforms, allowed)
+
+
 def make_mesh(devices: int | None) -> Mesh | None:
     """A mesh of the first ``devices`` devices; ``None`` for one device or ``devices`` None.
 

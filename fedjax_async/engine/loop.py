@@ -106,8 +106,9 @@ def restored(
     that observers keep.
     """
     snapshot = None if keeper is None else keeper.restore()
-    if snapshot is None:
+    if keeper is None or snapshot is None:
         return carry, 0
+    keeper.require_types(snapshot.leaves, jax.tree.leaves(carry))
     carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), sharding)
     scores.at = dict(snapshot.scores)
     models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}

@@ -115,7 +115,7 @@ class PeerPrograms(NamedTuple):
     train: dict[int, Callable[..., Any]]  # by width
     write: Callable[..., Any]
     own: Callable[..., Any]  # scores of nodes on their own tests
-    whole: Callable[..., Any] | None  # scores of nodes on the global test set; None under global_tests = "never"
+    whole: Any  # scores of nodes on the global test set; None under global_tests = "never"
     together: Callable[..., Any]
     models: Callable[..., Any]
 

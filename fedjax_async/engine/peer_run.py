@@ -278,8 +278,9 @@ def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> li
     if whole is not None:
         more = trainers.each([partial(one, whole, nodes) for nodes in run.node_blocks])
     else:
-        nothing = np.full(len(run.node_blocks[0]), np.nan, run.tables.norm_limit.dtype)
-        more = [{"global_loss": nothing, "global_accuracy": nothing} for _ in run.node_blocks]
+        made = run.programs.whole.out_info  # its dtypes: in 64-bit mode a float32 model is still scored in float32
+        nothing = {name: np.full(score.shape, np.nan, score.dtype) for name, score in made.items()}
+        more = [nothing for _ in run.node_blocks]
     return [part | one for part, one in zip(parts, more)]
 
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import disk, registry
-from fedjax_async.home import default_data_dir
+from fedjax_async.home import NO_HOME, default_data_dir, say_not_kept
 from fedjax_async.models.lowerings import LOWERINGS
 
 Pair = tuple[int, int]
@@ -200,14 +200,17 @@ def fastest(milliseconds: dict[str, float], usual: str) -> str:
 _chosen: dict[tuple[str, ConvShape], str] = {}
 
 
-def cache_file(device: str) -> Path:
-    """The file with the choices for a kind of device."""
+def cache_file(device: str) -> Path | None:
+    """The file with the choices for a kind of device; None without a home directory."""
     plain = "".join(c if c.isalnum() else "-" for c in device)
-    return default_data_dir() / "lowerings" / f"{plain}.json"
+    home = default_data_dir()
+    return None if home is None else home / "lowerings" / f"{plain}.json"
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path | None) -> dict[str, str]:
     """The choices in ``path``; none if it is missing or damaged."""
+    if path is None:
+        return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -227,13 +230,21 @@ def measured_lowering(kernel_shape: tuple[int, ...], strides: tuple[int, ...], o
         with ThreadPoolExecutor(1) as pool:
             times = pool.submit(measured, shape).result()
         kept = {**_read(path), name: fastest(times, rule(shape.kernel, jax.default_backend()))}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            disk.write(path, json.dumps(kept, indent=1, sort_keys=True).encode())
-        except OSError:
-            pass  # without a cache the next process measures again
+        _keep(path, kept)
     _chosen[device, shape] = kept[name]
     return kept[name]
+
+
+def _keep(path: Path | None, choices: dict[str, str]) -> None:
+    """Write the choices; warn where that fails: the next process measures again."""
+    if path is None:
+        say_not_kept("measured lowerings", NO_HOME)
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.write(path, json.dumps(choices, indent=1, sort_keys=True).encode())
+    except OSError as error:
+        say_not_kept("measured lowerings", str(error))
 
 
 def lowering_of(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_async import check, registry
-from fedjax_async.home import PRETRAINED_VERSIONS, default_data_dir, pretrained_folder
+from fedjax_async.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
 from fedjax_async.models.wrap import check_shape
@@ -223,15 +223,17 @@ minilm_lora.input_files = _files  # type: ignore[attr-defined]
 
 
 def _folder_of(path: str | None) -> Path:
-    kept = pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], default_data_dir())
-    return kept if path is None else Path(path).expanduser()
+    if path is not None:
+        return check.path("path", path)
+    return pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], resolve_data_dir(None))
 
 
 def _folder(path: str | None) -> Path:
     """The folder of the pretrained model; ``ValueError`` if a file is missing."""
-    folder, home = _folder_of(path), default_data_dir()
+    folder = _folder_of(path)
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and path is None:
+        home = resolve_data_dir(None)
         raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; run: fedjax-async data fetch minilm")
     check.require(not missing, "path", str(folder), f"a folder with {' and '.join(missing)}")
     return folder

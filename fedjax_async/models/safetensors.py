@@ -11,12 +11,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.check import require
 
 DTYPES: dict[str, Any] = {
@@ -41,7 +41,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     Everything is checked: the length of the header, dtype and shape of every array, and that the arrays fill the file
     without gap or overlap. Raises ``ValueError`` naming the file and what is wrong.
     """
-    field = Path(path).name
+    path = check.path("path", path)
+    field = path.name
     require(os.path.isfile(path), "path", os.fspath(path), "a file that exists")
     size = os.path.getsize(path)
     require(size > 8, field, f"{size} bytes", "a safetensors file")

@@ -6,7 +6,6 @@ and PyTorch's files are read by ``torch.load(weights_only=True)`` if torch is in
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, disk, tree
+from fedjax_async import check, disk, lazy, tree
 from fedjax_async.models.safetensors import read_safetensors, safetensors_bytes
 from fedjax_async.types import Params
 
@@ -49,11 +48,7 @@ def _npz(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def _torch(path: Path) -> Mapping[str, Any]:
-    installed = importlib.util.find_spec("torch") is not None
-    allowed = "a .safetensors file, unless torch is installed (safetensors.torch.save_file writes one)"
-    check.require(installed, "weights", path.name, allowed)
-    import torch  # noqa: PLC0415 (an optional package)
-
+    torch = lazy.optional("torch", f"{path.name} (safetensors.torch.save_file writes a file that needs no torch)")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any kind of error: the file is damaged, or contains more than tensors
@@ -78,7 +73,7 @@ WRITERS: dict[str, Callable[..., bytes]] = {
 
 def read_arrays(path: str | Path) -> Mapping[str, Any]:
     """The arrays of a file of weights by name; raises ``ValueError`` for another extension and for a damaged file."""
-    path = Path(path)
+    path = check.path("path", path)
     check.one_of("extension of the file of weights", path.suffix, READERS)
     if not path.is_file():
         raise ValueError(f"weights = {str(path)!r}: must be a file, but there is none")
@@ -87,8 +82,9 @@ def read_arrays(path: str | Path) -> Mapping[str, Any]:
 
 def check_target(path: str | Path) -> Path:
     """Return the path; raises ``ValueError`` unless weights can be written to a file with this extension."""
-    check.one_of("extension of the file of weights", Path(path).suffix, WRITERS)
-    return Path(path)
+    path = check.path("path", path)
+    check.one_of("extension of the file of weights", path.suffix, WRITERS)
+    return path
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Any], *, torch: bool = False) -> Path:

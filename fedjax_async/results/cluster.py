@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check, compiled, registry
+from fedjax_async import check, compiled, lazy, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
 from fedjax_async.results import array_jobs, ray_tasks, sweep_folder
@@ -93,10 +93,7 @@ Start = Callable[[Sequence[Call]], list[tuple[str, Any]]]  # train_members(*call
 
 def _submitit(folder: Path, target: str) -> Start:
     scheduler, options = parse_target(target)
-    try:
-        import submitit  # noqa: PLC0415
-    except ImportError as error:
-        raise ValueError("submitting jobs needs submitit: pip install 'fedjax-async[cluster]'") from error
+    submitit = lazy.optional("submitit", f"submit = {scheduler!r}")
     try:
         executor = submitit.AutoExecutor(folder / LOGS / "%j", cluster=scheduler)
     except RuntimeError as error:  # no srun on this machine
@@ -165,7 +162,7 @@ def submit(
         allowed = "left out of a sweep that is submitted: jobs know registered names (register, --plugin), not objects"
         check.require(not objects, "points", objects, allowed)
     check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out, as objects")
-    folder = Path(folder).resolve()
+    folder = check.path("folder", folder).resolve()
     start = STARTS[scheduler](folder, target)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
@@ -208,7 +205,7 @@ def train_members(
     submitit pickles them.
     """
     compiled.keep_compiled()
-    root = Path(folder)
+    root = check.path("folder", folder)
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
     with claimed(root, shared=True):
         load_plugins(root)
@@ -227,4 +224,5 @@ def train_job(folder: str | Path, index: int) -> str:
 
     Raises: ``ValueError`` for a folder without such jobs, for an index beyond the last, and for a folder in use.
     """
-    return train_members(str(Path(folder).resolve()), *array_jobs.call_of(folder, index))
+    root = check.path("folder", folder).resolve()
+    return train_members(str(root), *array_jobs.call_of(root, index))

@@ -97,6 +97,7 @@ def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # losses of a diverged run, as far as they can be drawn
 def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, final: str, drawing: Drawing) -> Figure:
     """Means, bands and final values of one column, drawn in the order of ``runs``."""
     metrics.require_runs(runs)

@@ -109,8 +109,7 @@ def explain(
     check.optional(check.one_of, "part", part, allowed=DATA_PARTS)
     folder = None
     if not isinstance(run, Run):
-        check.path("run", run)
-        folder = Path(run)
+        folder = check.path("run", run)
         run = load(folder)
     require_run(run)
     where = "run" if folder is None else f"run {folder}"

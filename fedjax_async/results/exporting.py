@@ -50,11 +50,11 @@ def export(
     Another run can start from the file (the setting ``initial``). Raises: ``ValueError`` naming the wrong argument.
     """
     check.one_of("names", names, NAMES)
-    path = check_target(to)
+    path = check_target(check.path("to", to))
     check.require(overwrite or not path.exists(), "to", str(path), "a new file, but it exists (overwrite replaces it)")
     for field, given in (("modules", modules), ("flattened", flattened)):
         check.require(names == "torch" or given is None, field, given, "left out without names = torch")
-    found = run if isinstance(run, Run) else load(run)
+    found = run if isinstance(run, Run) else load(check.path("run", run))
     params = _model_of(found, best=best, node=node)
     if names == "own":
         return write_arrays(path, arrays_of(params))

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_async import check, disk
+import numpy as np
+
+from fedjax_async import check, disk, lazy
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.picture import picture_class
 
@@ -81,12 +83,9 @@ class Drawing:
 SCREEN = Drawing()
 
 
-def require_matplotlib() -> type[Figure]:
-    """The class of figures; ``ValueError`` naming the extra to install where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise ValueError("plots need matplotlib: pip install 'fedjax-async[plot]'") from error
+def require_matplotlib(without: str = "") -> type[Figure]:
+    """The class of figures; ``ValueError`` where matplotlib is missing. ``without``: what leaves the pictures out."""
+    lazy.optional("matplotlib.figure", f"pictures, which {without} leaves out" if without else "pictures")
     return picture_class()
 
 
@@ -192,7 +191,8 @@ def axis(unit: str, largest: float) -> tuple[float, str]:
 def require_picture(field: str, path: str | Path) -> None:
     """``ValueError`` unless :func:`save_figure` can write ``path``; call it before the long work."""
     require_matplotlib()
-    check.one_of("file ending", Path(path).suffix, UNDATED)
+    path = check.path(field, path)
+    check.one_of("file ending", path.suffix, UNDATED)
     require_writable(field, path)
 
 
@@ -200,10 +200,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write PNG, PDF or SVG, by the path's ending; returns the path. The same figure gives the same bytes."""
     from matplotlib import rc_context  # noqa: PLC0415
 
-    path = Path(path)
+    path = check.path("path", path)
     check.one_of("file ending", path.suffix, UNDATED)
     stream = io.BytesIO()
-    with rc_context({"svg.hashsalt": "fedjax_async"}):
+    # matplotlib chooses the limits now: those of a diverged loss may exceed the largest float
+    with rc_context({"svg.hashsalt": "fedjax_async"}), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(stream, format=path.suffix[1:], metadata=UNDATED[path.suffix])
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, stream.getvalue())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
@@ -45,13 +46,10 @@ class Shown(NamedTuple):
 
 
 def require_plotly() -> ModuleType:
-    """The package plotly; ``ValueError`` naming the extra to install if it is missing."""
-    try:
-        import plotly.graph_objects  # noqa: PLC0415
-        import plotly.offline  # noqa: PLC0415
-    except ImportError as error:
-        raise ValueError("the HTML report needs plotly: pip install 'fedjax-async[report]'") from error
-    return plotly
+    """The package plotly; ``ValueError`` if it is missing."""
+    for module in ("plotly.graph_objects", "plotly.offline"):
+        lazy.optional(module, "the HTML report")
+    return lazy.optional("plotly", "the HTML report")
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

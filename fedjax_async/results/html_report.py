@@ -196,16 +196,15 @@ def write_report(
     Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
     written, or a folder holds no finished run.
     """
-    check.path("path", path)
-    path = Path(path)
+    path = check.path("path", path)
     check.one_of("file ending", path.suffix, (".html",))
     listed = isinstance(folders, Sequence) and not isinstance(folders, str)
     check.require(listed, "folders", folders, "a list of folders, such as ['runs/one']")
-    for folder in folders:
-        check.path("folder", folder)
-        if not Path(folder).is_dir():
-            found = "it is a file" if Path(folder).exists() else "there is no such folder"
-            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {found}")
+    found = [check.path("folder", folder) for folder in folders]
+    for folder in found:
+        if not folder.is_dir():
+            state = "it is a file" if folder.exists() else "there is no such folder"
+            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {state}")
     require_writable("file", path)
     options = TableOptions(target, final, interval)
     options.require_target()
@@ -214,7 +213,7 @@ def write_report(
     plotly = html_figures.require_plotly().offline.get_plotlyjs()
     head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)
     middle, tail = rest.split(PLOTLY_HERE)
-    page = head + _embedded(content(folders, options)) + middle + plotly + tail
+    page = head + _embedded(content(found, options)) + middle + plotly + tail
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page.encode())
     return path

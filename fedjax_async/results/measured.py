@@ -89,7 +89,7 @@ def _has_curve(seeds: Iterable[Run], column: str) -> bool:
     for run in seeds:
         values = np.asarray(run.evaluations[column], np.float64)
         known = values[np.isfinite(values)]
-        if len(known) > min(2, len(values) - 1) and np.ptp(known) > 0:
+        if len(known) > min(2, len(values) - 1) and known.min() < known.max():
             return True
     return False
 

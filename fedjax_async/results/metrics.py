@@ -285,11 +285,13 @@ class SeedCurve(NamedTuple):
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sample standard deviation (divisor n - 1; NaN for n = 1) over the last axis, the seeds.
 
-    All tables and pictures use this function, so that they show the same numbers.
+    All tables and pictures use this function, so that they show the same numbers. The deviation of a diverged loss is
+    NaN where a seed has an infinite one, and infinite where squares are above the largest float.
     """
     values = np.ascontiguousarray(values, np.float64)
-    mean = np.mean(values, axis=-1)
-    return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.mean(values, axis=-1)
+        return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
 
 
 def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, home, registry
+from fedjax_async import check, home, lazy, registry
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
@@ -66,8 +66,7 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     fits = delta is None or (check.is_real(delta) and 0 < delta < 1)
     check.require(fits, "delta", delta, "above 0 and below 1")
     if not isinstance(run, Run):
-        check.path("run", run)
-        run = load(run)
+        run = load(check.path("run", run))
     settings = from_dict(run.settings, objects)
     asked = privacy_of(settings.privacy)
     check.require(asked.uploads is not None or asked.examples is not None, "privacy", settings.privacy, MADE_WITH)
@@ -84,12 +83,8 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
 
 
 def require_library() -> Any:
-    """The module ``dp_accounting``; ``ValueError`` that names the extra if it is missing."""
-    try:
-        import dp_accounting  # noqa: PLC0415 (an extra)
-    except ImportError:
-        raise ValueError("epsilon: needs dp-accounting; install the extra: pip install '.[privacy]'") from None
-    return dp_accounting
+    """The module ``dp_accounting``; ``ValueError`` if it is missing."""
+    return lazy.optional("dp_accounting", "epsilon", "dp-accounting")
 
 
 MADE_WITH = "dp or dp_sgd, but the run was made without (--privacy dp:clip=1,noise=0.5)"

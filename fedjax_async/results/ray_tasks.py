@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedjax_async import lazy
+
 RETRIES = 3  # times that a task runs again after its worker was lost
 LONGEST = 300  # characters of an error message
 
@@ -18,10 +20,7 @@ def connected() -> Any:
 
     Raises: ``ValueError`` without the extra, and where the cluster cannot be reached.
     """
-    try:
-        import ray  # noqa: PLC0415
-    except ImportError as error:
-        raise ValueError("submit = 'ray': must be installed: pip install 'fedjax-async[ray]'") from error
+    ray = lazy.optional("ray", "submit = 'ray'")
     if not ray.is_initialized():
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="warning")

@@ -111,8 +111,7 @@ def write_comparison(
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
-    check.path("folder", folder)
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     check.require(folder.is_dir() or not folder.exists(), "folder", str(folder), "a folder, but it is a file")
     rows = comparisons.comparison(runs, baseline, target, final, interval)
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
@@ -289,7 +288,7 @@ def compare(
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
     common = settings_from(settings, changes)
-    check.optional(check.path, "out", out)
+    out = None if out is None else check.path("out", out)
     looking_on = looking.chosen(callbacks, stream, keep_best, out)
     by_name = methods_by_name(methods)
     names = list(by_name)
@@ -301,7 +300,7 @@ def compare(
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
 
     def folder_of(method: str, seed: int) -> Path | None:
-        return None if out is None else Path(out) / "runs" / folder_name(method) / f"seed_{seed}"
+        return None if out is None else out / "runs" / folder_name(method) / f"seed_{seed}"
 
     def train(method: str, seed: int) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}

@@ -48,6 +48,7 @@ INTERVALS = {"t": _t, "bootstrap": _bootstrap}
 ANY = (-math.inf, math.inf)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # losses of a diverged run: the ends are infinite or NaN
 def interval(values: Sequence[float] | np.ndarray, kind: str = "t", limits: tuple[float, float] = ANY) -> Interval:
     """The 95 % interval of the mean of one value per seed; NaN for one value.
 
@@ -74,6 +75,7 @@ class Paired(NamedTuple):
     wilcoxon: float
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """Paired t test and Wilcoxon's signed-rank test of one difference per seed.
 
@@ -129,6 +131,7 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     return adjusted
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def pairs(
     groups: Mapping[str, Mapping[str, Mapping[int, float]]],
     kind: str = "t",

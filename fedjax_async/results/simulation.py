@@ -87,13 +87,13 @@ def simulate(
             watch.close()
         notices.warn_about({"": run.counters})
         return run
-    check.path("out", out)
+    folder = check.path("out", out)
     if plots:
-        require_matplotlib()
-    with claimed(out):
+        require_matplotlib("plots=False")
+    with claimed(folder):
         options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
-        options["callbacks"] = chosen(callbacks, stream, keep_best, out)
-        run = run_into(prepare(settings, probes=probes), Path(out), **options)
+        options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
+        run = run_into(prepare(settings, probes=probes), folder, **options)
     notices.warn_about({"": run.counters})
     return run
 
@@ -116,14 +116,13 @@ def resume(
     Raises: ``ValueError`` if there is nothing to continue, or naming an object or plugin with other code, or an input
     file with other content, than at the beginning of the run.
     """
-    check.path("folder", folder)
+    folder = check.path("folder", folder)
     require_progress(progress)
-    folder = Path(folder)
     if "data" in objects:
         objects["dataset"] = objects.pop("data")
     unfinished(folder, objects)  # before the folder is made: the name may be wrong
     if plots:
-        require_matplotlib()
+        require_matplotlib("plots=False")
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)

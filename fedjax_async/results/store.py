@@ -6,7 +6,8 @@ import hashlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished
 BARE = "."  # the name of a parameter tree that is a single array
+
+
+class NotSaved(OSError):
+    """A run was not saved completely, as on a full disk. ``run`` is the whole run, which is still in memory."""
+
+    def __init__(self, run: Run, message: str) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
@@ -112,7 +121,7 @@ def numbered(folder: str | Path) -> Iterator[Path]:
 
 def require_folder(folder: str | Path) -> Path:
     """``ValueError`` if ``folder``, or a path above it, is a file."""
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
     return folder
@@ -194,18 +203,21 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``manifest.json`` with column types and checksums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
-    processes are removed; other files in the folder stay. ``ValueError`` as in ``require_room``.
+    processes are removed; other files in the folder stay.
+
+    Raises: ``ValueError`` as in ``require_room``; :class:`NotSaved` naming the files that cannot be written. The small
+    ones are written first, and one that fails does not keep the others from being written.
     """
     check.require(isinstance(run, Run), "run", run, "a Run, as simulate returns it")
-    check.path("folder", folder)
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name in set(OPTIONAL) - set(contents):  # of an earlier run
         (folder / name).unlink(missing_ok=True)
-    for name, content in contents.items():
-        disk.write(folder / name, content)
-    (save_schedule if run.has_server else save_peer_schedule)(folder / SCHEDULE, run.schedule)
+    by_size = sorted(contents, key=lambda name: len(contents[name]))
+    writers: dict[str, Callable[[], Any]] = {n: partial(disk.write, folder / n, contents[n]) for n in by_size}
+    save_plan: Any = save_schedule if run.has_server else save_peer_schedule
+    _write_all(run, folder, writers | {SCHEDULE: partial(save_plan, folder / SCHEDULE, run.schedule)})
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
         "format": FORMAT,
@@ -215,6 +227,23 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     disk.write(folder / MANIFEST, files.json_bytes(manifest))
     disk.sweep_up(folder)
     return folder
+
+
+def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], Any]]) -> None:
+    """Call every writer, in order, also after one that fails; :class:`NotSaved` at the end if any failed."""
+    failed: dict[str, str] = {}
+    for name, write in writers.items():
+        try:
+            write()
+        except OSError as error:
+            failed[name] = error.strerror or str(error)
+    if failed:
+        kept = ", ".join(name for name in writers if name not in failed) or "nothing"
+        raise NotSaved(
+            run,
+            f"folder = {str(folder)!r}: the run is not saved, because {', '.join(failed)} cannot be written "
+            f"({', '.join(dict.fromkeys(failed.values()))}); written: {kept}",
+        )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -274,8 +303,7 @@ def load(folder: str | Path) -> Run:
     Settings and counters are as in JSON: tuples are lists, non-finite numbers None.
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
     """
-    check.path("folder", folder)
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     manifest = read_manifest(folder)
     content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
     probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}

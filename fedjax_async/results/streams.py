@@ -12,7 +12,7 @@ it wrote before and writes nothing twice. ``STREAMS`` has all of them by name.
 
 from __future__ import annotations
 
-import importlib
+import errno
 import json
 import os
 import shutil
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedjax_async import check, disk, registry
+from fedjax_async import check, disk, lazy, registry
 from fedjax_async.results import files
 from fedjax_async.types import Evaluation
 
@@ -70,11 +70,13 @@ class CsvStream:
     def _put(self, line: bytes) -> None:
         if self._lines[self._count : self._count + 1] != [line]:
             self._end_here()
-            opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                os.write(opened, line)
-            finally:
-                os.close(opened)
+            with disk.naming(self._path):
+                opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                try:
+                    if os.write(opened, line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                finally:
+                    os.close(opened)
             self._lines.append(line)
         self._count += 1
 
@@ -197,12 +199,9 @@ PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}  # stream ->
 OF_FOLDERS = ("csv", "tensorboard")
 
 
-def package(extra: str, module: str) -> Any:
-    """A module of an optional package; ``ValueError`` naming the extra if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"stream = {extra!r}: needs a package: pip install 'fedjax-async[{extra}]'") from error
+def package(stream: str, module: str) -> Any:
+    """A module of the package that a stream needs; ``ValueError`` if it is not installed."""
+    return lazy.optional(module, f"the stream {stream!r}")
 
 
 def require_place(name: str, folder: Any) -> None:

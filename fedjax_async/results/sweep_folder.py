@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import disk, identity
+from fedjax_async import check, disk, identity
 from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
@@ -43,7 +43,7 @@ def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, A
 
 def read_definition(folder: str | Path) -> list[GridPoint]:
     """The points of the sweep in ``folder``; ``ValueError`` if it holds no sweep."""
-    path = Path(folder) / DEFINITION
+    path = check.path("folder", folder) / DEFINITION
     try:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedjax_async import disk
+from fedjax_async import check, disk, lazy
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -21,7 +21,7 @@ from fedjax_async.results.tuning import Roles, plain, rank
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NO_PARQUET = "no Parquet files: they need pyarrow, pip install 'fedjax-async[sweep]'"
+NO_PARQUET = f"no Parquet files: {lazy.missing('pyarrow', 'them')}"
 MOST_CURVES = 10  # more cannot be told apart
 RANKED_BY = {"accuracy": accuracy_curve, "loss": loss_curve}
 
@@ -95,7 +95,7 @@ def write_sweep(
     adds the virtual time, updates and bytes until it is reached. ``final`` and ``interval``: as in
     :func:`fedjax_async.results.comparisons.comparison`. ``drawing``: formats, width and title of the pictures.
     """
-    folder = sweep.folder if folder is None else Path(folder)
+    folder = sweep.folder if folder is None else check.path("folder", folder)
     if folder is None:
         raise ValueError("folder = None: must be given for a sweep that was not kept in one")
     if not sweep.points:

@@ -122,9 +122,10 @@ def plan_sweep(
         groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
         return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
-    finished = _finished(points, Path(folder), callbacks)
-    _remark(points, finished, Path(folder))
-    left = (_left(group, finished, points, Path(folder)) for group in groups)
+    folder = check.path("folder", folder)
+    finished = _finished(points, folder, callbacks)
+    _remark(points, finished, folder)
+    left = (_left(group, finished, points, folder) for group in groups)
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
 
@@ -214,7 +215,7 @@ def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: boo
         finished: dict[int, Run] = {}
         train(work, on_finished=finished.__setitem__, progress=progress)
         return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))), work.roles)
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     with claimed(folder):
         begin_streams(folder, work)
         sweep_folder.begin(folder, work.points, work.probes, work.roles)
@@ -295,7 +296,7 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
-    check.optional(check.path, "out", out)
+    out = None if out is None else check.path("out", out)
     looking_on = looking.chosen(callbacks, stream, keep_best, out)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(out):
@@ -312,7 +313,7 @@ def sweep(
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[GridPoint, ...]]:
     """The finished runs of the sweep in ``folder``, and the points of the missing ones."""
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     points = sweep_folder.read_definition(folder)
     finished = _finished(points, folder)
     missing = tuple(point for index, point in enumerate(points) if index not in finished)

@@ -153,7 +153,7 @@ def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, in
 
 def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] | None = None) -> Path:
     """Write ``rows`` in the style of the file ending, ``.md``, ``.csv`` or ``.txt``; returns the path."""
-    path = Path(path)
+    path = check.path("path", path)
     check.one_of("file ending", path.suffix, SUFFIXES)
     content = table(rows, SUFFIXES[path.suffix], decimals=decimals).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

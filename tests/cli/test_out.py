@@ -176,6 +176,48 @@ def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys):
     assert line not in found
 
 
+def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys, monkeypatch):
+    write = disk.write
+
+    def full(path, content):
+        if Path(path).name == "params.npz":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", full)
+    assert cli.main(("run", *SMALL, "--out", "out")) == 2
+    done = capsys.readouterr()
+    assert done.out.startswith("fedasync: accuracy ") and "saved in" not in done.out
+    assert done.err.count("\n") == 1 and "params.npz cannot be written (No space left on device)" in done.err
+    assert (Path("out") / "evaluations.csv").is_file()
+
+
+def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for command in (("run", *SMALL, "--out", "one"), ("compare", "fedasync", "asgd", *SMALL, "--out", "two")):
+        advice = "matplotlib = not installed: needed for pictures, which --no-plots leaves out; run: pip install matp"
+        assert advice in refused(capsys, *command) and not Path(command[-1]).exists()
+        assert cli.main((*command, "--no-plots")) == 0
+        assert "pictures" not in capsys.readouterr().out
+        assert not list(Path(command[-1]).rglob("*.png"))
+    assert load("one").counters["updates"] == 6 and Path("two/comparison.md").is_file()
+    assert cli.main(("sweep", "sweep.toml", "--out", "three", "--quiet", "--no-plots")) == 0
+    assert Path("three/best.md").is_file() and not list(Path("three").rglob("*.png"))
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--no-plots",), "no_plots = True: must be left out without a folder"),
+        (("--no-plots", "--out", "one", "--title", "T"), "title = 'T': must be left out with --no-plots"),
+        (("--no-plots", "--out", "one", "--format", "pdf"), "must be left out with --no-plots"),
+    ],
+)
+def test_no_plots_with_what_it_takes_the_effect_from(capsys, idle, flags, message):
+    assert message in refused(capsys, "run", *SMALL, *flags)
+
+
 def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):
     """Ctrl-C at the second checkpoint; the printed command continues the run."""
     replacing = checkpoint.disk.replacing

@@ -87,8 +87,18 @@ def test_a_registered_name_runs_as_the_built_in_one(kind):
         equal(run, simulate(**SMALL | {kind: builtin}))
     assert run.settings[kind] == spec
     assert run.settings["own"] == {kind: {"mine": registry.ADDED[kind]["mine"].fingerprint}}
-    with pytest.raises(ValueError, match=rf"{kind} = 'mint': unknown; did you mean 'mine'"):
+    with pytest.raises(ValueError, match=rf"{kind} = 'mint': unknown; did you mean 'mine'.*needs --plugin FILE.py"):
         registry.find(kind, plugins.REGISTRIES[kind], "mint")
+
+
+def test_a_name_that_may_be_a_plugins_says_how_to_load_it():
+    assert set(plugins.REGISTRIES) == registry.OF_PLUGINS
+    advice = "; one of your own needs --plugin FILE.py, in Python register$"
+    for settings in ({"method": "nothing_like_it"}, {"delay": "rpj"}, {"partition": "abc"}, {"method": "fedbuff+swaa"}):
+        with pytest.raises(ValueError, match=advice):
+            simulate(**SMALL | settings)
+    with pytest.raises(ValueError, match=r"engine = 'wavs': must be one of waves, reference$"):
+        simulate(**SMALL, engine="wavs")
 
 
 def test_a_client_has_a_setting_of_its_own():

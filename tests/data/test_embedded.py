@@ -64,7 +64,7 @@ def test_digits_from_a_file(tmp_path):
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install scikit-learn"):
+    with pytest.raises(ValueError, match="scikit-learn = not installed: needed for dataset = 'digits'"):
         digits()
 
 

@@ -15,6 +15,7 @@ from fedjax_async.data.fetch import CLIENTS, run_client
 from fedjax_async.data.images import from_png_rows
 from fedjax_async.data.published import PRETRAINED, SOURCES, Package
 from fedjax_async.home import arrays_folder, default_data_dir
+from tests.bare_user import a_bare_user
 from tests.data.small_mnist import (
     NAMES,
     deb_package,
@@ -205,8 +206,18 @@ def test_where_data_lives_by_default(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     assert default_data_dir() == tmp_path
     monkeypatch.delenv("FEDJAX_ASYNC_DATA")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_data_dir() == tmp_path / "home" / ".cache" / "fedjax_async"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".cache" / "fedjax_async"
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", "~/kept")
+    assert default_data_dir() == tmp_path / "kept"
+    monkeypatch.delenv("FEDJAX_ASYNC_DATA")
+    for home in (None, tmp_path / "nothing"):
+        a_bare_user(monkeypatch, home)
+        assert default_data_dir() is None
+        assert {entry.state for entry in list_datasets() if entry.name in ("mnist", "minilm")} == {"to fetch"}
+        for act in (lambda: fetch("mnist"), lambda: load("mnist"), lambda: verify("har")):
+            with pytest.raises(ValueError, match=r"^data_dir = None: must be given, because this user has no home"):
+                act()
 
 
 def test_the_list_shows_what_is_here(small, tmp_path):

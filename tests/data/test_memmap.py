@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -132,6 +134,16 @@ def test_an_interrupted_stream_leaves_nothing_behind(tmp_path):
 
     with pytest.raises(RuntimeError, match="gone"):
         write_clients(tmp_path / "s", broken(), **TESTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_new_folder(tmp_path, monkeypatch):
+    def full(column, rows):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memmap.Column, "append", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/s'$"):
+        write_clients(tmp_path / "s", stream(), **TESTS)
     assert list(tmp_path.iterdir()) == []
 
 

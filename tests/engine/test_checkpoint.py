@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import disk
+from fedjax_async import disk, resume, simulate
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
 from tests.engine.problem import case, noisy_client
@@ -47,6 +47,30 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
     for a, b in zip(jax.tree.leaves((want.params, want.scores, want.records)),
                     jax.tree.leaves((have.params, have.scores, have.records)), strict=True):  # fmt: skip
         np.testing.assert_array_equal(a, b)
+
+
+def interrupted(done, total, **status):
+    if done >= 6:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "fedbuff"}, {"method": "dpsgd"}, {"policy": "oort", "timing": "buffer:size=2,concurrency=2"}],
+    ids=["server", "nodes", "policy"],
+)
+def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, given):
+    given |= {"dataset": "quadratic", "model": "linear", "clients": 3, "steps": 1, "updates": 12, "eval_updates": 6}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, checkpoint=2, out=tmp_path, plots=False, progress=interrupted)
+    assert completed(tmp_path / "checkpoints")
+    allowed = "must be of this run, but it has numbers of float32 and this process float64: set JAX_ENABLE_X64 as"
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=f"^checkpoint = '.*checkpoints': {allowed} when the run"),
+    ):
+        resume(tmp_path, plots=False)
+    assert resume(tmp_path, plots=False).counters["updates"] == 12
 
 
 def test_a_checkpoint_is_due_after_so_many_updates_or_seconds(tmp_path):

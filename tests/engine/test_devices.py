@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_async import Settings, cli
+from fedjax_async.config import prepare
 from fedjax_async.engine.devices import make_mesh
 from tests.engine.on_devices import outcomes
 
@@ -74,6 +77,27 @@ def test_two_processes(alone, tmp_path):
     finished(*(start(out, 2, coordinator, 2, rank, local=1) for rank, out in enumerate(outs)))
     for out in outs:
         same(alone, out)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (AssertionError(), "JAX found no device"),
+        (RuntimeError("Unable to initialize backend 'x': no. (set JAX_PLATFORMS='')\nmore"), "Unable .* 'x': no."),
+    ],
+)
+def test_a_backend_that_is_not_here_is_one_line_before_any_work(monkeypatch, capsys, error, reason):
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    said = rf"JAX_PLATFORMS = .*: must be a backend that works on this machine, such as cpu \({reason}\)$"
+    for settings in ({}, {"method": "dpsgd"}):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            prepare(Settings(updates=4, **settings))
+    for command in ("run", "plan", "compare fedavg", "run --method dpsgd"):
+        assert cli.main(command.split()) == 2
+        assert re.search(f"^fedjax-async: error: {said}", capsys.readouterr().err)
 
 
 def test_more_devices_than_there_are():

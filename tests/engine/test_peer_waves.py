@@ -75,6 +75,17 @@ def test_however_events_are_batched(options):
         same(run_peer_waves(*given, batching="loop", **options), want)
 
 
+def test_nodes_in_float32_are_computed_in_64_bit_mode_too():
+    given = peer_case(AVERAGE, horizon=4.0)
+    assert given.params["output"]["kernel"].dtype == np.float32
+    with jax.enable_x64(True):
+        for options in ({}, {"global_tests": "ends"}):
+            have = run_peer_waves(*given, batching="loop", **options)
+            same(have, run_peer_reference(*given, **options), rtol=1e-5)
+            assert have.params["output"]["kernel"].dtype == np.float32
+    assert np.isnan(have.scores["global_loss"]).any(axis=1).tolist() == [False, True, True, True, False]
+
+
 def equal(have, want):
     parts = [(one.params, one.scores, one.records, one.probes) for one in (have, want)]
     for a, b in zip(*map(jax.tree.leaves, parts), strict=True):

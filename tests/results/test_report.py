@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 
 from fedjax_async import compare
+from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.results import Drawing, load, write_comparison, write_run
 from tests.results.made_up import make_run
 
@@ -31,6 +33,25 @@ def test_a_run_without_pictures_or_without_classes(tmp_path):
     assert not any(name.endswith(".png") for name in read_all(write_run(make_run(), tmp_path / "a", plots=False)))
     names = set(read_all(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
     assert "loss.png" in names and "accuracy.png" not in names
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e300])
+def test_the_losses_of_diverged_runs_raise_no_warning(tmp_path, value):
+    """Warnings are errors here; ``interval`` and ``pairs`` see differences of such losses too."""
+
+    def diverged(sign):
+        run = make_run([math.nan] * 4)
+        loss = np.array([2.0, sign * 1.0, value, sign * value if value < math.inf else value])
+        evaluations = {"loss": loss, "client_loss": loss, "client_loss_std": loss, "client_loss_worst": loss}
+        return run._replace(evaluations={**run.evaluations, **evaluations})
+
+    runs = [diverged(sign) for sign in (1, -1, 1)]
+    for way in ("t", "bootstrap"):
+        text = write_comparison({"one": runs, "two": runs[::-1]}, tmp_path / "both", final="last", interval=way)
+    assert "loss, last" in text and (tmp_path / "both" / "loss.png").is_file()
+    assert write_run(runs[0], tmp_path / "run").is_dir()
+    scores = client_columns({"loss": np.array([[1.0, value, 2.0], [value, value, value]])})
+    assert scores["client_loss"][1] == value and not np.isfinite(scores["client_loss_std"][0])
 
 
 def test_pictures_in_other_formats(tmp_path):

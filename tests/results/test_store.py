@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -143,6 +144,43 @@ def test_what_a_killed_process_left_is_no_obstacle(tmp_path):
         store.require_room(tmp_path / "other", {})
     save(make_run(), tmp_path, overwrite=True)
     assert not any(disk.is_leftover(path) for path in tmp_path.iterdir())
+
+
+def fill(monkeypatch, room):
+    """Let the disk have free space for so many bytes of each run."""
+    write = disk.write
+
+    def limited(path, content):
+        nonlocal room
+        if len(content) > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        room -= len(content)
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", limited)
+
+
+def test_a_full_disk_keeps_the_small_files_names_the_others_and_leaves_the_run_in_memory(tmp_path, monkeypatch):
+    run = make_run()._replace(params={"kernel": np.zeros(100_000, np.float32)})
+    fill(monkeypatch, 100_000)
+    message = (
+        r"^folder = '.*/run': the run is not saved, because params.npz cannot be written \(No space left on device\)"
+    )
+    with pytest.raises(store.NotSaved, match=f"{message}; written: .*evaluations.csv.*schedule.npz$") as error:
+        save(run, tmp_path / "run")
+    assert error.value.run is run
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*store.FILES, store.SCHEDULE} - {"params.npz"}
+    with pytest.raises(ValueError, match=r"it has no manifest.json"):
+        load(tmp_path / "run")
+    monkeypatch.undo()
+    assert_same(store.flatten(load(save(error.value.run, tmp_path / "run")).params), run.params)
+
+
+def test_a_full_disk_before_the_first_file(tmp_path, monkeypatch):
+    fill(monkeypatch, 0)
+    monkeypatch.setattr(store, "save_schedule", lambda path, schedule: disk.write(path, b"columns"))
+    with pytest.raises(store.NotSaved, match=r"settings.json.*schedule.npz cannot be written .*; written: nothing$"):
+        save(make_run(), tmp_path / "run")
 
 
 def test_parameter_trees_of_other_shapes():

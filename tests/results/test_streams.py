@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -120,7 +122,7 @@ def test_weights_and_biases_gets_each_evaluation_once(tmp_path, monkeypatch):
 def test_a_missing_package_gives_one_clear_line(tmp_path, monkeypatch, name):
     for module in ("tensorboard", "tensorboard.summary", "wandb"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"stream = '{name}': needs a package: pip install 'fedjax-async\[{name}\]'$"):
+    with pytest.raises(ValueError, match=f"{name} = not installed: needed for the stream '{name}'; run: pip"):
         require_streams([name], tmp_path)
 
 
@@ -139,6 +141,18 @@ def test_the_real_packages_where_they_are_installed(tmp_path):
             stream(evaluation(number))
         stream.close(True)
     assert written_events(tmp_path / "tensorboard") == {(2 * n, 10.0 * n) for n in range(4)}
+
+
+@pytest.mark.parametrize("written", [3, None], ids=["the first bytes", "nothing"])
+def test_a_full_disk_names_the_stream(tmp_path, monkeypatch, written):
+    def write(file, content):
+        if written is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/stream.csv'$"):
+        STREAMS["csv"](tmp_path, "mine")(evaluation(0))
 
 
 def test_lines_of_another_run_are_replaced(tmp_path):

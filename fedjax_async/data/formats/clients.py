@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 from fedjax_async.check import require
 from fedjax_async.data.checking import LARGEST
 from fedjax_async.data.federated import Dataset, check_dataset
@@ -68,7 +68,7 @@ def _joined(parts: list[ClientRows], number: Mapping[str, int]) -> tuple[np.ndar
 
 def existing(path: Any, field: str = "path") -> Path:
     """The path of an existing file or folder; raises ``ValueError`` naming ``field`` if it does not exist."""
-    found = Path(str(path)).expanduser()
+    found = check.path(field, str(path))
     require(found.exists(), field, str(path), "a file or folder that exists")
     return found
 

@@ -6,7 +6,6 @@ columns that are asked for are read.
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.check import require
 from fedjax_async.data import characters
 from fedjax_async.data.checking import as_labels
@@ -55,12 +55,8 @@ class Rows(NamedTuple):
 
 
 def arrow() -> Any:
-    """The module ``pyarrow``; raises ``ValueError`` naming the extra if it is missing."""
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        remedy = "pip install 'fedjax-async[formats]'"
-        raise ValueError(f"pyarrow = not installed: needed for this format; {remedy}") from error
+    """The module ``pyarrow``; raises ``ValueError`` if it is missing."""
+    return lazy.optional("pyarrow", "files of Parquet and Arrow")
 
 
 def require_columns(where: Path, schema: Any, columns: ReadColumns) -> None:

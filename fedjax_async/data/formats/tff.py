@@ -5,13 +5,13 @@ They are read with h5py (extra ``formats``). Links to other files are not follow
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedjax_async import lazy
 from fedjax_async.check import require
 from fedjax_async.data.characters import VOCABULARY, windows
 from fedjax_async.data.checking import as_labels
@@ -64,10 +64,7 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRow
 
 
 def _h5py() -> Any:
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise ValueError("h5py = not installed: needed for HDF5 files; pip install 'fedjax-async[formats]'") from error
+    return lazy.optional("h5py", "HDF5 files")
 
 
 def _own(group: Any, name: str, where: str, h5py: Any) -> Any:
