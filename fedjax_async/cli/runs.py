@@ -297,7 +297,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
         comparison = write_comparison(
             runs,
             arguments.out,
-            plots,
+            plots=plots,
             baseline=arguments.baseline,
             target=arguments.target,
             final=arguments.final,

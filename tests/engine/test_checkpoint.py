@@ -54,20 +54,25 @@ def interrupted(done, total, **status):
         raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older version"])
 @pytest.mark.parametrize(
     "given",
     [{"method": "fedbuff"}, {"method": "dpsgd"}, {"policy": "oort", "timing": "buffer:size=2,concurrency=2"}],
     ids=["server", "nodes", "policy"],
 )
-def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, given):
-    given |= {"dataset": "quadratic", "model": "linear", "clients": 3, "steps": 1, "updates": 12, "eval_updates": 6}
+def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, monkeypatch, given, recorded):
+    """The mode is recorded; checkpoints that do not say it show it in the dtypes of their arrays."""
+    if not recorded:
+        monkeypatch.setattr(checkpoint, "numerics", dict)
+    given = given | {"dataset": "quadratic", "model": "linear", "clients": 3, "steps": 1, "updates": 12}
     with pytest.raises(KeyboardInterrupt):
-        simulate(**given, checkpoint=2, out=tmp_path, plots=False, progress=interrupted)
+        simulate(**given, eval_updates=6, checkpoint=2, out=tmp_path, plots=False, progress=interrupted)
     assert completed(tmp_path / "checkpoints")
-    allowed = "must be of this run, but it has numbers of float32 and this process float64: set JAX_ENABLE_X64 as"
+    of_types = "has numbers of float32 and this process float64: set JAX_ENABLE_X64 as when the run began"
+    said = "its JAX settings differ: jax_enable_x64 = True, saved False" if recorded else of_types
     with (
         jax.enable_x64(True),
-        pytest.raises(ValueError, match=f"^checkpoint = '.*checkpoints': {allowed} when the run"),
+        pytest.raises(ValueError, match=f"^checkpoint = '.*': must be of this run, but .*{said}"),
     ):
         resume(tmp_path, plots=False)
     assert resume(tmp_path, plots=False).counters["updates"] == 12
