@@ -1,4 +1,4 @@
-"""Warnings about runs: an early end, unused or rejected uploads, a correction that never switched, a graph in parts.
+"""Warnings about runs: an early end, unused or rejected uploads, small buffers, no switch of a correction, a cut graph.
 
 They are Python warnings; the command line prints one line for each. This file imports neither NumPy nor JAX, because
 the command line imports it when it starts.
@@ -12,6 +12,7 @@ from typing import Any
 
 Counters = Mapping[str, Any]  # ``Run.counters`` of a run
 MOST_NAMES = 3  # runs that a warning names
+SMALL = 10  # jobs in flight per upload of a buffer, from which on the buffer is small
 
 
 class RunWarning(UserWarning):
@@ -24,6 +25,10 @@ class NeverSwitched(RunWarning):
 
 class NotConnected(RunWarning):
     """The graph of a run without a server is not strongly connected: its nodes may never agree."""
+
+
+class SmallBuffer(RunWarning):
+    """A server step takes few of the jobs in flight: uploads are many steps stale, and the accuracy may swing."""
 
 
 class AllRejected(RunWarning):
@@ -93,6 +98,19 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
             "correction_phase); switch=share lets it switch after a share of the run, and a larger fraction or a "
             "smaller decay lets it switch earlier",
             NeverSwitched,
+            stacklevel=3,
+        )
+
+
+def warn_of_small_buffer(method: str, size: int, jobs: int) -> None:
+    """Warn if a server step of ``size`` uploads takes fewer than a tenth of the ``jobs`` in flight."""
+    if SMALL * size < jobs:
+        rule = method.partition("@")[0]
+        warnings.warn(
+            f"{method}: its buffer of {size} is under a tenth of the {jobs} jobs in flight: uploads are about "
+            f"{jobs / size:.0f} server steps stale, and the accuracy may swing; a larger buffer "
+            f"({rule}@buffer:size={-(-jobs // SMALL)}), a smaller server_lr or a lower concurrency helps",
+            SmallBuffer,
             stacklevel=3,
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAPERS = Path(__file__).resolve().parent.parent / "experiments"
-PAGES = ["orthofl", "asynfl", "asynccurve", "policies"]
+PAGES = ["orthofl", "asynfl", "asynccurve", "policies", "methods"]
 RENAMED = "pushcen"  # its tables have names of their own for methods and rows
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
 WITHOUT_RESULTS = {"command", "open", "question"}  # first headers of tables of settings, and of answers in words

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import hashlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -138,6 +140,18 @@ def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, t
     assert len(known_runs.read([tmp_path / "five" / "table_mnist_curves.csv"])) == 4, "also those of the known file"
     assert one == run([tmp_path / "one" / "table_mnist_curves.csv"], "two", seeds=1)
     assert len(known_runs.read([tmp_path / "two" / "table_mnist_curves.csv"])) == 4, "also those of the file before"
+
+
+def test_a_rate_that_was_once_the_default_has_the_key_of_older_files_and_todays_default_another():
+    known_runs = module("study").known_runs
+    before = {"method": "fedbuff@buffer:size=2", "lr": 0.1, "seed": 1}
+    older = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]  # as the files have it
+    assert known_runs.key(before | {"method": "fedbuff:server_lr=1@buffer:size=2"}) == older
+    assert len({older, known_runs.key(before), known_runs.key({**before, "method": "fedbuff"})}) == 3
+    assert (
+        known_runs.key({"method": "orthofl", "seed": 1})
+        == hashlib.sha256(json.dumps({"method": "orthofl", "seed": 1}).encode()).hexdigest()[:12]
+    )
 
 
 def test_only_files_of_curves_are_known(tmp_path):

@@ -96,7 +96,7 @@ class Compared(NamedTuple):
 
 METHODS: dict[str, Compared] = {
     "fedasync": Compared("FedAsync", "fedasync", "mixing"),
-    "fedbuff": Compared("FedBuff", "fedbuff", "server_lr"),
+    "fedbuff": Compared("FedBuff", "fedbuff@buffer:size=3", "server_lr"),
     "dc_asgd_a": Compared("DC-ASGD-a", "dc_asgd_a", "server_lr"),
     "orthograd": Compared("OrthoGrad", "orthograd", "server_lr"),
     "orthopos": Compared("OrthoPos", "orthopos", "server_lr"),

@@ -96,7 +96,7 @@ TASKS: dict[str, Task] = {
 
 def fedbuff(clients: int) -> dict[str, Any]:
     """FedBuff with a buffer of two thirds of the clients, the mean number of uploads in a window."""
-    return {"method": f"fedbuff@buffer:size={round(2 * clients / 3)}"}
+    return {"method": f"fedbuff:server_lr=1@buffer:size={round(2 * clients / 3)}"}
 
 
 def asynfl(kind: str = "", compress: str | None = None, window: int = WINDOW, **options: float) -> dict[str, Any]:

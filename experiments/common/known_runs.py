@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import disk
+from fedjax_async.config import earlier
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
@@ -54,9 +55,22 @@ def curves_file(text: str) -> Path:
     return path
 
 
+# Runs in older files were made when these rates were the defaults, and specs did not give them.
+ONCE_USUAL = {"fedbuff:server_lr=1@": "fedbuff@", "ca2fl:server_lr=1@": "ca2fl@"}
+
+
 def key(settings: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that stand for the settings of a run; floats count with ten digits."""
+    """Twelve hexadecimal digits that stand for the settings of a run; floats count with ten digits.
+
+    Rates that were once the default count as left out, and what is the default today counts as given.
+    """
     rounded = {k: float(f"{v:.10g}") if isinstance(v, float) else v for k, v in settings.items()}
+    method = str(settings.get("method", ""))
+    if left := earlier.defaults_of(method, settings.get("timing")):
+        rounded["defaults"] = left
+    for given, without in ONCE_USUAL.items():
+        if method.startswith(given):
+            rounded["method"] = without + method.removeprefix(given)
     return hashlib.sha256(json.dumps(files.plain(rounded), sort_keys=True).encode()).hexdigest()[:12]
 
 

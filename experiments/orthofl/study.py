@@ -59,8 +59,8 @@ METHODS: dict[str, str] = {
     "fedprox": "fedprox:proximal=0.001@cohort:size=10",
     "fedadam": "fedadam:server_lr=0.03@cohort:size=10",
     "fedasync": "fedasync:mixing=0.6,exponent=0.5",
-    "fedbuff": "fedbuff@buffer:size=2",
-    "ca2fl": "ca2fl@buffer:size=5",
+    "fedbuff": "fedbuff:server_lr=1@buffer:size=2",
+    "ca2fl": "ca2fl:server_lr=1@buffer:size=5",
     "orthofl": "orthofl:mixing=0.6,exponent=0.5",
     "orthofl_released": "orthofl_released:mixing=0.6,exponent=0.5",
 }

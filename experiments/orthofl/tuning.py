@@ -23,8 +23,8 @@ FIRST_SEED = 100
 OPEN: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "fedprox": ("proximal weight", "fedprox:proximal={}@cohort:size=10", (0.001, 0.01, 0.1, 1.0)),
     "fedadam": ("server rate", "fedadam:server_lr={}@cohort:size=10", (0.003, 0.01, 0.03, 0.1)),
-    "fedbuff": ("buffer", "fedbuff@buffer:size={}", (2, 3, 5, 10)),
-    "ca2fl": ("buffer", "ca2fl@buffer:size={}", (2, 3, 5, 10)),
+    "fedbuff": ("buffer", "fedbuff:server_lr=1@buffer:size={}", (2, 3, 5, 10)),
+    "ca2fl": ("buffer", "ca2fl:server_lr=1@buffer:size={}", (2, 3, 5, 10)),
 }
 SEEDS = {"smoke": 1, "laptop": 2, "paper": 2}
 VARIANTS = [

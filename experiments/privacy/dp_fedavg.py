@@ -47,7 +47,8 @@ def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
     """The variants, and of each the (method, clip, noise)."""
     size, found, cases = COHORT[scale], [], []
     dp_fedavg = f"fedavgm:server_lr=1,momentum=0.9,weighting=uniform@cohort:size={size}"
-    methods = {"DP-FedAvg": dp_fedavg, "DP-FedBuff": f"fedbuff:staleness=constant+momentum@buffer:size={size}"}
+    dp_fedbuff = f"fedbuff:server_lr=1,staleness=constant+momentum@buffer:size={size}"
+    methods = {"DP-FedAvg": dp_fedavg, "DP-FedBuff": dp_fedbuff}
     clips = {f"{clip:g}": f"clip={clip:g}" for clip in CLIPS[scale]}
     clips |= {f"quantile {q:g}": f"clip=0.1,quantile={q:g}" for q in QUANTILES[scale]}
     for name, method in methods.items():

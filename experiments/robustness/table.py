@@ -29,8 +29,8 @@ BUFFER = "@buffer:size=10"
 RULES = {
     "FedAsync": "fedasync",
     "OrthoFL": "orthofl",
-    "FedBuff": f"fedbuff{BUFFER}",
-    "FedBuff, clipped": f"fedbuff:clip=1{BUFFER}",
+    "FedBuff": f"fedbuff:server_lr=1{BUFFER}",
+    "FedBuff, clipped": f"fedbuff:server_lr=1,clip=1{BUFFER}",
     "median": f"fedmedian{BUFFER}",
     "trimmed mean": f"trimmed_mean:trim=0.3{BUFFER}",
     "Krum": f"krum:byzantine=3{BUFFER}",

@@ -21,6 +21,7 @@ from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
 from fedjax_async.results.baseline import baseline_of
+from fedjax_async.results.begun import as_begun
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import folder_name
@@ -95,6 +96,8 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
         value = getattr(arguments, name, None)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
+        if arguments.out and not arguments.overwrite:
+            settings = as_begun(settings, [arguments.out])
         with planning_bar(enabled=False if arguments.quiet else None) as part:
             experiment = prepare(settings, planning=part(0))
         _run_prepared(arguments, experiment, callbacks, plots)

@@ -164,6 +164,7 @@ def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
 
 
 def _collect(arguments: argparse.Namespace, file: File) -> None:
+    file = file._replace(points=sweep_folder.as_begun(file.points, arguments.out))
     sweep_folder.require_room(arguments.out, file.points)
     require_writable("file", Path(arguments.out) / "runs.csv")
     found, missing = collect(arguments.out)
@@ -240,6 +241,8 @@ def sweep(arguments: argparse.Namespace) -> None:
     callbacks = callbacks_of(arguments)
     with claimed(None if arguments.dry_run else arguments.out):
         file = _with_flags(read(arguments.file), arguments)
+        if not arguments.overwrite:
+            file = file._replace(points=sweep_folder.as_begun(file.points, arguments.out))
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
         options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks}
         work = plan_sweep(file.points, folder=arguments.out, **options, **limits)

@@ -70,7 +70,10 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
 
     def timing(scenario: Scenario) -> Schedule:
         jobs = _jobs_under_way(scenario, concurrency)
-        check.require(size <= jobs, "size", size, f"at most the {jobs} clients in flight (it would never fill)")
+        allowed = (
+            f"at most the {jobs} clients in flight (it would never fill; a smaller one: METHOD@buffer:size={jobs})"
+        )
+        check.require(size <= jobs, "size", size, allowed)
         conditions, plan = scenario.conditions, plan_buffer
         if scenario.decisions is None and conditions == NO_CONDITIONS:
             plan = fast_paths.buffer

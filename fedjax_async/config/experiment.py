@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, notices, registry, tree
 from fedjax_async.clock import TIMINGS, Decisions, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
@@ -26,7 +26,15 @@ from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
-from fedjax_async.config.policy_steps import PlannedSteps, decides, first_timing, naming, planned_steps, possible_steps
+from fedjax_async.config.policy_steps import (
+    PlannedSteps,
+    decides,
+    first_timing,
+    naming,
+    planned_steps,
+    possible_steps,
+    timing_options,
+)
 from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
@@ -194,7 +202,17 @@ def prepare(
     if run.settings.policy is not None:
         return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)
+    _check_buffer(run.settings, schedule.num_clients)
     return built(run, schedule, points, probes)
+
+
+def _check_buffer(s: Settings, clients: int) -> None:
+    """Warn of a buffer that is small beside the jobs in flight."""
+    if contracts.has_own_timing(s):
+        return
+    name, options = timing_options(s)
+    if name == "buffer":
+        notices.warn_of_small_buffer(str(s.method), options["size"], options["concurrency"] or clients)
 
 
 def _prepare_adaptive(

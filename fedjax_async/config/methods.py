@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import misplaced, own, words
+from fedjax_async.config import earlier, misplaced, own, words
 from fedjax_async.config.families import server_family
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
@@ -383,4 +383,4 @@ def method_of(spec: str) -> Method:
     Equal specs give the same object, so that their runs share compiled programs.
     """
     given = own.thing_of("method", spec)
-    return _method_of(spec) if given is None else own.lasting(checked_method(given))
+    return _method_of(earlier.meaning_of(spec)) if given is None else own.lasting(checked_method(given))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fedjax_async import check, registry
 from fedjax_async.config import words
 from fedjax_async.config.allowed import EXAMPLES
+from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting
 from fedjax_async.config.plugins import REGISTRIES
@@ -77,7 +78,7 @@ def option_text(path: str, value: Any) -> str:
 
 def _parts(method: str) -> tuple[str, str, str]:
     """A method, ``@``, and its own timing or exchange; the last two are empty if it has none."""
-    return (method, "", "") if isinstance(method, Named) else method.partition("@")
+    return (method, "", "") if isinstance(method, Named) else meaning_of(method).partition("@")
 
 
 def _spec(fields: Fields, field: str) -> str | None:

@@ -66,7 +66,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
     """The server steps of a run with a policy, for any decisions."""
     if not decides(policy):
         return planned_steps(nominal)
-    name, options = _timing(s)
+    name, options = timing_options(s)
     clients, source = nominal.num_clients, f"policy = {str(s.policy)!r} decides how many uploads a step has"
     in_flight = options.get("concurrency") or clients
     if policy.buffer is None:
@@ -81,7 +81,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
 
 def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
     """The timing with the policy's first size of the buffer, for the nominal plan; unchanged if that is not known."""
-    name, options = _timing(s)
+    name, options = timing_options(s)
     sizes = _sizes(s)
     if sizes is None or name not in ("every", "buffer"):
         return timing
@@ -101,7 +101,7 @@ def naming(steps: PlannedSteps) -> Iterator[None]:
 
 def require_choice(s: Settings, policy: Policy, clients: int) -> None:
     """``ValueError`` if the policy chooses clients but all of them are to train at once; says how to change that."""
-    _, options = _timing(s)
+    _, options = timing_options(s)
     if policy.choose is None or "concurrency" not in options or options["concurrency"] is not None:
         return  # the planner checks a concurrency that is given
     spec, brought = str(s.timing or method_of(s.method).timing), brings_timing(s.method)
@@ -114,7 +114,7 @@ def require_choice(s: Settings, policy: Policy, clients: int) -> None:
     )
 
 
-def _timing(s: Settings) -> tuple[str, dict[str, Any]]:
+def timing_options(s: Settings) -> tuple[str, dict[str, Any]]:
     """Name and options of a timing of the package; options that are not given have their defaults."""
     return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, inputs
-from fedjax_async.config import allowed, concerns, own, words
+from fedjax_async.config import allowed, concerns, earlier, own, words
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of their examples
@@ -292,7 +292,8 @@ def as_dict(settings: Settings) -> dict[str, Any]:
 
     ``own`` has the fingerprints of own parts and, in a prepared run, ``files`` the digests of input files
     (``config.inputs``). They are left out if they are empty, an ``OPTIONAL`` setting if it is None or False. Settings
-    that a client algorithm of the user's own does not take are None.
+    that a client algorithm of the user's own does not take are None. ``defaults`` has what a method whose defaults have
+    changed leaves open.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
@@ -302,6 +303,8 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     if _trains_by_itself(settings):
         plain |= {name: None for name in concerns.without_effect("own_client") if plain.get(name)}
     files = inputs.described(fields)
+    left = earlier.defaults_of(settings.method, settings.timing)
+    plain |= {"defaults": left} if left is not None else {}
     return plain | ({"own": parts} if parts else {}) | ({"files": files} if files else {})
 
 
@@ -323,6 +326,8 @@ def require_named(settings: Settings) -> None:
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, to replace their names.
 
+    Defaults of methods are those of the version that wrote them.
+
     Raises ``ValueError`` for an own part with other code than the file says, and for values out of range.
     """
     content = dict(content)
@@ -330,5 +335,7 @@ def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = No
     fields = own.restored(content, objects or {})
     absent = [field for field, value in fields.items() if isinstance(value, own.Named)]
     fields = inputs.restored(fields, {field: files[field] for field in files if field not in absent})
+    kept = fields.pop("defaults", None)
+    fields["method"] = earlier.as_meant(fields.get("method", Settings.method), fields.get("timing"), kept)
     brought = concerns.without_effect("own_client")
     return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})

@@ -22,6 +22,7 @@ from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results import clients, comparisons, files, metrics, provenance, store, streams, tables
 from fedjax_async.results.baseline import method_in
+from fedjax_async.results.begun import as_begun
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import folder_name, methods_by_name
@@ -310,6 +311,10 @@ def compare(
     with claimed(out):
         if out is not None:
             require_comparison(out, overwrite=overwrite)
+        if out is not None and not overwrite:
+            for name in names:
+                begun = as_begun(settings_of(name, common.seed), [folder_of(name, seed) for seed in all_seeds])
+                by_name[name] = begun.method
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
                 given, options = settings_of(method, seed), {"overwrite": overwrite, "again": again}

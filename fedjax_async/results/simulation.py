@@ -14,6 +14,7 @@ from fedjax_async.config import Settings, execute, prepare
 from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
+from fedjax_async.results.begun import as_begun
 from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
@@ -49,7 +50,8 @@ def simulate(
       out: the folder for settings, tables, parameters, schedule and pictures (as ``fedjax-async run --out``). With
         ``checkpoint=N`` the same call, or :func:`resume`, continues a run that was killed. A finished run of the same
         settings and input files is read, not trained again; changed files are refused. Objects need a name:
-        ``named("fair", Method(rule))``.
+        ``named("fair", Method(rule))``. In a folder that was begun before a method's defaults changed, the method goes
+        on with the earlier ones, and a printed line says so.
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more; input files may have changed since.
@@ -62,9 +64,9 @@ def simulate(
       keep_best: keep the best model in ``Run.best`` and ``best.npz``, by validation accuracy where there is a
         validation part, else by test accuracy (by the loss where there are no class labels).
 
-    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
+    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=20, updates=20)
     >>> run.counters["updates"]
-    6
+    20
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
 
@@ -91,6 +93,7 @@ def simulate(
     if plots:
         require_matplotlib("plots=False")
     with claimed(folder):
+        settings = settings if overwrite else as_begun(settings, [folder])
         options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
         options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
         run = run_into(prepare(settings, probes=probes), folder, **options)

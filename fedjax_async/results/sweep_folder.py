@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk, identity
+from fedjax_async.config.earlier import Earlier
 from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
-from fedjax_async.results import files, store
+from fedjax_async.results import begun, files, store
 from fedjax_async.results.runs import write_run
 from fedjax_async.results.unfinished import save_plugins
 from fedjax_async.types import Probe, Run
@@ -54,6 +55,16 @@ def read_definition(folder: str | Path) -> list[GridPoint]:
     except (ValueError, KeyError, TypeError) as error:
         found = f"folder = {str(folder)!r}: must hold a sweep ({FORMAT!r}), but {DEFINITION} does not"
         raise ValueError(f"{found}: {error}") from error
+
+
+def as_begun(points: Sequence[GridPoint], folder: str | Path) -> list[GridPoint]:
+    """The points of a sweep as its folder means them; a line for each method says so."""
+    saved = {run.get("name"): run.get("settings", {}) for run in begun.read(Path(folder) / DEFINITION).get("runs", [])}
+    found = [point._replace(settings=begun.with_method(point.settings, saved.get(point.name, {}))) for point in points]
+    for method in dict.fromkeys(point.settings.method for point in found):
+        if isinstance(method, Earlier):
+            begun.say(str(folder), method)
+    return found
 
 
 def require_room(

@@ -303,6 +303,7 @@ def sweep(
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
         roles_of(swept(expanded), roles)  # refuses roles that do not exist
         if out is not None:
+            expanded = expanded if overwrite else sweep_folder.as_begun(expanded, out)
             sweep_folder.require_room(out, expanded, probes, overwrite=overwrite)
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
         work = plan_sweep(expanded, folder=out, probes=probes, callbacks=looking_on, **options)

@@ -144,9 +144,9 @@ def _scaled(server_lr: Any) -> Callable[[Array], Array]:
 ADAPTATIONS = {"off": _unadapted, "inverse": _inverse, "scaled": _scaled}
 
 
-@takes(options=partial(adaptive, eps=1e-8), guards=guard_rails)
+@takes(options=partial(adaptive, server_lr=0.001, eps=1e-8), guards=guard_rails)
 def fadas(
-    *, options: Adaptive, adaptation: str = "inverse", tolerated: Traced = 1.0, guards: Transform
+    *, options: Adaptive, adaptation: str = "scaled", tolerated: Traced = 1.0, guards: Transform
 ) -> ServerAlgorithm:
     """AMSGrad on the mean of K deltas, with a learning rate reduced for stale buffers (Wang et al. 2024).
 
@@ -160,6 +160,10 @@ def fadas(
         ``min(eta, 1 / tau)``, the paper's, which differs from ``eta`` only if tau exceeds ``1 / eta``. ``scaled``:
         ``eta / tau``, as in the authors' code. ``off``: ``eta``.
       tolerated: the staleness tau_c >= 0 up to which the learning rate is ``eta``.
+
+    Defaults: K = 5, ``eta = 0.001``, ``tau_c = 1``, ``scaled``, eps = 1e-8: the command with delay-adaptive rates in
+    the authors' README (github.com/yujiaw98/FADAS: 25 of 50 clients in flight), whose code is ``scaled``. Without
+    adaptation they use ``eta = 0.0001``, which suits ``inverse`` too: it never reduces a rate as small as that.
     """
     server_lr, b1, b2, eps = options
     check.non_negative("tolerated", tolerated)

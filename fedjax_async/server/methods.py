@@ -59,7 +59,7 @@ METHODS: dict[str, Preset] = {
     ),
     "fedasync": Preset(fedasync, "every", "Mix each arriving model in, weighted by staleness (Xie et al. 2019)."),
     "asgd": Preset(asgd, "every", "Each arriving delta is added, however stale."),
-    "fedbuff": Preset(fedbuff, "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "fedbuff": Preset(fedbuff, "buffer:size=10", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "asynfl": Preset(asynfl, "window:length=300", "Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Preset(
         asynfl, "window:length=300", "AsynFL, compressed uploads, by default scaled signs.", 0.0, "scaled_sign", "off"
@@ -67,8 +67,8 @@ METHODS: dict[str, Preset] = {
     "asynflc_ef": Preset(
         asynfl, "window:length=300", "AsynFLC with error feedback, by default top 10 %.", 0.0, "topk:ratio=0.1", "ef"
     ),
-    "ca2fl": Preset(ca2fl, "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
-    "fadas": Preset(fadas, "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
+    "ca2fl": Preset(ca2fl, "buffer:size=10", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
+    "fadas": Preset(fadas, "buffer:size=5", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
     "orthofl": Preset(orthofl, "every", "Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."),
     "orthofl_released": Preset(orthofl_released, "every", "OrthoFL by its authors' released code."),
     "orthofl_no_average": Preset(orthofl_no_average, "every", "OrthoFL without its moving average."),

@@ -84,9 +84,9 @@ def test_uploads_are_compressed_where_asked_for_or_usual(capsys, tmp_path):
     assert run.settings["compress"] == "topk:ratio=0.2" and run.settings["compress_per"] == "whole"
     assert run.evaluations["values_bytes_up"][-1] == run.updates["upload_values_bytes"].sum() == 6 * 4 * 1570
     compressed = ("--compress", "topk:ratio=0.2", "--out", str(tmp_path / "two"))
-    out = ok(capsys, "compare", "asynflc", "fedbuff", *SMALL, *compressed, warned="asynflc seed 0: 1 upload came")
+    out = ok(capsys, "compare", "asynflc", "fedasync", *SMALL, *compressed, warned="asynflc seed 0: 1 upload came")
     assert "4 clients, dirichlet:alpha=0.1, rpi" in out
-    for method, feedback in (("asynflc", "off"), ("fedbuff", "ef")):  # each method fills in its own default
+    for method, feedback in (("asynflc", "off"), ("fedasync", "ef")):  # each method fills in its own default
         saved = load(tmp_path / "two" / "runs" / method / "seed_0")
         assert saved.settings["feedback"] == feedback and saved.settings["compress"] == "topk:ratio=0.2"
 
@@ -155,11 +155,13 @@ def test_quickstart_is_a_comparison_with_settings_of_its_own(capsys, tmp_path):
         "--quiet",
         "--out",
         str(tmp_path),
-        warned="fedbuff seed 0, ca2fl seed 0: 2 uploads",
+        warned="fedbuff:server_lr=1@buffer:size=3 seed 0, ca2fl:server_lr=1@buffer:size=3 seed 0: 2 uploads",
     )
     lines = [line.split()[0] for line in out.splitlines() if line]
     assert [name for name in lines if name in flags.QUICKSTART_METHODS] == list(flags.QUICKSTART_METHODS)
-    settings = json.loads((tmp_path / "runs" / "fedbuff" / "seed_0" / "settings.json").read_text())
+    settings = json.loads(
+        (tmp_path / "runs" / "fedbuff_server_lr_1_buffer_size_3" / "seed_0" / "settings.json").read_text()
+    )
     assert settings["dataset"] == "fashion_mnist_6k" and settings["partition"] == "dirichlet:alpha=0.1"
     assert settings["time"] == 1500 and settings["updates"] is None
 

@@ -28,7 +28,7 @@ SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "
 SWEEP = '[base]\nmodel = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n'
 COMMANDS = {
     "run": ("run", *SMALL),
-    "compare": ("compare", "fedasync", "fedbuff", *SMALL),
+    "compare": ("compare", "fedasync", "asgd", *SMALL),
     "quickstart": ("quickstart", "--quiet"),
     "sweep": ("sweep", "sweep.toml", "--quiet"),
     "submit": ("sweep", "sweep.toml", "--submit", "local"),

@@ -19,8 +19,8 @@ from fedjax_async.config import Settings, prepare
 from fedjax_async.results.runs import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async"]
-RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--eval-updates", "100", "--method", "fedbuff",
-       "--checkpoint", "50", "--quiet", "--updates"]  # fmt: skip
+RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--eval-updates", "100",
+       "--method", "fedbuff@buffer:size=3", "--checkpoint", "50", "--quiet", "--updates"]  # fmt: skip
 SHORT, RUN = [*RUN, "200"], [*RUN, "600"]
 SWEEP = """
 seeds = 2
@@ -126,7 +126,9 @@ class Killed(BaseException):
 def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     """Killed one write later each time. A killed process leaves half a temporary file, which carries its number."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
-    experiment = prepare(Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff", checkpoint=4))
+    experiment = prepare(
+        Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
+    )
     run_into(experiment, tmp_path / "whole")
     want, replace, deaths = files(tmp_path / "whole"), os.replace, 0
     for last in count():

@@ -251,7 +251,7 @@ def test_a_policy_of_your_own():
     ({"policy": "uniform", "method": "fedasync@participation"}, "timing = 'participation'"),
     ({"policy": "true_bytes"}, "policy = 'true_bytes': must be left out, or given with compress"),
     ({"policy": "uniform", "privacy": "dp:clip=1,noise=1"}, "privacy = .*guarantees follow from a plan"),
-    ({"policy": "uniform", "method": "fedbuff+swa:start=0.5"}, "method = .*need not know the server_steps"),
+    ({"policy": "uniform", "method": "fedbuff+swa@buffer:size=3"}, "method = .*need not know the server_steps"),
     ({"policy": "uniform", "method": "orthodyn:switch=share", "time": 9.0}, "method = .*need not know the updates"),
     ({"policy": "adaptive_buffer", "method": "fedmedian:size=2@buffer:size=2"}, "size of the rule's buffer"),
     ({"policy": "uniform", "timing": clock.TIMINGS["buffer"](size=2), "method": "fedbuff"}, "timing = .*does not ask"),
@@ -286,7 +286,7 @@ def prepare_of(changes):
 @pytest.mark.slow
 def test_rules_that_know_the_length_of_the_run_adapt_where_it_is_known():
     for changes in (
-        {"method": "fedbuff+swa:start=0.5", "updates": None, "server_steps": 6},
+        {"method": "fedbuff+swa:start=0.5@buffer:size=3", "updates": None, "server_steps": 6},
         {"method": "orthodyn:switch=share"},
     ):
         assert isinstance(prepare_of({"policy": "uniform", **changes}), AdaptiveExperiment)

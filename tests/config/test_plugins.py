@@ -210,7 +210,7 @@ def test_every_cache_forgets_a_name_that_is_replaced(kind):
     runs = []
     for factory in REPLACED[kind]:
         register(kind, "mine", replace=True)(factory)
-        runs.append(simulate(**SMALL | {kind: "mine", "steps": 3, "method": "fedbuff"}))
+        runs.append(simulate(**SMALL | {"timing": "buffer:size=3", kind: "mine", "steps": 3, "method": "fedbuff"}))
     one, other = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(run.params)]) for run in runs)
     assert not np.array_equal(one, other)
 

@@ -100,8 +100,9 @@ def test_everything_that_may_vary_inside_a_group():
 
 
 def test_static_differences_make_groups_of_their_own():
-    changes = [{}, {"model": "mlp"}, {"method": "fedbuff"}, {"clients": 6}, {"optimizer": "sgd:momentum=0.5"},
-               {"batch_size": 8}, {"engine": "reference"}, {"engine": "reference", "seed": 1}]  # fmt: skip
+    changes = [{}, {"model": "mlp"}, {"method": "fedbuff@buffer:size=3"}, {"clients": 6},
+               {"optimizer": "sgd:momentum=0.5"}, {"batch_size": 8}, {"engine": "reference"},
+               {"engine": "reference", "seed": 1}]  # fmt: skip
     settings = [dataclasses.replace(BASE, **change) for change in changes]
     groups = plan_groups(settings)
     assert len(groups) == len(settings)

@@ -76,7 +76,7 @@ SHARES = {
 def test_arrivals_that_share_a_step_divide_it_as_the_rule_weighs_them(name):
     with jax.enable_x64(True):
         uploads = uploads_of()
-        table, models = driven(SERVERS[name](), uploads, rejected={4})
+        table, models = driven(SERVERS[name](server_lr=1.0), uploads, rejected={4})
         exact, linear = divided(table, STEP, CLOSES, shared=True)
         who, (share,) = problem.data(), SHARES[name]()
         for k, number in enumerate(STEP):

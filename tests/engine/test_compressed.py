@@ -143,8 +143,8 @@ def test_further_copies_and_uploads_never_applied_are_traffic():
 
 @pytest.mark.parametrize("how", FEEDBACKS)
 def test_the_identity_changes_nothing(how):
-    plain = simulate(**SMALL, method="fedbuff")
-    same = simulate(**SMALL, method="fedbuff", compress="identity", feedback=how)
+    plain = simulate(**SMALL, method="fedbuff@buffer:size=3")
+    same = simulate(**SMALL, method="fedbuff@buffer:size=3", compress="identity", feedback=how)
     close(same.params, plain.params, 1e-6)
     np.testing.assert_array_equal(same.evaluations["values_bytes_up"], plain.evaluations["bytes_up"])
     assert "values_bytes_up" not in plain.evaluations and "upload_bytes" not in plain.updates
@@ -179,7 +179,7 @@ ONE_WIDE = pytest.param({"batching": "vmap", "max_width": 1}, marks=pytest.mark.
 
 @pytest.mark.parametrize("batching", [{"batching": "loop"}, ONE_WIDE])
 def test_a_sweep_over_seeds_and_levels_equals_runs_alone(batching):
-    base = Settings(**SMALL, method="fedbuff", compress="qsgd:levels=3", **batching)
+    base = Settings(**SMALL, method="fedbuff@buffer:size=3", compress="qsgd:levels=3", **batching)
     settings = [resolved(p.settings) for p in expand(base, {"compress.levels": [3, 100]}, seeds=2)]
     groups, runs = swept(settings)
     assert len(groups) == 1
@@ -206,9 +206,9 @@ def test_a_resumed_run_keeps_what_clients_had_kept(tmp_path):
 @pytest.mark.parametrize(
     ("given", "want"),
     [
-        ({"method": "fedbuff"}, (None, None, None)),
+        ({"method": "fedbuff@buffer:size=3"}, (None, None, None)),
         ({"method": "asynfl"}, (None, None, None)),
-        ({"method": "fedbuff", "compress": "topk"}, ("topk", "ef", "whole")),
+        ({"method": "fedbuff@buffer:size=3", "compress": "topk"}, ("topk", "ef", "whole")),
         ({"method": "asynflc"}, ("scaled_sign", "off", "whole")),
         ({"method": "asynflc", "compress": "qsgd:levels=1"}, ("qsgd:levels=1", "off", "whole")),
         ({"method": "asynflc_ef"}, ("topk:ratio=0.1", "ef", "whole")),

@@ -66,7 +66,9 @@ def test_fedasync_with_one_client_and_full_mixing_is_sequential_sgd():
 
 def test_fedbuff_with_a_full_buffer_and_equal_delays_is_fedavg():
     with jax.enable_x64(True):
-        buffered = case(fedbuff(staleness="constant"), "buffer:size=5", "constant", updates=20, sizes=EQUAL)
+        buffered = case(
+            fedbuff(staleness="constant", server_lr=1.0), "buffer:size=5", "constant", updates=20, sizes=EQUAL
+        )
         rounds = case(fedavg(weighting="uniform"), "cohort:size=5", "constant", updates=20, sizes=EQUAL)
         close(run_waves(*buffered).params, run_waves(*rounds).params, 1e-12)
 

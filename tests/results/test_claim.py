@@ -120,7 +120,7 @@ def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
     monkeypatch.setattr(runs, "execute", never)
     refused(bad, lambda: run_into(experiment, bad))
     monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # it compiles the first model
-    refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, out=bad))
+    refused(bad, lambda: compare(["fedasync", "asgd"], SMALL, out=bad))
     monkeypatch.setattr(sweeps, "plan_sweep", never)
     monkeypatch.setattr(sweeps, "resolved", never)
     refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, out=bad))
@@ -141,10 +141,10 @@ def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch, cod
 def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_async.results.runs.run_into", never)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "fedbuff").write_text("a file")
-    place = tmp_path / "runs" / "fedbuff" / "seed_0"
-    refused(place, lambda: compare(["fedasync", "fedbuff"], SMALL, out=tmp_path))
-    assert [path.name for path in tmp_path.rglob("*")] == ["runs", "fedbuff"]
+    (tmp_path / "runs" / "asgd").write_text("a file")
+    place = tmp_path / "runs" / "asgd" / "seed_0"
+    refused(place, lambda: compare(["fedasync", "asgd"], SMALL, out=tmp_path))
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs", "asgd"]
 
 
 def test_files_are_proven_too(bad, tmp_path):
@@ -251,7 +251,7 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
         compare(["fedasync"], SMALL, out=tmp_path)
     assert seen == places
     with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # another process uses a run folder inside
-        compare(["fedbuff", "fedasync"], SMALL, out=tmp_path)
+        compare(["asgd", "fedasync"], SMALL, out=tmp_path)
     assert seen == places
 
 

@@ -19,7 +19,7 @@ from tests.results import sweep_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 3}
-GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}
+GRID = {"method": ["fedasync", "fedbuff@buffer:size=3"], "lr": [0.02, 0.1]}
 
 
 def test_local_jobs_train_in_processes_of_their_own(tmp_path, monkeypatch, commands_compile_as_here):

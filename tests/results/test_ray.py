@@ -22,7 +22,16 @@ import pytest
 from fedjax_async import disk
 
 INSTALL = "this test needs Ray: pip install '.[ray]'"
-METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "asgd")  # one group each
+METHODS = (
+    "fedavg",
+    "fedprox",
+    "fedadam",
+    "fedasync",
+    "fedbuff@buffer:size=3",
+    "ca2fl@buffer:size=3",
+    "orthofl",
+    "asgd",
+)  # one group each
 SWEEP = f"""
 [base]
 model = "logistic"

@@ -75,7 +75,7 @@ def test_a_finished_run_is_read_and_not_trained_again(tmp_path, capsys, monkeypa
 
 def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkeypatch):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    command = ["compare", "fedasync", "fedbuff", *flags, "--out", str(tmp_path / "c"), "--quiet"]
+    command = ["compare", "fedasync", "asgd", *flags, "--out", str(tmp_path / "c"), "--quiet"]
     assert main(command) == 0
     monkeypatch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
     capsys.readouterr()

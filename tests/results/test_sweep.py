@@ -218,7 +218,7 @@ def test_one_real_sweep_equals_its_runs_alone():
     from fedjax_async.config import execute, prepare
 
     base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 9, "eval_updates": 3}
-    found = sweep(base, {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}, seeds=2, progress=False)
+    found = sweep(base, {"method": ["fedasync", "fedbuff@buffer:size=3"], "lr": [0.02, 0.1]}, seeds=2, progress=False)
     for settings, run in zip(found.settings, found.runs, strict=True):
         alone = execute(prepare(settings))
         np.testing.assert_array_equal(run.evaluations["time"], alone.evaluations["time"])

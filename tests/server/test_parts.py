@@ -119,7 +119,7 @@ PLAIN = "warm=off,server_lr=0.4,correction=fedasync"
 SAME = {
     "momentum": ("fedavg:server_lr=0.3+momentum:beta=0.7", "fedavgm:server_lr=0.3,momentum=0.7"),
     "correction": (
-        "fedbuff:staleness=constant+correction:by=orthodyn,switch=share,fraction=0.3",
+        "fedbuff:server_lr=1,staleness=constant+correction:by=orthodyn,switch=share,fraction=0.3",
         "orthodyn:switch=share,fraction=0.3",
     ),
     "swa": (
@@ -195,7 +195,7 @@ BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_upda
 
 
 def test_a_sweep_over_options_of_parts_shares_a_program_and_changes_no_result():
-    base = Settings(method="fedbuff+swa:start=0.3+dominance", **BASE)
+    base = Settings(method="fedbuff+swa:start=0.3+dominance", timing="buffer:size=3", **BASE)
     grid = {"method.swa.start": 0.6, "method.dominance.limit": 2.0, "method.server_lr": 0.5}
     settings = [base, *(Settings(**changed(fields_of(base), {path: value})) for path, value in grid.items())]
     assert [str(one.method) for one in settings[1:]] == [

@@ -73,7 +73,7 @@ def adapted(uploads, clip, quantile, rate, draws):
 @pytest.mark.parametrize("adapts", [False, True])
 def test_clip_and_noise_equal_numpy(adapts):
     with jax.enable_x64(True):
-        rule = fedbuff(staleness="constant")
+        rule = fedbuff(staleness="constant", server_lr=1.0)
         own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
         path, columns = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
         zero = jax.tree.map(jnp.zeros_like, start_params())

@@ -137,7 +137,7 @@ def test_the_ends_of_the_ranges_are_the_mean_and_the_median(seed, n):
 def plain_mean(*, size, exponent):
     """FedBuff, which has no option ``size``."""
     del size
-    return fedbuff(exponent=exponent)
+    return fedbuff(exponent=exponent, server_lr=1.0)
 
 
 @settings(max_examples=20)

@@ -79,7 +79,9 @@ def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
     monkeypatch.setitem(SERVERS, "by_hand", by_hand)
     with jax.enable_x64(True):
         uploads = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
-        for ours, theirs in zip(after_steps("by_hand", *uploads), after_steps("fedbuff", *uploads), strict=True):
+        for ours, theirs in zip(
+            after_steps("by_hand", *uploads), after_steps("fedbuff", *uploads, server_lr=1.0), strict=True
+        ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 

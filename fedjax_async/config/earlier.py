@@ -1,0 +1,94 @@
+"""Defaults of methods that have changed: what a method's spec meant in a folder that an earlier version wrote.
+
+``fedbuff`` alone is another run since its defaults changed. So the settings of such methods are kept with the defaults
+that they leave open, under ``defaults`` in ``settings.json``. A file without them was written before the change: then
+``CHANGED`` says what they were. Read back, a method that meant something else is an :class:`Earlier` method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_async.config import own
+from fedjax_async.registry import options_of, parse_spec
+
+TIMING = "timing"  # among options of rules, none of which has this name
+# Method -> the options whose defaults have changed, and its timing, with the values that they had before.
+CHANGED: dict[str, dict[str, Any]] = {
+    "fedbuff": {"server_lr": 1.0, TIMING: "buffer:size=3"},
+    "ca2fl": {"server_lr": 1.0, TIMING: "buffer:size=3"},
+    "fadas": {"server_lr": 0.01, "adaptation": "inverse", TIMING: "buffer:size=3"},
+}
+
+
+class Earlier(str):
+    """A method's spec as its file has it, with the spec that it means; it equals no other text."""
+
+    meaning: str  # the spec with the defaults that it had, written out
+    kept: dict[str, Any] | None  # the defaults in the file, ``None`` if it has none
+
+    def __new__(cls, spec: str, meaning: str, kept: Mapping[str, Any] | None) -> Earlier:
+        made = super().__new__(cls, spec)
+        made.meaning, made.kept = meaning, None if kept is None else dict(kept)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Earlier) and (str(self), self.meaning) == (str(other), other.meaning)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((str(self), self.meaning))
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        """As of a text: the parts are plain texts, also where there is one only."""
+        return str(self).partition(sep)
+
+    def __deepcopy__(self, memo: Any) -> Earlier:
+        return self
+
+
+def meaning_of(method: str) -> str:
+    """The spec that a method's spec means: the same, unless an earlier version wrote it."""
+    return method.meaning if isinstance(method, Earlier) else method
+
+
+def _rule(method: str) -> tuple[str, dict[str, Any]]:
+    """The name of a method's rule, and the options that its spec gives."""
+    return parse_spec("method", own.parts_of("method", method.partition("@")[0])[0])
+
+
+def _left_open(method: Any, timing: Any) -> dict[str, Any]:
+    """The present values of defaults that have changed and that these two settings leave to the method."""
+    from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
+
+    if not isinstance(method, str) or isinstance(method, own.Named) or (name := _rule(method)[0]) not in CHANGED:
+        return {}
+    fixed = {*_rule(method)[1], *([TIMING] if "@" in method or timing is not None else [])}
+    present = {option: p.default for option, p in options_of(METHODS[name].server).items()}
+    present[TIMING] = METHODS[name].timing
+    return {option: present[option] for option in CHANGED[name] if option not in fixed}
+
+
+def defaults_of(method: Any, timing: Any) -> dict[str, Any] | None:
+    """What a file keeps beside these settings: the defaults that they leave open, ``None`` if there are none."""
+    return method.kept if isinstance(method, Earlier) else _left_open(method, timing) or None
+
+
+def as_meant(method: Any, timing: Any, kept: Mapping[str, Any] | None) -> Any:
+    """A method as a file means it that has these settings and ``kept`` as its defaults (``None``: it has none)."""
+    present = _left_open(method, timing)
+    if not present:
+        return method
+    known = CHANGED[_rule(method)[0]] if kept is None else kept
+    meant = {option: known.get(option, default) for option, default in present.items()}
+    if meant == present:
+        return method
+    rule, at, own_timing = method.partition("@")
+    after = f"@{meant.pop(TIMING)}" if TIMING in meant else at + own_timing
+    first, *parts = own.parts_of("method", rule)
+    options = ",".join(f"{option}={value}" for option, value in meant.items())
+    joint = ("," if ":" in first else ":") if options else ""
+    return Earlier(method, "+".join([f"{first}{joint}{options}", *parts]) + after, kept)

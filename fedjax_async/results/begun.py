@@ -1,0 +1,45 @@
+"""A folder keeps its meaning: a method whose defaults have changed since is the one that the folder was begun with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedjax_async.config.earlier import Earlier, as_meant
+from fedjax_async.config.settings import Settings
+from fedjax_async.results.store import CHECKPOINTS
+
+
+def as_begun(settings: Settings, folders: Iterable[str | Path | None]) -> Settings:
+    """The settings as the first folder with a run of this method means them, finished or not; a line says so."""
+    for folder in folders:
+        for path in () if folder is None else (Path(folder, CHECKPOINTS), Path(folder)):
+            found = with_method(settings, read(path / "settings.json"))
+            if isinstance(found.method, Earlier):
+                say(str(folder), found.method)
+                return found
+    return settings
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; nothing if it is missing or damaged, which is said where the folder is checked."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def with_method(settings: Settings, saved: dict[str, Any]) -> Settings:
+    """The settings with the method of a file, if it is the same text with the same timing and meant something else."""
+    method = as_meant(saved.get("method"), saved.get("timing"), saved.get("defaults"))
+    timing = None if settings.timing is None else str(settings.timing)
+    same = isinstance(method, Earlier) and settings.method == str(method) and timing == saved.get("timing")
+    return dataclasses.replace(settings, method=method) if same else settings
+
+
+def say(folder: str, method: Earlier) -> None:
+    print(f"{folder}: {method} means {method.meaning} here, its defaults when the folder was begun")

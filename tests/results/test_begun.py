@@ -1,0 +1,108 @@
+"""Folders of runs from before a change of a method's defaults: read, resumed, compared and swept as they were begun."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, compare, resume, simulate, sweep
+from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.results import load
+from fedjax_async.results.begun import as_begun
+from fedjax_async.results.store import CHECKPOINTS
+
+TINY = {"model": "logistic", "clients": 10, "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
+TINY |= {"updates": 24, "eval_updates": 12, "eval_examples": 50}
+STATED = "fedbuff:server_lr=1@buffer:size=3"  # what fedbuff was
+
+
+def before(method="fedbuff", **given):
+    """The settings of a folder that the version before the change wrote."""
+    content = as_dict(Settings(method=method, **TINY | given))
+    content.pop("defaults", None)
+    return from_dict(content)
+
+
+def steps(run):
+    return run.counters["server_steps"]
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """The folder of a finished run, and the run; its settings.json has no defaults."""
+    folder = tmp_path_factory.mktemp("old") / "run"
+    run = simulate(before(), out=folder, plots=False)
+    saved = json.loads((folder / "settings.json").read_bytes())
+    assert saved["method"] == "fedbuff" and "defaults" not in saved
+    return folder, run
+
+
+def test_the_earlier_run_is_the_stated_one_bit_for_bit_and_todays_another(old):
+    _, run = old
+    stated, today = simulate(method=STATED, **TINY), simulate(method="fedbuff", **TINY | {"updates": 20})
+    np.testing.assert_array_equal(run.evaluations["loss"], stated.evaluations["loss"])
+    assert (steps(run), steps(stated), steps(today)) == (8, 8, 2)
+
+
+def test_a_finished_run_is_read_and_trained_anew_only_on_request(old, tmp_path, capsys):
+    folder, run = old
+    bytes_before = (folder / "manifest.json").read_bytes()
+    again = simulate(method="fedbuff", out=folder, plots=False, **TINY)
+    said = capsys.readouterr().out
+    assert f"{folder}: fedbuff means fedbuff:server_lr=1.0@buffer:size=3 here" in said and "was read" in said
+    assert again.settings == load(folder).settings == run.settings and steps(again) == 8
+    assert (folder / "manifest.json").read_bytes() == bytes_before
+    simulate(before(), out=tmp_path / "run", plots=False)
+    new = simulate(method="fedbuff", out=tmp_path / "run", plots=False, overwrite=True, **TINY | {"updates": 20})
+    assert steps(new) == 2 and "defaults" in new.settings
+
+
+def test_other_settings_of_the_method_are_not_taken_from_the_folder(old):
+    folder, _ = old
+    for given in (Settings(method=STATED, **TINY), Settings(method="fedbuff:server_lr=0.5", **TINY)):
+        assert as_begun(given, [folder]) is given
+    timed = Settings(method="fedbuff", timing="buffer:size=5", **TINY)
+    assert as_begun(timed, [None, folder, folder / "none"]) is timed
+
+
+@pytest.mark.parametrize(
+    "again", [resume, lambda folder, **o: simulate(method="fedbuff", checkpoint=6, out=folder, **TINY, **o)]
+)
+def test_a_killed_run_goes_on_as_it_began(again, old, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    left = [1]  # times to be killed
+
+    def kill(evaluation):
+        if evaluation.number == 1 and left:
+            raise Killed(left.pop())
+
+    with pytest.raises(Killed):
+        simulate(before(checkpoint=6), out=tmp_path, plots=False, callbacks=[kill])
+    assert list((tmp_path / CHECKPOINTS).glob("*.npz")), "it has a checkpoint of the earlier settings"
+    run = again(tmp_path, plots=False, callbacks=[kill])
+    np.testing.assert_array_equal(run.evaluations["loss"], old[1].evaluations["loss"])
+    assert steps(run) == 8
+
+
+def test_a_comparison_goes_on_with_more_seeds_as_it_began(old, tmp_path, capsys):
+    simulate(before(), out=tmp_path / "runs" / "fedbuff" / "seed_0", plots=False)
+    capsys.readouterr()
+    runs = compare(["fedbuff", "fedasync"], seeds=2, out=tmp_path, progress=False, **TINY)["fedbuff"]
+    assert capsys.readouterr().out.count("fedbuff means") == 1
+    assert [steps(run) for run in runs] == [8, 8] and [run.settings["method"] for run in runs] == ["fedbuff"] * 2
+    np.testing.assert_array_equal(runs[0].evaluations["loss"], old[1].evaluations["loss"])
+
+
+def test_a_sweep_goes_on_as_it_began(tmp_path, capsys):
+    points = [{"lr": 0.05}, {"lr": 0.1}]
+    sweep(before(), points=points, out=tmp_path, progress=False)
+    capsys.readouterr()
+    saved = (tmp_path / "sweep.json").read_bytes()
+    assert b"defaults" not in saved
+    found = sweep({"method": "fedbuff", **TINY}, points=points, out=tmp_path, progress=False)
+    assert "fedbuff means" in capsys.readouterr().out and (tmp_path / "sweep.json").read_bytes() == saved
+    assert [steps(run) for run in found.runs] == [8, 8]
