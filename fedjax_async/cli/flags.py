@@ -51,9 +51,9 @@ JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR
 
 # The quickstart: real data and delays of real devices; all methods and seeds take less than a minute on two cores.
 QUICKSTART = Settings(
-    **{"dataset": "fashion_mnist_6k", "partition": "dirichlet:alpha=0.1", "clients": 10, "model": "mlp"},
-    **{"delay": "rpi", "lr": 0.05, "epochs": 1, "time": 7500.0, "eval_time": 300.0},
-)
+    dataset="fashion_mnist_6k", partition="dirichlet:alpha=0.1", clients=10, model="mlp",
+    delay="rpi", lr=0.05, epochs=1, time=7500.0, eval_time=300.0,
+)  # fmt: skip
 SMALL_BUFFERS = ("fedbuff:server_lr=1@buffer:size=3", "ca2fl:server_lr=1@buffer:size=3")  # for ten clients
 QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", *SMALL_BUFFERS, "orthofl", "orthofl_released")
 QUICKSTART_SEEDS = 3
