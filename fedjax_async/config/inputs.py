@@ -33,7 +33,7 @@ def with_files(settings: Settings, *, only: Collection[str] | None = None) -> Se
         asked = only is None or field in only
         if asked and isinstance(value, str) and not isinstance(value, own.Named):
             files: inputs.Digests = ()
-            with contextlib.suppress(OSError):  # its reader says why it cannot be read
+            with contextlib.suppress(OSError, ValueError):  # its reader says what is wrong
                 files = _files(field, str(value))
             if files:
                 found[field] = FileSpec(value, _pattern(field, str(value), files), files)
@@ -54,7 +54,7 @@ def _one(field: str, spec: FileSpec) -> dict[str, Any]:
 def _files(field: str, text: str) -> inputs.Digests:
     """The existing files that a setting names, with their digests."""
     if field == "initial":
-        file = initial_file(str(_path(text)))
+        file = initial_file(text)
         return inputs.listed([file]) if file.is_file() else ()
     if field == "dataset" and (read := [file for file in read_files(text) if file.is_file()]):
         return inputs.listed(read)
@@ -70,8 +70,7 @@ def _named(field: str, spec: str) -> inputs.Digests:
     path = _path(options[PATH]) if PATH in options else None
     files = [] if path is None else [path]
     if lister is not None:
-        with contextlib.suppress(RuntimeError):  # "~nobody": the factory says so itself
-            files = lister(options.get(PATH))
+        files = lister(options.get(PATH))
     elif path is not None and path.is_dir() and own.own_parts({field: spec}):  # the package's factories read one file
         files = list(inputs.below(path))
     return inputs.listed([file for file in files if file.is_file()], path)
