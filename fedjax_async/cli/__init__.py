@@ -10,6 +10,8 @@ command starts.
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import sys
 import warnings
@@ -54,12 +56,25 @@ def _said() -> Iterator[set[type[Warning]]]:
         yield kinds
 
 
+def _plain(error: Any) -> tuple[str | bytes, int]:
+    """Characters that the output cannot show: ``±`` as ``+-``, bytes of a file's name as they are, others escaped."""
+    text = error.object[error.start : error.end]
+    if all("\udc80" <= character <= "\udcff" for character in text):
+        return text.encode("ascii", "surrogateescape"), error.end
+    return text.replace("±", "+-").encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error("fedjax_async.plain", _plain)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, 0 for success. Errors are one line on standard error.
 
     2: input that cannot be used, or too little memory. 3: results are written, but every upload of a run was rejected.
     130: interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without Unicode must not end a command after its work
+        sys.stdout.reconfigure(errors="fedjax_async.plain")
     arguments = parser().parse_args(argv)
     with _said() as kinds:
         code = _act(arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import subprocess
@@ -442,3 +444,14 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 0
+
+
+def test_an_output_without_unicode_shows_what_it_can(monkeypatch):
+    """As under LC_ALL=C without Python's UTF-8 mode: a table with ± must not end a command after its work."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    name = b"caf\xc3\xa9".decode("ascii", "surrogateescape")
+    action = argparse.Namespace(action=lambda arguments: print(f"1 ± 2, é, {name}"))
+    monkeypatch.setattr(cli, "parser", lambda: argparse.Namespace(parse_args=lambda argv: action))
+    assert cli.main([]) == 0
+    assert stream.buffer.getvalue() == b"1 +- 2, \\xe9, caf\xc3\xa9\n"
