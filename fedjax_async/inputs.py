@@ -21,9 +21,8 @@ from fedjax_async import home, registry
 LARGE = 2**23  # bytes; digests of larger files are also remembered on the disk
 LARGEST_HASHED = 2**30  # bytes of a mapped array that is hashed as it is, like arrays in memory
 MOST_REMEMBERED = 1000  # of them
-SETTLED = (
-    2 * 10**9
-)  # ns; a file that changed later than this before it was read may change again at the same time stamp
+# Nanoseconds; a file that changed less than this before it was read may change again at the same time stamp.
+SETTLED = 2 * 10**9
 MOST_LISTED = 32  # files of one setting; more are listed as their folder, with one digest
 
 Digests = tuple[tuple[str, str], ...]  # (path, digest) of each file, in the order of reading

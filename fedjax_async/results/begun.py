@@ -42,4 +42,5 @@ def with_method(settings: Settings, saved: dict[str, Any]) -> Settings:
 
 
 def say(folder: str, method: Earlier) -> None:
+    """Print what the method means in this folder."""
     print(f"{folder}: {method} means {method.meaning} here, its defaults when the folder was begun")
