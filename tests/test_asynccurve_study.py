@@ -172,8 +172,8 @@ def test_the_table_of_made_up_runs(study):
     runs = {"fedasync": [make_run(slow, times)] * 2, "new": [make_run(fast, times), make_run(slow, times)]}
     chosen = {name: {"method": name, "method.mixing": 0.4, "lr": 0.03} for name in runs}
     first, second = study.rows_of("mnist", runs, chosen, 0.5)
-    assert first["accuracy (%)"].mean == pytest.approx(100 * np.mean(slow), rel=1e-6)
-    assert second["accuracy (%)"].mean == pytest.approx(50 * (np.mean(slow) + np.mean(fast)), rel=1e-6)
+    assert first["accuracy (%)"].mean == pytest.approx(100 * np.mean(slow[1:]), rel=1e-6)
+    assert second["accuracy (%)"].mean == pytest.approx(50 * (np.mean(slow[1:]) + np.mean(fast[1:])), rel=1e-6)
     assert first["minutes to 50 %"].mean == pytest.approx(9 / 60)
     assert second["minutes to 50 %"].mean == pytest.approx((3 + 9) / 2 / 60)
     assert (second["local rate"], second["server rate"], second["seeds"]) == (0.03, 0.4, 2)
@@ -189,7 +189,7 @@ def test_the_table_of_seeds(study):
     assert [row["variant"] for row in rows] == ["fedasync", "orthodyn", "orthodyn"]
     assert [row["seed"] for row in rows] == [0, 0, 1]
     assert [row["updates before the switch"] for row in rows] == [None, None, 2]
-    assert rows[0]["accuracy (%)"] == pytest.approx(100 * np.mean([0.1, 0.2, 0.3, 0.5, 0.6]), rel=1e-6)
+    assert rows[0]["accuracy (%)"] == pytest.approx(100 * np.mean([0.2, 0.3, 0.5, 0.6]), rel=1e-6)
     assert rows[0]["minutes to 50 %"] == pytest.approx(9 / 60) and rows[0]["rejected uploads"] == 2
 
 

@@ -144,11 +144,11 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
 
 def _untrained(run: Run) -> np.ndarray:
     """Which evaluations are of the initial model, as no upload had changed it; bool[rows], true at first only."""
+    if not {"update", "step", "loss"} <= set(run.evaluations):
+        return np.zeros(len(next(iter(run.evaluations.values()), [])), np.bool_)  # nothing says so
     update, step, loss = (np.asarray(run.evaluations[name]) for name in ("update", "step", "loss"))
-    before = (update == 0) | (
-        (step == 0) & (loss == loss[:1])
-    )  # uploads that wait for their server step change nothing
-    return np.logical_and.accumulate(before)
+    waiting = (step == 0) & (loss == loss[:1])  # uploads that wait for their server step change nothing
+    return np.logical_and.accumulate((update == 0) | waiting)
 
 
 def _scores(run: Run, column: str = "accuracy") -> np.ndarray:

@@ -42,7 +42,7 @@ def equal(one, other):
 
 
 OBJECTS = {
-    "method": ("fedbuff:server_lr=0.5", lambda: method("fedbuff:server_lr=0.5")),
+    "method": ("fedbuff:server_lr=0.5@buffer:size=3", lambda: method("fedbuff:server_lr=0.5@buffer:size=3")),
     "timing": ("buffer:size=2", lambda: TIMINGS["buffer"](size=2)),
     "delay": ("lognormal:mean=60", lambda: DELAYS["lognormal"](mean=60)),
     "availability": ("sessions:on=5,off=5", lambda: AVAILABILITY["sessions"](on=5, off=5)),

@@ -53,7 +53,7 @@ def training(model, *, lr, batch_size, momentum: float = 0.0):
 
 # kind -> factory, the spec that uses it, and the built-in spec that does the same
 KINDS = {
-    "method": (rule, "mine:server_lr=0.5@buffer:size=3", "fedbuff:server_lr=0.5"),
+    "method": (rule, "mine:server_lr=0.5@buffer:size=3", "fedbuff:server_lr=0.5@buffer:size=3"),
     "timing": (lambda *, size=1: TIMINGS["buffer"](size=size), "mine:size=2", "buffer:size=2"),
     "delay": (lambda *, mean=1.0: DELAYS["lognormal"](mean=mean), "mine:mean=60", "lognormal:mean=60"),
     "availability": (lambda *, on=1.0: AVAILABILITY["sessions"](on=on), "mine:on=5+always", "sessions:on=5+always"),

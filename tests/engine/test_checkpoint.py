@@ -57,7 +57,11 @@ def interrupted(done, total, **status):
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older version"])
 @pytest.mark.parametrize(
     "given",
-    [{"method": "fedbuff"}, {"method": "dpsgd"}, {"policy": "oort", "timing": "buffer:size=2,concurrency=2"}],
+    [
+        {"method": "fedbuff@buffer:size=3"},
+        {"method": "dpsgd"},
+        {"policy": "oort", "timing": "buffer:size=2,concurrency=2"},
+    ],
     ids=["server", "nodes", "policy"],
 )
 def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, monkeypatch, given, recorded):

@@ -13,12 +13,13 @@ from fedjax_async.server import SERVERS
 from tests.engine.problem import case, close
 from tests.engine.test_contract import remembering
 
-# (rule, timing, the most messages after an arrival); a rule with a memory sends each client of a cohort its own
+# (rule, timing, the most messages after an arrival, rounded up to a power of two); a rule with a memory sends each
+# client of a cohort its own
 RUNS = [
     ("fedasync", "every", 1),
     ("fedadam", "buffer:size=3", 1),
     ("fedavg", "cohort:size=4", 1),
-    ("orthofl", "window:length=1.5", 4),
+    ("orthofl", "window:length=1.5", 8),
     (remembering, "cohort:size=4", 4),
 ]
 

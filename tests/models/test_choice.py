@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_async.models import LOWERINGS, MODELS, Conv, ConvPool, choice, default_lowering
 from fedjax_async.models.choice import ConvShape, MeasuredShape, candidates, distance, fastest
+from fedjax_async.notices import RunWarning
 
 SHAPE = ConvShape((3, 3), (1, 1), (5, 5), (2, 3))
 
@@ -95,12 +96,13 @@ def test_auto_measures_once_and_remembers(monkeypatch, tmp_path):
     assert calls[-1].outputs == (3, 3)
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_written_is_said_and_no_error(monkeypatch, tmp_path):
     (tmp_path / "lowerings").write_text("a file where the folder should be")
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setattr(choice, "measured", lambda shape: {"tiled": 1.0})
     monkeypatch.setattr(choice, "_chosen", {})
-    assert choice.measured_lowering((3, 3, 2, 3), (1, 1), (5, 5)) == "tiled"
+    with pytest.warns(RunWarning, match="measured lowerings are not kept"):
+        assert choice.measured_lowering((3, 3, 2, 3), (1, 1), (5, 5)) == "tiled"
 
 
 def test_measuring_takes_each_candidate(monkeypatch, tmp_path):

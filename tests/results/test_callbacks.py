@@ -28,7 +28,7 @@ UNEVEN = {
     "timeout": 200.0,
     "late": "drop",
     "timing": "buffer:size=2",
-    "method": "fedbuff",
+    "method": "fedbuff:server_lr=1",
 }
 
 
