@@ -17,7 +17,7 @@ from fedjax_async import simulate, sweep
 from tests.engine.problem import MODEL
 from tests.worlds import drawn, refusal, settings_of
 
-DRAWS = 16
+DRAWS = 12
 DAY = int(os.environ.get("WORLDS") or datetime.datetime.now(datetime.UTC).strftime("%Y%m%d"))
 
 

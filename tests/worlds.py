@@ -127,7 +127,7 @@ def main() -> None:
     """Print how many pairs the draws of some days cover."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=7)
-    parser.add_argument("--draws", type=int, default=16)
+    parser.add_argument("--draws", type=int, default=12)
     a = parser.parse_args()
     today = datetime.date.today().toordinal()
     found: Counter[tuple[str, str]] = Counter()

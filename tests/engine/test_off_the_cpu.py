@@ -78,9 +78,8 @@ def loops_of_receive(rule, timing):
     return lowered.as_text().count("stablehlo.while")
 
 
-@pytest.mark.parametrize(("rule", "timing"), [RUNS[k][:2] for k in (0, 1, 4)])
-def test_off_the_cpu_arrivals_are_the_only_loop_of_what_the_server_does(rule, timing, monkeypatch):
-    usual = loops_of_receive(rule, timing) if rule == "fedasync" else None
+def test_off_the_cpu_arrivals_are_the_only_loop_of_what_the_server_does(monkeypatch):
+    rule, timing, _ = RUNS[1]
+    assert loops_of_receive(rule, timing) > 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert loops_of_receive(rule, timing) == 1
-    assert usual is None or usual > 1  # or the count would see no loops
