@@ -39,8 +39,8 @@ SAID = {
     "plugins": "the parts that the run uses have the same code",
 }
 OLDER = (
-    "goes on from a checkpoint of an older version, with today's rules: where PushCen's centroids are equal, or a batch "
-    "of one example met running statistics, the numbers are those of neither version"
+    "goes on from a checkpoint of an older version, with today's rules: where centroids of PushCen are equal, or a "
+    "batch of one example meets running statistics, the numbers are those of neither version"
 )
 
 

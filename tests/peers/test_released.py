@@ -68,8 +68,8 @@ def test_nodes_of_a_batch_aggregate_as_each_by_itself():
     empty = inbox
     for message in messages():
         inbox = peer.add(inbox, start, message, jnp.float32(0.5))
-    inboxes, rows = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair) for pair in ((inbox, empty), (start, start)))
-    both = jax.jit(jax.vmap(peer.wake, in_axes=(0, 0, None)))(rows, inboxes, EVENT)
+    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), inbox, empty)
+    both = jax.jit(jax.vmap(peer.wake, in_axes=(None, 0, None)))(start, inboxes, EVENT)
     assert both.dictionary.known.tolist() == [True, False]
     np.testing.assert_allclose(both.dictionary.tables["kernel"], [DICTIONARY, [0] * 5], atol=1e-5)
     np.testing.assert_allclose(both.params["kernel"], [row.params["kernel"], OWN["kernel"]], atol=1e-5)
