@@ -17,6 +17,7 @@ The ``bandwidth`` options of the delay models are the simple case; use one or th
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ import numpy as np
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.durations import Delays
+from fedjax_async.notices import RunWarning
 
 
 class Network(NamedTuple):
@@ -104,16 +106,19 @@ def link(
 ) -> NetworkModel:
     """A link of `down` and `up` bytes a second and `latency` seconds a message for each client, with `jitter`.
 
-    Without ``down`` or ``up`` messages in that direction take only the latency. ``heterogeneity`` is the
-    sigma of the lognormal factors (mean 1) by which a client's links are slower; down and up have
-    factors of their own. ``jitter`` is the sigma of the lognormal noise of each message. ``shared``, in runs without a
-    server: a node sends its messages one after another.
+    Without ``down`` or ``up`` messages in that direction take only the latency; without all three the link has no
+    effect, and warns of it. ``heterogeneity`` is the sigma of the lognormal factors (mean 1) by which a client's links
+    are slower; down and up have factors of their own. ``jitter`` is the sigma of the lognormal noise of each message.
+    ``shared``, in runs without a server: a node sends its messages one after another.
     """
     for field, value in (("down", down), ("up", up)):
         check.optional(check.real_positive, field, value)
     for field, value in (("latency", latency), ("jitter", jitter), ("heterogeneity", heterogeneity)):
         check.real_non_negative(field, value)
 
+    if down is up is None and latency == 0:
+        text = "network: a link without down, up and latency has no effect: its messages take no time"
+        warnings.warn(text, RunWarning, stacklevel=2)
     rates = [math.inf if rate is None else float(rate) for rate in (down, up)]
 
     def bind_links(num_clients: int, seed: int) -> LinksOf:

@@ -107,7 +107,7 @@ def compute_events(scenario: Scenario, ties: str = "client") -> Computes:
     found = Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept], exhausted)
     if len(kept) > most:
         within = np.sort(order_of(found, "end", ties)[: int(most)])
-        found = Computes(*(column[within] for column in found[:4]))._replace(exhausted=exhausted)
+        found = Computes(*(column[within] for column in found[:4]))
     return found
 
 

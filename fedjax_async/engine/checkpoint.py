@@ -38,6 +38,10 @@ SAID = {
     "rounding": "the same numbers to rounding, not bit for bit",
     "plugins": "the parts that the run uses have the same code",
 }
+OLDER = (
+    "goes on from a checkpoint of an older version, with today's rules: where centroids of PushCen are equal, or a "
+    "batch of one example meets running statistics, the numbers are those of neither version"
+)
 
 
 class Snapshot(NamedTuple):
@@ -138,8 +142,8 @@ class Keeper:
         """The newest checkpoint, ``None`` if there is none yet.
 
         Raises ``ValueError`` if it is damaged or belongs to other settings, input files, versions, JAX settings or
-        another device. Warns (``notices.RunWarning``) of what can only change the rounding, and of input files that an
-        older checkpoint has no digests of.
+        another device. Warns (``notices.RunWarning``) of what can only change the rounding, of an older version, and of
+        input files that it kept no digests of.
         """
         steps = completed(self.folder)
         if not steps:
@@ -166,6 +170,8 @@ class Keeper:
         unknown = identity.unknown_files(saved.get("settings"), self._identity.get("settings"))
         if unknown:
             self._say(notices.unknown_files(unknown))
+        if NUMBERS not in saved:
+            self._say(OLDER)
         for name, have in self._identity.items():
             if name not in saved and name in (NUMBERS, *SAID):  # an older checkpoint
                 continue

@@ -35,8 +35,8 @@ def options() -> dict[str, str | int | bool]:
     """XLA's options for JAX's default device, without those that ``XLA_FLAGS`` names; {} off CUDA."""
     if "cuda" not in jax.devices()[0].client.platform_version.lower():
         return {}
-    flags = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in CUDA.items() if f"--{name}" not in flags}
+    named = {flag.partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    return {name: value for name, value in CUDA.items() if f"--{name}" not in named}
 
 
 def jitted(function: Callable[..., Any], **arguments: Any) -> Any:

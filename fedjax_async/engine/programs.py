@@ -200,7 +200,7 @@ def send(server: Server, facts: StackFacts) -> Any:
     """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
 
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
-        return serving.write_messages(server, tables, facts, carry, jnp.int32(0))
+        return serving.write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
 
     return jitted(send, donate_argnums=1)
 

@@ -77,9 +77,10 @@ def make_run(
 ) -> Run:
     """Join the schedule's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
-    ``bytes_up`` counts all uploads that have reached the server by an evaluation, also further copies, rejected
-    uploads, and uploads that are never applied (too late, or after the last step). With compressed uploads it is the
-    sum of the recorded sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
+    ``bytes_up`` counts all uploads that have reached the server by an evaluation, also rejected ones, and those that
+    are never applied (too late, or after the last step). A further copy counts with its upload, if it comes before the
+    end of the run; so a longer run may have more bytes at the same moment. With compressed uploads it is the sum of the
+    recorded sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
 
     ``bytes_down`` counts all messages that the server has sent by an evaluation, also at that very moment: the replies
     to its uploads. So it depends neither on how much longer the run goes on nor on what its budget counts.

@@ -51,6 +51,9 @@ class StackFacts(NamedTuple):
     # The most messages due after an arrival (of a stack: after the arrivals of a rank), if the programs depend on it.
     # They then send them without a loop of unknown length, which would cost an accelerator more than the messages.
     messages: int | None = None
+    # Whether messages must be sent one after the other: some client gets two after the same arrival, and what the
+    # server remembers of the client when it sends the second is what the first has left.
+    in_turn: bool = False
 
 
 def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:
@@ -82,9 +85,19 @@ def send_one(
     return message._replace(version=jnp.int32(0)), after
 
 
-def write_messages(server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, position: Array) -> Carry:
-    """Send the messages due after ``position`` arrivals: write them to their slots."""
-    low, high = tables.write_bounds[position], tables.write_bounds[position + 1]
+def write_messages(
+    server: Server,
+    tables: DeviceTables,
+    facts: StackFacts,
+    carry: Carry,
+    low: Array,
+    high: Array,
+    most: int | None = None,
+) -> Carry:
+    """Send the messages ``low .. high-1``: write them to their slots.
+
+    One after the other, in a loop; or at once, if they are known to be at most ``most``, each to another client.
+    """
 
     def send(j: Array, carry: Carry) -> Carry:
         message, memory = send_one(server, tables, facts, carry.server, carry.memory, j)
@@ -93,13 +106,20 @@ def write_messages(server: Server, tables: DeviceTables, facts: StackFacts, carr
             slots=tree.scatter(carry.slots, tables.write_slot[j], message),
         )
 
-    return jax.lax.fori_loop(low, high, send, carry)
+    if most is None:
+        return jax.lax.fori_loop(low, high, send, carry)
+
+    def together(carry: Carry) -> Carry:
+        return write_together(server, tables, facts, carry, low, high, most)
+
+    # one message is sent in vain more cheaply than it is left out
+    return tree.when(low < high, together, carry) if most > 1 else together(carry)
 
 
 def write_together(
     server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, low: Array, high: Array, most: int
 ) -> Carry:
-    """Send the messages ``low .. high-1``, or the first ``most`` of them, at once: none depends on another."""
+    """Send the messages ``low .. high-1``, or the first ``most`` of them, at once; each must be to another client."""
     index = low + jnp.arange(most, dtype=jnp.int32)
     j, active = jnp.maximum(jnp.minimum(index, high - 1), 0), index < high
     message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
@@ -107,18 +127,6 @@ def write_together(
         memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
         slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
     )
-
-
-def write_known(
-    server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, low: Array, high: Array, most: int
-) -> Carry:
-    """Send the messages ``low .. high-1``, of which there are at most ``most``, without a loop."""
-
-    def send(carry: Carry) -> Carry:
-        return write_together(server, tables, facts, carry, low, high, most)
-
-    # one message is sent in vain more cheaply than it is left out
-    return tree.when(low < high, send, carry) if most > 1 else send(carry)
 
 
 def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> Any:
@@ -171,7 +179,7 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
         table = tree.stack_zeros(message, slots)
         carry = Carry(state, rows_of(memory), rows_of(own), table, records, zero, tree.stack_zeros(seen, length))
-        return write_messages(server, tables, facts, carry, zero)
+        return write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
 
     return start
 
@@ -296,10 +304,8 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
             clients=tree.scatter(carry.clients, tables.owner[p], tree.gather(buffers.after, row)),
             records=carry.records | sent,
         )
-        if facts.messages is None:
-            return write_messages(server, tables, facts, carry, p + 1)
         due = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
-        return write_known(server, tables, facts, carry, *due, facts.messages)
+        return write_messages(server, tables, facts, carry, *due, facts.messages)
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
         carry = jax.lax.fori_loop(span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
@@ -353,8 +359,8 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
             probes=seen,
         )
         due = tables.write_bounds[low + 1], tables.write_bounds[high + 1]
-        if facts.messages is not None:
-            return write_known(server, tables, facts, carry, *due, facts.messages)
+        if facts.messages is not None or facts.in_turn:
+            return write_messages(server, tables, facts, carry, *due, facts.messages)
 
         def some(i: Array, carry: Carry) -> Carry:
             return write_together(server, tables, facts, carry, due[0] + i * runs, due[1], runs)

@@ -67,21 +67,37 @@ def make_member(
 
 def stack_facts(members: Sequence[Member], layout: Layout, shape: StackShape) -> StackFacts:
     """What the compiled programs of a stack depend on."""
+    off_the_cpu = jax.default_backend() != "cpu"
+    in_turn = (off_the_cpu or _by_ranks(layout, shape)) and sends_twice(layout)
     return StackFacts(
         members[0].schedule.num_clients,
         all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
         all(bool(np.all(m.applied)) for m in members),
         tuple((name, probe.function) for name, probe in members[0].probes.items()),
-        None if jax.default_backend() == "cpu" else most_messages(layout, shape),
+        most_messages(layout, shape) if off_the_cpu and not in_turn else None,
+        in_turn,
     )
+
+
+def _by_ranks(layout: Layout, shape: StackShape) -> bool:
+    """Whether the arrivals of a rank are applied at once."""
+    return shape.runs > 1 and layout.batching == "vmap"
 
 
 def most_messages(layout: Layout, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
-    by_ranks = shape.runs > 1 and layout.batching == "vmap"
-    after = layout.ranks if by_ranks else np.arange(len(layout.run) + 1)
+    after = layout.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
+
+
+def sends_twice(layout: Layout) -> bool:
+    """Whether a client is sent two messages of its own after the same arrival: the job of the first has failed."""
+    slots, clients = layout.slots, layout.schedules[0].num_clients
+    after = np.repeat(np.arange(len(slots.write_bounds) - 1), np.diff(slots.write_bounds))
+    owners = slots.write_run.astype(np.int64) * clients + slots.write_client
+    keys = np.sort(after * clients * len(layout.schedules) + owners)
+    return bool((keys[1:] == keys[:-1]).any())
 
 
 class Stack(NamedTuple):

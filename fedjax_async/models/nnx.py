@@ -40,8 +40,8 @@ def from_nnx(
     The params are its ``nnx.Param`` values as nested dicts. They start with the values in ``module``; the seed of a run
     does not change them, and the run warns of it. For weights by the seed, replace ``init``:
     ``from_nnx(Net(nnx.Rngs(0)))._replace(init=lambda key: from_nnx(Net(nnx.Rngs(key))).init(key))``. ``private``: see
-    ``Model``. Raises ``ValueError`` for a module with other state (running
-    statistics, generators of dropout); ``from_flax`` accepts it in a ``flax.linen`` module.
+    ``Model``. Raises ``ValueError`` for a module with other state (running statistics, generators of dropout);
+    ``from_flax`` accepts it in a ``flax.linen`` module.
     """
     from flax import nnx  # noqa: PLC0415 (takes a second)
 

@@ -98,10 +98,8 @@ def pushcen(
         )
         if released:
             key = jax.random.fold_in(event.key, _FIRST)
-            tables = jax.lax.cond(
-                heard & ~base.known,
-                lambda: clustered(params, row.dictionary, key, rules).tables,  # not known: from random entries
-                lambda: tables,
+            tables = tree.when(  # G is not known: from random entries
+                heard & ~base.known, lambda _: clustered(params, row.dictionary, key, rules).tables, tables
             )
         return row._replace(params=params, dictionary=Dictionary(tables, row.dictionary.known | heard))
 

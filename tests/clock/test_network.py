@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_async import registry
 from fedjax_async.clock import NETWORKS, Until, bind_delays, plan
+from fedjax_async.notices import RunWarning
 
 
 def network(spec, num_clients=10, seed=0):
@@ -33,7 +34,6 @@ def test_a_link_is_latency_and_bytes_each_way():
     np.testing.assert_allclose(model.seconds([0, 9], [0, 3], 600, 90), 0.5 + 6 + 0.5 + 9)
     np.testing.assert_allclose(network("link:latency=0.5").seconds(0, 0, 600, 90), 1.0)
     np.testing.assert_allclose(network("link:up=10").seconds(0, 0, 600, 90), 9)
-    np.testing.assert_array_equal(network("link").seconds(np.arange(3), 0, 600, 90), np.zeros(3))
 
 
 def test_the_network_comes_on_top_of_the_delays():
@@ -44,7 +44,13 @@ def test_the_network_comes_on_top_of_the_delays():
         expected = bind_delays("lognormal", 5, 0).durations(who, which, 3, 600, 90)
         expected = expected + network(spec, 5).seconds(who, which, 600, 90)
         np.testing.assert_allclose(s.upload_time - s.dispatch_time, expected, rtol=1e-9)
-    for one, other in zip(plain(), plain(network="link")):
+
+
+@pytest.mark.parametrize("spec", ["link", "link:jitter=0.4,heterogeneity=1,shared=true"])
+def test_a_link_without_rates_and_latency_has_no_effect_and_says_so(spec):
+    with pytest.warns(RunWarning, match="network: a link without down, up and latency has no effect"):
+        instant = plain(network=spec)
+    for one, other in zip(plain(), instant):
         np.testing.assert_array_equal(one, other)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from fedjax_async import disk, resume, simulate
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
+from fedjax_async.notices import RunWarning
 from tests.engine.problem import case, noisy_client
 from tests.engine.test_contract import carrying, remembering
 
@@ -129,6 +131,16 @@ def test_other_software_is_refused_and_named(saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "surroundings", lambda: real | {"jax": "0.0.1"})
     with pytest.raises(ValueError, match=r"jax = '0\.0\.1'"):
         again(saved)
+
+
+def test_a_checkpoint_of_a_version_that_did_not_record_jax_s_settings_is_continued_with_a_line(saved):
+    path = saved / "10.npz"
+    arrays = disk.read_npz(path)
+    about = json.loads(arrays["about"].tobytes())
+    del about["identity"][checkpoint.NUMBERS], about["identity"]["rounding"]
+    disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}))
+    with pytest.warns(RunWarning, match="goes on from a checkpoint of an older version, with today's rules"):
+        assert again(saved).turns == 10
 
 
 def test_every_type_and_shape_survives(tmp_path):

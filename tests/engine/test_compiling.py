@@ -43,6 +43,8 @@ def test_a_cuda_gpu_puts_loops_into_graphs_and_fixes_the_kernels():
 def test_an_option_that_xla_flags_names_is_left_to_them(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_force_host_platform_device_count=2")
     assert set(compiling.CUDA) - set(compiling.options()) == {"xla_gpu_enable_command_buffer"}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm_int4=true")  # another option, of a longer name
+    assert compiling.options() == compiling.CUDA
 
 
 @pytest.mark.parametrize("module", [programs, peer_programs], ids=["server", "nodes"])

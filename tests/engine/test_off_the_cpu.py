@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_async.engine import run_reference, serving
 from fedjax_async.engine.run import run_stack
-from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of, stack_facts
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, sends_twice, shape_of, stack_facts
 from fedjax_async.server import SERVERS
 from tests.engine.problem import case, close
 from tests.engine.test_contract import remembering
@@ -29,9 +29,10 @@ def off_the_cpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
-def fresh(rule, timing, seed=3):
+def fresh(rule, timing, seed=3, **conditions):
     """A case whose rule has no programs yet: their keys do not say for which backend they were made."""
-    return case(SERVERS[rule]() if isinstance(rule, str) else rule(), timing, "exponential:mean=1", seed=seed)
+    made = SERVERS[rule]() if isinstance(rule, str) else rule()
+    return case(made, timing, "exponential:mean=1", seed=seed, **conditions)
 
 
 def stack_of(*cases):
@@ -62,6 +63,20 @@ def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
         cases = [fresh("fedasync", "every", seed) for seed in (3, 4)]
         cases = [one._replace(components=one.components._replace(server=rule)) for one in cases]
         found = run_stack(stack_of(*cases))
+        wanted = [run_reference(*one) for one in cases]
+    for have, want in zip(found, wanted, strict=True):
+        close(have.params, want.params, 1e-9)
+
+
+@pytest.mark.parametrize(("backend", "runs"), [("gpu", 1), ("gpu", 2), ("cpu", 2)])
+def test_a_second_message_to_a_client_depends_on_the_first_though_no_upload_came_between(monkeypatch, backend, runs):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with jax.enable_x64(True):
+        rule = remembering()  # each message changes what the server remembers of the client
+        cases = [fresh(lambda: rule, "every", seed, faults="drop:probability=0.5") for seed in (3, 4)[:runs]]
+        stack = stack_of(*cases)
+        assert sends_twice(stack.layout)
+        found = run_stack(stack)
         wanted = [run_reference(*one) for one in cases]
     for have, want in zip(found, wanted, strict=True):
         close(have.params, want.params, 1e-9)

@@ -61,6 +61,20 @@ def test_the_first_aggregation_clusters_the_mean_of_the_messages():
     assert row.dictionary.known and not row.own.known
 
 
+def test_nodes_of_a_batch_aggregate_as_each_by_itself():
+    peer, row = first_aggregation()
+    start = peer.init(OWN)
+    inbox = peer.open(start)
+    empty = inbox
+    for message in messages():
+        inbox = peer.add(inbox, start, message, jnp.float32(0.5))
+    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), inbox, empty)
+    both = jax.jit(jax.vmap(peer.wake, in_axes=(None, 0, None)))(start, inboxes, EVENT)
+    assert both.dictionary.known.tolist() == [True, False]
+    np.testing.assert_allclose(both.dictionary.tables["kernel"], [DICTIONARY, [0] * 5], atol=1e-5)
+    np.testing.assert_allclose(both.params["kernel"], [row.params["kernel"], OWN["kernel"]], atol=1e-5)
+
+
 def test_a_node_without_messages_has_no_dictionary_before_it_clusters():
     peer = pushcen(lambda path: False, k=5, reference="released")
     row = peer.init(OWN)
