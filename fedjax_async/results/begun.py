@@ -33,12 +33,17 @@ def read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def with_method(settings: Settings, saved: dict[str, Any]) -> Settings:
-    """The settings with the method of a file, if it is the same text with the same timing and meant something else."""
-    method = as_meant(saved.get("method"), saved.get("timing"), saved.get("defaults"))
+def with_method(settings: Settings, saved: Any) -> Settings:
+    """The settings with the method of a file, if it is the same text with the same timing and meant something else.
+
+    ``saved``: the settings in the file. If they are damaged, these stay as they are: the check of the folder says so.
+    """
     timing = None if settings.timing is None else str(settings.timing)
-    same = isinstance(method, Earlier) and settings.method == str(method) and timing == saved.get("timing")
-    return dataclasses.replace(settings, method=method) if same else settings
+    if not isinstance(saved, dict) or settings.method != saved.get("method") or timing != saved.get("timing"):
+        return settings
+    kept = saved.get("defaults")
+    method = as_meant(saved["method"], timing, kept) if kept is None or isinstance(kept, dict) else None
+    return dataclasses.replace(settings, method=method) if isinstance(method, Earlier) else settings
 
 
 def say(folder: str, method: Earlier) -> None:
