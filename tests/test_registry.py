@@ -187,6 +187,13 @@ def test_a_quoted_text_is_read_back_from_any_place_in_a_spec(text):
     assert registry.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
 
 
+@given(text=st.text("ab1e.+,:=/", min_size=1))
+def test_a_text_that_is_written_into_a_spec_is_one_value(text):
+    spec = f"csv:path={registry.quoted(text)},repeat=5"
+    assert registry.joined(f"{spec}+drop") == [spec, "drop"]
+    assert registry.items_of(spec) == [f"path={registry.quoted(text)}", "repeat=5"]
+
+
 def test_quotes_within_a_text_are_plain_signs():
     for text in ("o'brien/a.csv", 'a"b.csv', '"', "'a'b"):
         assert registry.parse_spec("delay", f"csv:path={text},repeat=5") == ("csv", {"path": text, "repeat": 5})
