@@ -19,7 +19,7 @@ PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, a
 def save_plugins(folder: Path) -> None:
     """Write the names of the loaded plugins into ``folder``, if there are any."""
     if plugins.LOADED:
-        disk.write(folder / PLUGINS, files.json_bytes(plugins.LOADED))
+        disk.write(folder / PLUGINS, files.json_bytes(list(plugins.LOADED)))
 
 
 def load_plugins(folder: Path) -> None:
