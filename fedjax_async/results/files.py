@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from fedjax_async.config import plugins
+from fedjax_async.engine.client_scores import is_accuracy
 from fedjax_async.engine.numerics import numerics, rounding
 
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -62,9 +62,6 @@ def _cells(column: np.ndarray) -> list[Any]:
     return column.tolist()
 
 
-OF_LABELS = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
-
-
 def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
 
@@ -72,9 +69,7 @@ def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
     ['loss', 'train_loss']
     """
     absent = [
-        name
-        for name, values in columns.items()
-        if OF_LABELS.fullmatch(name) and np.isnan(np.asarray(values, np.float64)).all()
+        name for name, values in columns.items() if is_accuracy(name) and np.isnan(np.asarray(values, np.float64)).all()
     ]
     return {name: values for name, values in columns.items() if name not in absent}
 
@@ -109,7 +104,7 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
         parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype
         columns[name] = np.array(cells, dtype=parsed).astype(dtype)
-    absent = [name for name in dtypes if name not in columns and OF_LABELS.fullmatch(name)]
+    absent = [name for name in dtypes if name not in columns and is_accuracy(name)]
     return columns | {name: np.full(len(rows), math.nan, dtypes[name]) for name in absent}
 
 
