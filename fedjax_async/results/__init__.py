@@ -24,7 +24,6 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.explaining import Explanation, explain
 from fedjax_async.results.exporting import export
 from fedjax_async.results.figure import Drawing, save_figure
-from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
@@ -32,6 +31,7 @@ from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.privacy import Guarantee, guarantees
 from fedjax_async.results.progress import ProgressBar, bar
+from fedjax_async.results.provenance import versions
 from fedjax_async.results.runs import write_comparison, write_run
 from fedjax_async.results.significance import holm, interval, paired
 from fedjax_async.results.store import load, save
