@@ -15,8 +15,8 @@ from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
+from fedjax_async.results.begun import save_plugins
 from fedjax_async.results.runs import write_run
-from fedjax_async.results.unfinished import save_plugins
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"

@@ -19,7 +19,7 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.local import local_training
-from fedjax_async.results.unfinished import load_plugins, save_plugins
+from fedjax_async.results.begun import load_plugins, save_plugins
 from fedjax_async.types import Traced
 
 ROOT = Path(__file__).resolve().parent.parent.parent
