@@ -189,6 +189,8 @@ def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
     factory = getattr(entry, "server", None) or getattr(entry, "peer", None) or entry
     options = options_of(factory)
     free = [option for option in options if option not in [key.strip().replace("-", "_") for key, _, _ in given]]
+    if value in free:
+        return f", as in {name}:{','.join([*items[:first], f'{value}=...'])} (options: {', '.join(options)})"
     near = next((option for option in free if _takes(options[option], parse_value(value))), None)
     if entry is not factory and near is not None and is_traced(options[near]) and value.isdecimal():
         near = None  # fedbuff:10 asks for a buffer of ten, not for a server_lr of ten

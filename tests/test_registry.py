@@ -122,6 +122,7 @@ def test_options_without_a_name_are_refused(spec):
         ("square:=3", ", as in square:side=3 (options: side, colour)"),
         ("square:red", ", as in square:colour=red (options: side, colour)"),
         ("square:side=3,red", ", as in square:side=3,colour=red (options: side, colour)"),
+        ("square:side", ", as in square:side=... (options: side, colour)"),
         ("circle:true", ", as in circle:filled=true (options: radius, centre_x, filled)"),
         ("none:3", " (options: none)"),
         ("oval:3", ""),
