@@ -260,7 +260,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     given = arguments.out
 
     def compare_in(out: str) -> None:
-        others = {path.name for path in Path(out, "runs").glob("*")} - {folder_name(each) for each in arguments.methods}
+        methods = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
+        others = methods - {folder_name(each) for each in arguments.methods}
         if given is None and others and not arguments.overwrite:
             raise Occupied(f"out = {out!r}: has other methods")
         _compare_in(out, arguments, settings)
