@@ -17,6 +17,7 @@ from fedjax_async.registry import is_plain_number
 FILES, OWN = "files", "own"  # beside the settings: digests of input files, fingerprints of the user's own parts
 SHORT = 12  # characters of a digest in a message
 _OPTIONS = re.compile(r"[^:,+@=]+=[^:,+@=]*(?:,[^:,+@=]+=[^:,+@=]*)*")
+_PLUS = r"(?<!\d[eE])\+|\+(?!\d)"  # between the parts of a spec, not in a number such as 1e+22
 
 
 def difference(saved: Any, wanted: Any) -> str:
@@ -114,14 +115,14 @@ def _normal(value: Any) -> Any:
 
 def _number(value: float) -> str:
     try:
-        return repr(float(value)) if float(value) == value else repr(value)
+        return repr(float(value)).replace("+", "") if float(value) == value else repr(value)
     except OverflowError:  # a whole number above the largest float
         return repr(value)
 
 
 def _text(text: str) -> str:
     """A text, perhaps a spec: numbers by their value, options in the order of their names, no spaces around them."""
-    plain = "".join(map(_token, re.split(r"([:,+@=])", text)))
+    plain = "".join(map(_token, re.split(rf"([:,@=]|{_PLUS})", text)))
     return _OPTIONS.sub(lambda found: ",".join(sorted(map(_option, found[0].split(",")))), plain)
 
 

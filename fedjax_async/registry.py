@@ -112,6 +112,7 @@ def parse_value(text: str) -> Any:
     return text
 
 
+_NEXT_PART = r"\+(?=[a-z_]*(?::|\+|$))"
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _QUOTED_VALUE = re.compile(rf"(?<==)\s*(?:{_QUOTED})(?=\s*(?:[,+]|$))")
 
@@ -133,15 +134,19 @@ def items_of(spec: str) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text as the value of an option, in quotes if it has a comma; ``ValueError`` if it has both kinds of quotes too.
+    """A text as the value of an option, in quotes if a comma or ``+`` in it would end it.
+
+    ``ValueError`` if it has both kinds of quotes too.
 
     >>> quoted("a.csv"), quoted("a,b.csv"), parse_spec("delay", "csv:path=" + quoted("a,b.csv"))
     ('a.csv', '"a,b.csv"', ('csv', {'path': 'a,b.csv'}))
+    >>> quoted("a+b"), quoted("1e+22")
+    ('"a+b"', '1e+22')
     """
-    if "," not in text and not re.fullmatch(_QUOTED, text):
+    if "," not in text and not re.search(_NEXT_PART, text) and not re.fullmatch(_QUOTED, text):
         return text
     quote = '"' if '"' not in text else "'"
-    check.require(quote not in text, "value", text, "without one of the signs , \" and '")
+    check.require(quote not in text, "value", text, "without one of the signs , + \" and '")
     return f"{quote}{text}{quote}"
 
 
@@ -184,6 +189,8 @@ def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
     factory = getattr(entry, "server", None) or getattr(entry, "peer", None) or entry
     options = options_of(factory)
     free = [option for option in options if option not in [key.strip().replace("-", "_") for key, _, _ in given]]
+    if value in free:
+        return f", as in {name}:{','.join([*items[:first], f'{value}=...'])} (options: {', '.join(options)})"
     near = next((option for option in free if _takes(options[option], parse_value(value))), None)
     if entry is not factory and near is not None and is_traced(options[near]) and value.isdecimal():
         near = None  # fedbuff:10 asks for a buffer of ten, not for a server_lr of ten
@@ -206,7 +213,7 @@ def joined(spec: str) -> list[str]:
     A ``+`` separates two parts only if a name follows it, and after the name the end, options or another ``+``:
     ``csv:path=a+b.csv`` is one part.
     """
-    return split(spec, r"\+(?=[a-z_]*(?::|\+|$))")
+    return split(spec, _NEXT_PART)
 
 
 def with_parts(spec: str, known: Collection[str]) -> list[str]:

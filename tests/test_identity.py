@@ -69,6 +69,8 @@ def test_texts_paths_and_booleans_have_one_form():
         ("fedbuff:server-lr=0.50+swa:start=.5@buffer:size=5", "fedbuff:server_lr=0.5+swa:start=0.5@buffer:size=5"),
         ("cohort:all=True", "cohort:all=true"),
         ("100,500", "100.0, 5e2"),
+        ("late:extra=1e+2,factor=3+drop", "late:factor=3,extra=100+drop"),
+        ("late:extra=1e+22,factor=3", "late:factor=3,extra=1E22"),
         ((1, 2), [1.0, 2.0]),
         ({"a": None}, {}),
         (None, None),

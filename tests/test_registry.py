@@ -122,6 +122,7 @@ def test_options_without_a_name_are_refused(spec):
         ("square:=3", ", as in square:side=3 (options: side, colour)"),
         ("square:red", ", as in square:colour=red (options: side, colour)"),
         ("square:side=3,red", ", as in square:side=3,colour=red (options: side, colour)"),
+        ("square:side", ", as in square:side=... (options: side, colour)"),
         ("circle:true", ", as in circle:filled=true (options: radius, centre_x, filled)"),
         ("none:3", " (options: none)"),
         ("oval:3", ""),
@@ -185,6 +186,13 @@ def test_a_quoted_text_is_read_back_from_any_place_in_a_spec(text):
     assert registry.parse_spec("delay", spec) == ("csv", {"path": text, "repeat": 5})
     assert registry.joined(f"{spec}+drop:probability=0.1") == [spec, "drop:probability=0.1"]
     assert registry.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
+
+
+@given(text=st.text("ab1e.+,:=/", min_size=1))
+def test_a_text_that_is_written_into_a_spec_is_one_value(text):
+    spec = f"csv:path={registry.quoted(text)},repeat=5"
+    assert registry.joined(f"{spec}+drop") == [spec, "drop"]
+    assert registry.items_of(spec) == [f"path={registry.quoted(text)}", "repeat=5"]
 
 
 def test_quotes_within_a_text_are_plain_signs():

@@ -109,7 +109,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse an unknown command with the nearest one."""
         if action.choices is None or value in action.choices:
             return
-        meant = COMMANDS.get(value) or next(iter(difflib.get_close_matches(value, action.choices, n=1)), None)
+        small = value.lower()
+        meant = COMMANDS.get(small) or next(iter(difflib.get_close_matches(small, action.choices, n=1)), None)
         hint = f"; did you mean {meant}?" if meant else ""
         raise argparse.ArgumentError(action, f"unknown {value!r}{hint} (known: {', '.join(map(str, action.choices))})")
 

@@ -20,11 +20,10 @@ from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
-from fedjax_async.results.baseline import baseline_of
-from fedjax_async.results.begun import as_begun
+from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compared import folder_name
+from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
 from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
@@ -43,7 +42,6 @@ from fedjax_async.results.runs import run_into
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied, require_room
-from fedjax_async.results.unfinished import load_plugins, unfinished
 from fedjax_async.types import Run
 
 
@@ -262,7 +260,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     given = arguments.out
 
     def compare_in(out: str) -> None:
-        others = {path.name for path in Path(out, "runs").glob("*")} - {folder_name(each) for each in arguments.methods}
+        methods = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
+        others = methods - {folder_name(each) for each in arguments.methods}
         if given is None and others and not arguments.overwrite:
             raise Occupied(f"out = {out!r}: has other methods")
         _compare_in(out, arguments, settings)

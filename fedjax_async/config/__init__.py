@@ -6,15 +6,17 @@ resolves the names, plans the schedule and builds what the engine executes; ``ex
 ``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``.
 
 Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (where each setting has an effect),
-``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
-as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
-training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as
-``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and
-``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in place of names), ``plugins.py`` (names
-for factories of the user's own) and ``contracts.py`` (checks of what such parts return) let users replace any part of
-the package by their own. ``inputs.py`` finds the files that settings name; their contents are part of
-the run. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes
-a run a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+``experiment.py``, ``budget.py``, ``cautions.py`` (warnings), ``execution.py``. ``methods.py`` (with ``families.py``: a
+rule and its server parts as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model),
+``clients.py`` (local training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting
+by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes or
+compares a setting) and ``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in place of
+names), ``plugins.py`` (names for factories of the user's own), ``kinds.py`` and ``contracts.py`` (checks of such parts,
+and of what they return) let users replace any part of the package by their own. ``words.py`` and ``misplaced.py`` are
+for messages: what other programs call a setting, and where an option belongs. ``earlier.py``: what settings mean that
+an earlier version wrote. ``inputs.py`` finds the files that settings name; their contents are part of the run.
+``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes a run a function that JAX
+differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING

@@ -81,7 +81,7 @@ def ended_early(s: Settings, described: Mapping[str, Any], schedule: Any, *, who
     last = max(times, default=0.0)
     done = ((f"{updates} of", s.updates, "updates"), (f"{steps} of", s.server_steps, "server steps"),
             (f"{last:.6g} of", s.time, "seconds"))  # fmt: skip
-    reached = " and ".join(f"{count} {budget:g} {unit}" for count, budget, unit in done if budget is not None)
+    reached = " and ".join(f"{count} {budget:.15g} {unit}" for count, budget, unit in done if budget is not None)
     if not schedule.exhausted:
         return f"ended after {reached} because the schedule of its timing ends there"
     causes = [f"{name} = {described[name]!r}" for name in ("availability", "faults") if described.get(name) is not None]

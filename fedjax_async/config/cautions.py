@@ -60,5 +60,5 @@ def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> N
     }
     for field, (gap, length, known) in lengths.items():
         if gap is not None and gap > length * SLACK:
-            text = f"{field} = {gap:g}: longer than the run, {known}: only its start and its end are evaluated"
+            text = f"{field} = {gap:.15g}: longer than the run, {known}: only its start and its end are evaluated"
             warnings.warn(text, RunWarning, stacklevel=2)

@@ -28,7 +28,7 @@ class Earlier(str):
     meaning: str  # the spec with the defaults that it had, written out
     kept: dict[str, Any] | None  # the defaults in the file, ``None`` if it has none
 
-    def __new__(cls, spec: str, meaning: str, kept: Mapping[str, Any] | None) -> Earlier:
+    def __new__(cls, spec: str, meaning: str = "", kept: Mapping[str, Any] | None = None) -> Earlier:
         made = super().__new__(cls, spec)
         made.meaning, made.kept = meaning, None if kept is None else dict(kept)
         return made
@@ -45,9 +45,6 @@ class Earlier(str):
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         """As of a text: the parts are plain texts, also where there is one only."""
         return str(self).partition(sep)
-
-    def __deepcopy__(self, memo: Any) -> Earlier:
-        return self
 
 
 def meaning_of(method: str) -> str:

@@ -305,9 +305,7 @@ def _refuse_option(spec: str, option: str, known: Collection[str]) -> None:
     called = words.OPTION.get(option, option)
     check.require(called not in known, kind, option, f"called {called}")
     without, text = misplaced.without(spec, option)
-    place = misplaced.elsewhere(without, preset, called, text)  # in other words, if it has some
-    place = place or misplaced.elsewhere(without, preset, option, text)
-    if place is not None:
+    if (place := misplaced.elsewhere(without, preset, option, text)) is not None:
         raise ValueError(f"{kind} = {option!r}: must be an option of {place.text(misplaced.in_spec)}")
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_async import registry
 from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import own
+from fedjax_async.config import own, words
 from fedjax_async.local import OPTIMIZERS
 
 MOST = 2  # examples of names that take an option
@@ -29,15 +29,18 @@ class Place(NamedTuple):
         return f"{self.owner}, as in {' or '.join(written(self.setting, each) for each in self.examples)}"
 
 
-def elsewhere(spec: str, usual: Any, option: str, value: str | None = None) -> Place | None:
+def elsewhere(spec: str, usual: Any, option: str, value: str) -> Place | None:
     """What takes ``option``, which the rule of a method's spec does not take; None if nothing of the method does.
 
-    ``usual``: the method's entry in ``METHODS``. ``value``: the option's text, by default that in the spec.
+    An option that papers call otherwise is found under its name here first. ``usual``: the method's entry in
+    ``METHODS``.
     """
+    called = words.OPTION.get(option, option)
+    return _elsewhere(spec, usual, called, value) or _elsewhere(spec, usual, option, value)
+
+
+def _elsewhere(spec: str, usual: Any, option: str, value: str) -> Place | None:
     (rule, *parts), (_, at, own_clock) = own.parts_of("method", spec.partition("@")[0]), spec.partition("@")
-    given = _texts(rule)
-    value = given.pop(option, "...") if value is None else value
-    rule = _spec(rule.partition(":")[0], given)
     for place, part in enumerate(parts):
         if _takes(own.known_parts(), part, option):
             there = "+".join([rule, *parts[:place], _with(part, option, value), *parts[place + 1 :]])

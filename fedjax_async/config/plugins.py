@@ -34,7 +34,8 @@ from fedjax_async.types import ServerAlgorithm
 AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
 
 ENTRY_POINTS = "fedjax_async.plugins"  # the group of entry points in installed packages
-LOADED: list[str] = []  # files and modules that were loaded, for processes that continue a run or a sweep
+# Files and modules that were loaded, for processes that continue a run or a sweep -> the file's digest at that moment.
+LOADED: dict[str, str] = {}
 _calls: list[tuple[str, str]] = []  # every call of register, also repeated ones
 _without_parts: set[str] = set()  # files and modules that were imported and registered nothing
 CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
@@ -208,12 +209,13 @@ def load_plugin(source: str) -> None:
     except (Exception, SystemExit) as error:
         raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
     plugin = _full(path) if path.suffix == ".py" else source
-    if set(sys.modules) - loaded:  # it was imported now
+    new = bool(set(sys.modules) - loaded)  # it was imported now
+    if new:
         (_without_parts.discard if len(_calls) > registered else _without_parts.add)(plugin)
     allowed = "a Python file or module that registers parts (fedjax_async.register), but it registers nothing"
     check.require(plugin not in _without_parts, "plugin", source, allowed)
-    if plugin not in LOADED:
-        LOADED.append(plugin)
+    if new or plugin not in LOADED:
+        LOADED[plugin] = _digest(plugin)
 
 
 def _run_file(path: Path) -> None:
@@ -255,15 +257,20 @@ def load_installed() -> None:
             raise ValueError(f"plugin = {point.value!r}: must run without an error; {error}") from error
 
 
+def _digest(plugin: str) -> str:
+    """The digest of a plugin's file; empty for a module without one."""
+    file = plugin if plugin.endswith(".py") else getattr(sys.modules.get(plugin), "__file__", None) or ""
+    return inputs.digest(file) if Path(file).is_file() else ""
+
+
 def digests() -> dict[str, str]:
-    """File name -> digest of each loaded plugin, as far as it is a file that is still there."""
-    files = [Path(source) if source.endswith(".py") else _file_of(source) for source in LOADED]
-    return {file.name: inputs.digest(file) for file in files if file is not None and file.is_file()}
-
-
-def _file_of(module: str) -> Path | None:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return None if file is None else Path(file)
+    """Name of a file, or a module's -> digest of each plugin as it was loaded; its file may have changed since."""
+    found: dict[str, str] = {}
+    for plugin, digest in LOADED.items():
+        name = Path(plugin).name if plugin.endswith(".py") else plugin
+        if digest:  # two files may have one name
+            found[name] = f"{found[name]}+{digest}" if name in found else digest
+    return found
 
 
 def load(sources: Iterable[str]) -> None:

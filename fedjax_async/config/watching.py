@@ -17,14 +17,13 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.config.experiment import Prepared
 from fedjax_async.config.settings import Settings
+from fedjax_async.engine.client_scores import without_accuracies
 from fedjax_async.engine.peer_result import PeerResult
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
 
 Callback = Callable[[Evaluation], Stop | None]
-
-OF_LABELS = [f"{part}accuracy" for part in ("", "validation_", "global_", "average_")]
 
 _one_at_a_time = threading.RLock()  # stacks run in threads of their own; a callback is never called twice at a time
 
@@ -76,10 +75,6 @@ class Judge:
         if math.isnan(value):
             return False
         return than is None or bool(value > than if self.labelled else value < than)
-
-    def applicable(self, scores: Mapping[str, Any]) -> dict[str, Any]:
-        """The scores without accuracies, if targets are not class labels."""
-        return {name: value for name, value in scores.items() if self.labelled or name not in OF_LABELS}
 
     def reaches(self, value: Any, target: float) -> bool:
         """Whether a value is the target or better."""
@@ -141,7 +136,9 @@ class Watch:
             self._name, row, float(times[row]), int(self._updates[row]), int(self._steps[row]), values,
             self._e.described, last, again,
         )  # fmt: skip
-        written = evaluation._replace(scores=self._judge.applicable(values))
+        written = evaluation
+        if not self._judge.labelled:
+            written = evaluation._replace(scores=without_accuracies(values))
         for stream in self._streams:
             asked(stream, written)
         self._judged_by = self._judge.name(values)

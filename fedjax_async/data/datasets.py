@@ -337,7 +337,7 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     For a data set, these are the hashes of the prepared arrays and of the TFDS folder; for a pretrained model, those of
     its files. Returns one row per array or file. Raises ``ValueError`` if there is nothing to verify.
     """
-    published = find("dataset", SOURCES | PRETRAINED, name)
+    published = find("name", SOURCES | PRETRAINED, name)
     home = resolve_data_dir(data_dir)
     if name in PRETRAINED:
         return _verify_pretrained(name, home)

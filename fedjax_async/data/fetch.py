@@ -50,7 +50,7 @@ def fetch(
 
     Raises ``ValueError`` with one line that says what to do.
     """
-    published = find("dataset", SOURCES | PRETRAINED, name)
+    published = find("name", SOURCES | PRETRAINED, name)
     say = progress or (lambda line: None)
     home = resolve_data_dir(data_dir)
     if isinstance(published, Pretrained):

@@ -9,8 +9,8 @@ together, planned on the host), ``tables.py`` (what the device reads), ``kernels
 compiled programs), ``stack.py`` (runs laid out and compiled), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop
 that calls the programs). ``evaluation.py``, ``measures.py``, ``probes.py`` and ``probing.py`` observe a run.
 ``watching.py`` hands its evaluations over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``,
-``devices.py``, ``numerics.py`` and ``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make
-the tables of a run.
+``devices.py``, ``surroundings.py`` and ``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py``
+make the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
 differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
 is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.

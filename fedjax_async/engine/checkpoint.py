@@ -8,30 +8,25 @@ from the settings, so a resumed run gives the same result bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_async import check, disk, identity, notices
-from fedjax_async.engine.numerics import numerics, rounding
+from fedjax_async.engine.surroundings import numerics, rounding, surroundings
 
 FORMAT = "fedjax_async checkpoint 3"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
 KEEP = 2  # checkpoints that are kept: the newest and the one before
-PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
 NUMBERS = "JAX settings"
 # Parts of the identity that may differ, with what that means for the run.
 SAID = {
@@ -51,21 +46,6 @@ class Snapshot(NamedTuple):
     leaves: list[np.ndarray]  # of ``Carry``; in an adaptive run also of the stores and of ``Told.content``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
     models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves of models that observers keep
-
-
-def surroundings() -> dict[str, str | int]:
-    """Versions, device and cores. A resumed run is exact only if these are the same as at its start."""
-    device = jax.devices()[0]
-    versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
-    # the number of cores decides how a wave is cut into batches
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {**versions, "backend": device.platform, "device": device.device_kind, "cores": cores}
-
-
-def _installed(name: str) -> bool:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return bool(metadata.version(name))
-    return False
 
 
 class Keeper:

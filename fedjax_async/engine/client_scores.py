@@ -5,9 +5,27 @@ They are computed once, when a run's tables are made; tables and plots read the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+_ACCURACY = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a column is an accuracy, which is NaN throughout if targets are not class labels.
+
+    >>> is_accuracy("client_own_accuracy_worst"), is_accuracy("my_accuracy")
+    (True, False)
+    """
+    return _ACCURACY.fullmatch(name) is not None
+
+
+def without_accuracies(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of a run whose targets are not class labels."""
+    return {name: value for name, value in scores.items() if not is_accuracy(name)}
 
 
 def smaller_is_better(name: str) -> bool:

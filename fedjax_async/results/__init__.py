@@ -3,11 +3,11 @@
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
 1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``, ``provenance.py``
-   (with what it was computed, against this process); pictures:
-   ``figure.py``, ``picture.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
-2. several methods and seeds: ``compared.py`` and ``baseline.py`` (names), ``significance.py`` (intervals, tests),
+   (with what it was computed, against this process); pictures: ``figure.py``, ``picture.py``, ``curves.py``,
+   ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
+2. several methods and seeds: ``compared.py`` (their names), ``significance.py`` (intervals, tests),
    ``comparisons.py``, ``clients.py``;
-3. ``runs.py``: run into a folder, continue (``unfinished.py``), compare methods; ``simulation.py``: the same for one
+3. ``runs.py``: run into a folder, continue (``begun.py``), compare methods; ``simulation.py``: the same for one
    run, from Python; ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
    model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
    (:func:`export`) writes the model of a run for other tools;
@@ -24,7 +24,6 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.explaining import Explanation, explain
 from fedjax_async.results.exporting import export
 from fedjax_async.results.figure import Drawing, save_figure
-from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
@@ -32,6 +31,7 @@ from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.privacy import Guarantee, guarantees
 from fedjax_async.results.progress import ProgressBar, bar
+from fedjax_async.results.provenance import versions
 from fedjax_async.results.runs import write_comparison, write_run
 from fedjax_async.results.significance import holm, interval, paired
 from fedjax_async.results.store import load, save

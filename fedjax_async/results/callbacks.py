@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_async import check, disk
 from fedjax_async.config import Prepared
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
+from fedjax_async.engine.client_scores import without_accuracies
 from fedjax_async.results import files, streams
 from fedjax_async.results.store import BEST, CHECKPOINTS, load
 from fedjax_async.types import Evaluation, Run
@@ -119,10 +120,12 @@ def is_covered(run: Run, callbacks: Callbacks, name: str) -> bool:
 
 def stream_again(run: Run, callbacks: Callbacks, folder: Path, name: str) -> None:
     """Write the evaluations of a finished run to the streams that lack them."""
+    labelled = "accuracy" in files.applicable(run.evaluations)
     for each in callbacks.streams:
         stream = streams.STREAMS[each](folder, name)
         for evaluation in evaluations_of(run, name):
-            asked(stream, evaluation)
+            scores = evaluation.scores if labelled else without_accuracies(evaluation.scores)
+            asked(stream, evaluation._replace(scores=scores))
         stream.close(True)
 
 

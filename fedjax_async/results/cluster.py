@@ -23,9 +23,9 @@ from fedjax_async.config.settings import fields_of
 from fedjax_async.results import array_jobs, ray_tasks, sweep_folder
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results.array_jobs import Call
+from fedjax_async.results.begun import load_plugins
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train_into
-from fedjax_async.results.unfinished import load_plugins
 
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
 # option of --submit -> submitit's parameter

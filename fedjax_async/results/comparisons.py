@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_async import check, disk
 from fedjax_async.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
-from fedjax_async.results.baseline import baseline_of
+from fedjax_async.results.compared import baseline_of
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count

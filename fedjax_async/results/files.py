@@ -1,4 +1,4 @@
-"""The contents of result files: JSON, CSV, and the versions of a run's software. Equal values give equal bytes."""
+"""The contents of result files: JSON and CSV. Equal values give equal bytes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import io
 import json
 import math
 import os
-import platform
-import re
-import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedjax_async.config import plugins
-from fedjax_async.engine.numerics import numerics, rounding
-
-PACKAGES = ("fedjax-async", "jax", "jaxlib", "flax", "optax", "numpy")
+from fedjax_async.engine.client_scores import is_accuracy
 
 
 def plain(value: Any) -> Any:
@@ -62,9 +54,6 @@ def _cells(column: np.ndarray) -> list[Any]:
     return column.tolist()
 
 
-OF_LABELS = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
-
-
 def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
 
@@ -72,9 +61,7 @@ def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
     ['loss', 'train_loss']
     """
     absent = [
-        name
-        for name, values in columns.items()
-        if OF_LABELS.fullmatch(name) and np.isnan(np.asarray(values, np.float64)).all()
+        name for name, values in columns.items() if is_accuracy(name) and np.isnan(np.asarray(values, np.float64)).all()
     ]
     return {name: values for name, values in columns.items() if name not in absent}
 
@@ -109,53 +96,5 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
         parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype
         columns[name] = np.array(cells, dtype=parsed).astype(dtype)
-    absent = [name for name in dtypes if name not in columns and OF_LABELS.fullmatch(name)]
+    absent = [name for name in dtypes if name not in columns and is_accuracy(name)]
     return columns | {name: np.full(len(rows), math.nan, dtypes[name]) for name in absent}
-
-
-# --- versions -----------------------------------------------------------------------------------------
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:  # run from source, not installed
-        return None
-
-
-def revision() -> str | None:
-    """The git commit of this package's source, with ``-dirty`` if it was edited since; None outside a repository."""
-    folder = Path(__file__).resolve().parent
-    # An installed copy may lie inside another project's repository: the commit is ours only if this file is tracked.
-    tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        subprocess.run(tracked, capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def versions() -> dict[str, str | int | None]:
-    """What a run is computed with, as ``versions.json`` holds it: Python, packages, commit, kind of device, and what
-    changes numbers in JAX; the digests of loaded plugins.
-
-    It holds neither time nor host name.
-    """
-    devices = jax.devices()
-    return {
-        "python": platform.python_version(),
-        **{name: _package_version(name) for name in PACKAGES},
-        "revision": revision(),
-        "backend": devices[0].platform,
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        **numerics(),
-        **rounding(),
-        **of_plugins(),
-    }
-
-
-def of_plugins() -> dict[str, str]:
-    """The digests of loaded plugins, as ``versions.json`` holds them."""
-    return {f"plugin {name}": found for name, found in plugins.digests().items()}

@@ -32,6 +32,7 @@ from fedjax_async.results.html_folders import (
 )
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
+from fedjax_async.results.provenance import VERSIONS
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.types import Run
 
@@ -56,7 +57,7 @@ def _settings(source: FolderContent) -> Content:
     rows = [{"run": name} | {key: each.get(key, tables.NOTHING) for key in differing} for name, each in texts.items()]
     versions: dict[str, int] = {}
     for folder in source.folders.values():
-        text = json.dumps(json.loads((folder / "versions.json").read_bytes()))
+        text = json.dumps(json.loads((folder / VERSIONS).read_bytes()))
         versions[text] = versions.get(text, 0) + 1
     return {
         "common": {key: first[key] for key in keys if key not in differing},

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.engine.client_scores import smaller_is_better
-from fedjax_async.results.baseline import method_in
+from fedjax_async.results.compared import method_in
 from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
@@ -212,7 +212,7 @@ def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGE
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
     ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method (as in
-    :func:`fedjax_async.results.baseline.method_in`), for its final accuracy; or a share such as ``"95%"``, of the
+    :func:`fedjax_async.results.compared.method_in`), for its final accuracy; or a share such as ``"95%"``, of the
     lowest final accuracy of all.
     """
     lowest = np.min(list(final.values()), axis=0)

@@ -1,8 +1,13 @@
-"""With what a saved run was computed, compared with this process: JAX's settings, device, input files, plugins."""
+"""With what a run was computed: software, device, JAX's settings, plugins. A saved run is compared with this process.
+
+What it was computed from, its input files, is among its settings; they are compared here too.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +15,51 @@ from typing import Any
 import jax
 
 from fedjax_async import identity, notices
+from fedjax_async.config import plugins
 from fedjax_async.engine.checkpoint import NUMBERS, SAID
-from fedjax_async.engine.numerics import numerics, rounding
+from fedjax_async.engine.surroundings import kind_of_device, numerics, package_versions, rounding
 from fedjax_async.results import files
 
 VERSIONS = "versions.json"
-DEVICE = ("backend", "device")  # what VERSIONS says about the kind of device
+PACKAGES = ("fedjax-async", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def versions() -> dict[str, str | int | None]:
+    """What a run is computed with, as ``versions.json`` holds it: Python, packages, commit, kind of device, and what
+    changes numbers in JAX; the digests of loaded plugins.
+
+    It holds neither time nor host name.
+    """
+    return {
+        "python": platform.python_version(),
+        **package_versions(PACKAGES),
+        "revision": revision(),
+        **kind_of_device(),
+        "devices": len(jax.devices()),
+        **numerics(),
+        **rounding(),
+        **_of_plugins(),
+    }
+
+
+def _of_plugins() -> dict[str, str]:
+    return {f"plugin {name}": found for name, found in plugins.digests().items()}
+
+
+def revision() -> str | None:
+    """The git commit of this package's source, with ``-dirty`` if it was edited since; None outside a repository."""
+    folder = Path(__file__).resolve().parent
+    # An installed copy may lie inside another project's repository: the commit is ours only if this file is tracked.
+    tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+# --- saved runs ---------------------------------------------------------------------------------------
 
 
 def has_numbers(folder: Path, *, overwrite: bool = False) -> bool:
@@ -36,15 +80,14 @@ def has_numbers(folder: Path, *, overwrite: bool = False) -> bool:
 
 def remarks(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     """What to say of a finished run of these settings that is read: what may differ by rounding, or is not known."""
-    saved, device = _saved(folder), jax.devices()[0]
-    now = {"backend": device.platform, "device": device.device_kind, **rounding(), **files.of_plugins()}
+    saved, of_device, of_plugins = _saved(folder), kind_of_device() | rounding(), _of_plugins()
     unknown = identity.unknown_files(json.loads((folder / "settings.json").read_bytes()), _plain(settings))
     found = [notices.unknown_files(unknown)] if unknown else []
     loaded = [name for name in saved if name.startswith("plugin ")]
-    for names, meaning in (([*DEVICE, *rounding()], SAID["rounding"]), (loaded, SAID["plugins"])):
+    for now, names, what in ((of_device, of_device, "rounding"), (of_plugins, loaded, "plugins")):
         before = {name: saved[name] for name in names if name in saved}
         if text := identity.difference(before, _of(now, before)):
-            found.append(f"computed with {text} ({meaning})")
+            found.append(f"computed with {text} ({SAID[what]})")
     return found
 
 
@@ -55,7 +98,7 @@ def causes(folder: Path | None, saved: Mapping[str, Any], again: Mapping[str, An
     """
     unknown = identity.unknown_files(_plain(saved), _plain(again))
     before = {} if folder is None else _saved(folder)
-    text = identity.difference(before, _of(files.versions(), before))
+    text = identity.difference(before, _of(versions(), before))
     return "; ".join([notices.unknown_files(unknown)] * bool(unknown) + [f"it was computed with {text}"] * bool(text))
 
 

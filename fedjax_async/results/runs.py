@@ -21,11 +21,10 @@ from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results import clients, comparisons, files, metrics, provenance, store, streams, tables
-from fedjax_async.results.baseline import method_in
-from fedjax_async.results.begun import as_begun
+from fedjax_async.results.begun import as_begun, save_plugins
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compared import folder_name, methods_by_name
+from fedjax_async.results.compared import folder_name, method_in, methods_by_name
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns
@@ -34,7 +33,6 @@ from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import CHECKPOINTS, is_finished, load, require_comparison, require_room
-from fedjax_async.results.unfinished import save_plugins
 from fedjax_async.types import Run
 
 # --- tables and pictures ------------------------------------------------------------------------------

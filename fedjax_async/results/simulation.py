@@ -14,13 +14,12 @@ from fedjax_async.config import Settings, execute, prepare
 from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
-from fedjax_async.results.begun import as_begun
+from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import require_progress
 from fedjax_async.results.runs import run_into
-from fedjax_async.results.unfinished import load_plugins, unfinished
 from fedjax_async.types import Run
 
 

@@ -18,6 +18,7 @@ from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_s
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files
+from fedjax_async.results.provenance import VERSIONS, versions
 from fedjax_async.tree import Columns
 from fedjax_async.types import Best, Params, Run, Stopped
 
@@ -25,7 +26,7 @@ FORMAT = "fedjax_async run 1"
 MANIFEST = "manifest.json"
 FILES = (
     "settings.json",
-    "versions.json",
+    VERSIONS,
     "counters.json",
     "evaluations.csv",
     "updates.csv",
@@ -86,7 +87,7 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
 def _contents(run: Run) -> dict[str, bytes]:
     contents = (
         files.json_bytes(run.settings),
-        files.json_bytes(files.versions()),
+        files.json_bytes(versions()),
         files.json_bytes({name: count for name, count in run.counters.items() if name not in REAL_TIMES}),
         files.csv_bytes(files.applicable(run.evaluations)),
         files.csv_bytes(run.updates),

@@ -15,8 +15,8 @@ from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
+from fedjax_async.results.begun import save_plugins
 from fedjax_async.results.runs import write_run
-from fedjax_async.results.unfinished import save_plugins
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
@@ -52,15 +52,18 @@ def read_definition(folder: str | Path) -> list[GridPoint]:
         return [GridPoint(run["name"], dict(run["values"]), from_dict(run["settings"])) for run in content["runs"]]
     except FileNotFoundError:
         raise ValueError(f"folder = {str(folder)!r}: must hold a sweep, but it has no {DEFINITION}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         found = f"folder = {str(folder)!r}: must hold a sweep ({FORMAT!r}), but {DEFINITION} does not"
         raise ValueError(f"{found}: {error}") from error
 
 
 def as_begun(points: Sequence[GridPoint], folder: str | Path) -> list[GridPoint]:
     """The points of a sweep as its folder means them; a line for each method says so."""
-    saved = {run.get("name"): run.get("settings", {}) for run in begun.read(Path(folder) / DEFINITION).get("runs", [])}
-    found = [point._replace(settings=begun.with_method(point.settings, saved.get(point.name, {}))) for point in points]
+    try:
+        saved = {run["name"]: run["settings"] for run in begun.read(Path(folder) / DEFINITION)["runs"]}
+    except (KeyError, TypeError):  # missing or damaged: require_room says so
+        saved = {}
+    found = [point._replace(settings=begun.with_method(point.settings, saved.get(point.name))) for point in points]
     for method in dict.fromkeys(point.settings.method for point in found):
         if isinstance(method, Earlier):
             begun.say(str(folder), method)
@@ -98,13 +101,14 @@ def _differing(folder: Path, wanted: bytes) -> str:
     try:
         sweeps = [json.loads(text) for text in (content, wanted)]
         saved, new = ({run["name"]: run["settings"] for run in sweep["runs"]} for sweep in sweeps)
+        values = [[run["values"] for run in sweep["runs"]] for sweep in sweeps]
     except (ValueError, KeyError, TypeError):
         return f"{DEFINITION} that is damaged"
     both = [name for name in new if name in saved]
     compared = {f"of {name}, ": (saved[name], new[name]) for name in both} | {"runs ": (list(saved), list(new))}
     for what in ("probes", "format"):
         compared[f"{what} "] = (sweeps[0].get(what), sweeps[1].get(what))
-    compared["values "] = (*([run["values"] for run in sweep["runs"]] for sweep in sweeps),)
+    compared["values "] = (values[0], values[1])
     found = [f"another sweep: {what}{text}" for what, pair in compared.items() if (text := identity.difference(*pair))]
     return next(iter(found), "")
 

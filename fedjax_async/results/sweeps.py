@@ -124,7 +124,8 @@ def plan_sweep(
         return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     folder = check.path("folder", folder)
     finished = _finished(points, folder, callbacks)
-    _remark(points, finished, folder)
+    with precision(points):  # as the runs were computed
+        _remark(points, finished, folder)
     left = (_left(group, finished, points, folder) for group in groups)
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 

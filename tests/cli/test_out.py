@@ -306,6 +306,7 @@ def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
         return re.findall(r"saved in (\S+):", out)[0], out
 
     assert compared("asgd")[0] == "runs/compare"
+    Path("runs/compare/runs/.DS_Store").touch()  # some systems leave files of their own
     folder, out = compared("asgd", "--lr", "0.5")
     assert folder == "runs/compare_2" and "runs/compare holds other results, which are kept (--overwrite" in out
     assert compared("fedasync")[0] == "runs/compare_3"

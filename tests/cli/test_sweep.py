@@ -257,6 +257,7 @@ def test_float64(capsys, file, tmp_path, no_pictures):
     ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
     run = load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=0")
     assert run.params["output"]["kernel"].dtype == "float64"
+    ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")  # its runs are finished: they are read
 
 
 # --- the help teaches ---------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ USAGE = [
         ("run", "--compress", "topk", "--ratio", "0.1"),
         "an option of the setting compress, as in --compress topk:ratio=0.1",
     ),
+    (("run", "--method", "fedbuff", "--k", "10"), "an option of the timing, as in --method fedbuff@buffer:size=10"),
+    (("Train",), "argument COMMAND: unknown 'Train'; did you mean run?"),
     (("train",), "argument COMMAND: unknown 'train'; did you mean run? (known: quickstart, run, resume"),
     (("comapre", "fedavg"), "argument COMMAND: unknown 'comapre'; did you mean compare?"),
     (("help",), "argument COMMAND: unknown 'help'; did you mean --help?"),

@@ -71,6 +71,7 @@ OUTSIDE = {
     "moments": ({"eval_at": "20,50,60"}, "eval_at: no evaluation at 2 of 3 moments, from 50 s on, because"),
     "seconds": ({"eval_time": 41.0}, "eval_time = 41: longer than the run, which ends after 40 s: only its start"),
     "updates": ({"eval_updates": 13}, "eval_updates = 13: longer than the run, which has 12 updates"),
+    "many": ({"eval_updates": 1234567}, "eval_updates = 1234567: longer than the run, which has 12 updates"),
 }
 INSIDE = [{"eval_at": "20,40"}, {"eval_time": 40.0}, {"eval_time": 7.0}, {"eval_updates": 12}, {}]
 

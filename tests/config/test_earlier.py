@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -142,3 +143,9 @@ def test_other_timings_and_buffers_of_a_tenth_are_not_warned_of(method):
 
 def test_a_policy_that_decides_the_buffer_is_not_warned_of():
     assert warned("fedbuff@buffer:size=3,concurrency=31", clients=40, policy="adaptive_buffer:size=3,most=6") == []
+
+
+def test_earlier_methods_can_be_copied():
+    found = from_dict(before("fedbuff"))
+    for again in (copy.copy(found.method), copy.deepcopy(found).method):
+        assert again == found.method and again.meaning == found.method.meaning and again.kept is None

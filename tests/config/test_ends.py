@@ -87,6 +87,10 @@ def test_a_run_that_runs_out_of_clients_has_a_counter_and_a_warning(way):
     assert text.startswith(f"ended after {len(run.updates['client'])} of 900 updates because no ")
 
 
+def test_a_large_budget_is_written_in_full():
+    assert " of 1234567 updates because" in said_of(**WAYS[0], **LEAVES, updates=1234567)
+
+
 def test_a_run_that_was_stopped_did_not_run_out_of_clients():
     def stop(evaluation):
         return Stop("enough") if evaluation.update >= 4 else None

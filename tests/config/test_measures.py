@@ -24,7 +24,7 @@ SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_upda
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch):
     monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr(plugins, "LOADED", [])
+    monkeypatch.setattr(plugins, "LOADED", {})
     registry.forget()
     yield
     registry.forget()

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Settings, models, register, registry, server, simulate, sweep
+from fedjax_async import Settings, inputs, models, register, registry, server, simulate, sweep
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import plan_groups, plugins, prepare
@@ -19,7 +19,7 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.local import local_training
-from fedjax_async.results.unfinished import load_plugins, save_plugins
+from fedjax_async.results.begun import load_plugins, save_plugins
 from fedjax_async.types import Traced
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,7 +30,7 @@ SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_upda
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch):
     monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr(plugins, "LOADED", [])
+    monkeypatch.setattr(plugins, "LOADED", {})
     registry.forget()
     yield
     registry.forget()
@@ -357,12 +357,12 @@ def test_a_plugin_registers_something(tmp_path, monkeypatch):
     for source in ("an_empty_folder", str(tmp_path / "says_nothing.py")) * 2:
         with pytest.raises(ValueError, match=f"plugin = '{source}': must be .* but it registers nothing"):
             plugins.load([source])
-    assert plugins.LOADED == []
+    assert not plugins.LOADED
     (tmp_path / "says_nothing.py").write_text(
         PLUGIN.replace("import helper_of_mine", "").replace("helper_of_mine.", "")
     )
     plugins.load([str(tmp_path / "says_nothing.py")])  # it registers something now
-    assert [str(tmp_path / "says_nothing.py")] == plugins.LOADED
+    assert [str(tmp_path / "says_nothing.py")] == [*plugins.LOADED]
 
 
 def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
@@ -376,7 +376,7 @@ def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
     save_plugins(checkpoints)
     old.rename(new)
     registry.ADDED.clear()
-    monkeypatch.setattr(plugins, "LOADED", [])
+    monkeypatch.setattr(plugins, "LOADED", {})
     with pytest.raises(
         ValueError,
         match=r"plugin = '.*own_rules.py': must be .* no such file any more; if it has moved: --plugin",
@@ -384,4 +384,20 @@ def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
         load_plugins(tmp_path / "run")
     plugins.load([str(new / "own_rules.py")])
     load_plugins(tmp_path / "run")
-    assert [str(new / "own_rules.py")] == plugins.LOADED
+    assert [str(new / "own_rules.py")] == [*plugins.LOADED]
+
+
+def test_a_plugins_digest_is_of_the_code_that_was_loaded(tmp_path, monkeypatch):
+    """Its file may be edited while a run trains; two plugins may have one name."""
+    path = write(tmp_path / "one")
+    monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
+    plugins.load([str(path)])
+    loaded, changes = plugins.digests(), inputs.changes()
+    assert list(loaded) == ["own_rules.py"]
+    path.write_text(path.read_text() + "\n# edited\n")
+    assert plugins.digests() == loaded and inputs.changes() == changes
+    other = tmp_path / "two" / "own_rules.py"
+    other.parent.mkdir()
+    other.write_text("import fedjax_async\n\n@fedjax_async.register('delay', 'idle')\ndef idle():\n    return None\n")
+    plugins.load([str(other)])
+    assert list(plugins.digests()) == ["own_rules.py"] and plugins.digests() != loaded

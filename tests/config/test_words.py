@@ -64,7 +64,7 @@ def test_options_that_the_rule_does_not_take(spec, says):
 
 
 def test_an_option_that_nothing_takes_has_no_place():
-    assert misplaced.elsewhere("fedbuff:xyz=1", preset_of("fedbuff"), "xyz") is None
+    assert misplaced.elsewhere("fedbuff:xyz=1", preset_of("fedbuff"), "xyz", "1") is None
 
 
 def test_every_word_of_other_programs_means_something_that_exists():

@@ -151,6 +151,12 @@ def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, me
     assert "\n" not in str(caught.value)
 
 
+def test_an_unknown_name_is_told_what_can_be_fetched_and_no_plugin(tmp_path):
+    for act in (fetch, verify):
+        with pytest.raises(ValueError, match=r"^name = 'nosuch': unknown \(known: mnist, .*, minilm\)$"):
+            act("nosuch", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20", "shakespeare"])
 def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))

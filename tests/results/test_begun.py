@@ -106,3 +106,10 @@ def test_a_sweep_goes_on_as_it_began(tmp_path, capsys):
     found = sweep({"method": "fedbuff", **TINY}, points=points, out=tmp_path, progress=False)
     assert "fedbuff means" in capsys.readouterr().out and (tmp_path / "sweep.json").read_bytes() == saved
     assert [steps(run) for run in found.runs] == [8, 8]
+
+
+@pytest.mark.parametrize("content", [{"method": "a:b"}, {"method": "fedbuff", "defaults": 5}, {"method": ["fedbuff"]}])
+def test_a_damaged_file_is_refused_with_its_folder(tmp_path, content):
+    (tmp_path / "settings.json").write_text(json.dumps({"timing": None} | content))
+    with pytest.raises(ValueError, match=r"folder = .*: must be empty or hold a run of the same settings"):
+        simulate(method="fedbuff", out=tmp_path, plots=False, **TINY)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedjax_async.results import (
     area,
-    baseline,
     best_accuracy,
     comparison,
     final_accuracy,
@@ -20,6 +19,7 @@ from fedjax_async.results import (
     spread,
     to_target,
 )
+from fedjax_async.results.compared import baseline_of
 from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, target_accuracy, window
 from tests.results.made_up import make_run
 
@@ -139,13 +139,13 @@ def test_every_method_reaches_the_common_target():
     ],
 )
 def test_a_decorated_method_is_the_baseline(methods, given, found):
-    assert baseline.baseline_of(methods, given) == found
+    assert baseline_of(methods, given) == found
 
 
 @pytest.mark.parametrize("given", ["fedprox", "fedavg", ""])
 def test_a_baseline_that_could_be_two_methods_or_none_is_refused(given):
     with pytest.raises(ValueError, match=f"baseline = '{given}': must be one of asgd, fedavg@every, fedavg@cohort"):
-        baseline.baseline_of(["asgd", "fedavg@every", "fedavg@cohort"], given)
+        baseline_of(["asgd", "fedavg@every", "fedavg@cohort"], given)
 
 
 def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():

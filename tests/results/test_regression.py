@@ -48,6 +48,15 @@ def test_a_runs_files_have_no_accuracy_and_its_tables_read_back(tmp_path, settin
     assert np.isnan(again.evaluations["accuracy"]).all()  # in Python the column is always there
 
 
+def test_the_stream_of_a_finished_run_that_is_read_is_the_same(tmp_path):
+    settings = SMALL | {"test_fraction": 0.5, "validation_fraction": 0.2}
+    simulate(**settings, out=tmp_path / "run", plots=False, stream="csv")
+    live = (tmp_path / "run" / "stream.csv").read_bytes()
+    simulate(**settings, out=tmp_path / "run", plots=False, stream="csv")
+    assert (tmp_path / "run" / "stream.csv").read_bytes() == live
+    assert accuracies(tmp_path) == {}
+
+
 def test_a_sweeps_tables_have_no_accuracy(tmp_path):
     found = swept_runs(sweep(Settings(**SMALL), {"lr": [0.01, 0.1]}))
     write_tables(found, tmp_path)

@@ -22,7 +22,7 @@ SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_upd
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch):
     monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr("fedjax_async.config.plugins.LOADED", [])
+    monkeypatch.setattr("fedjax_async.config.plugins.LOADED", {})
     registry.forget()
     yield
     registry.forget()
@@ -205,7 +205,7 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
 
     def forget():
         registry.ADDED.clear()
-        monkeypatch.setattr("fedjax_async.config.plugins.LOADED", [])
+        monkeypatch.setattr("fedjax_async.config.plugins.LOADED", {})
         for name in [name for name in sys.modules if name.startswith("own_rule")]:
             monkeypatch.delitem(sys.modules, name)
 

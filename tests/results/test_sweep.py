@@ -133,6 +133,19 @@ def test_a_damaged_run_is_trained_again(engine, tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("content", [
+    '{"runs": null}', '{"runs": [1]}', '{"runs": [{"name": "lr=0.1", "settings": 5}]}', "[]", '{"runs": {"a": 1}}',
+    '{"format": "fedjax_async sweep 1", "runs": [{"name": "lr=0.1", "values": [], '
+    '"settings": {"method": "fedbuff", "updates": 11, "defaults": 5}}]}',
+])  # fmt: skip
+def test_a_damaged_definition_is_refused_in_one_line(engine, tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(ValueError, match=r"must be empty or hold the same sweep, but it holds "):
+        sweep({"method": "fedbuff", "updates": 11}, {"lr": [0.1]}, out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"must hold a sweep \('fedjax_async sweep 1'\), but sweep.json does not"):
+        sweep_folder.read_definition(tmp_path)
+
+
 def test_another_sweep_is_refused_unless_told(engine, tmp_path):
     sweep(BASE, GRID, out=tmp_path, progress=False)
     before = tree(tmp_path)
