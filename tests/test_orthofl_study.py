@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_async.data import load
 from tests.results.made_up import make_run
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "orthofl"
@@ -152,6 +153,16 @@ def test_a_rate_that_was_once_the_default_has_the_key_of_older_files_and_todays_
         known_runs.key({"method": "orthofl", "seed": 1})
         == hashlib.sha256(json.dumps({"method": "orthofl", "seed": 1}).encode()).hexdigest()[:12]
     )
+
+
+def test_data_of_ones_own_count_by_their_content():
+    known_runs = module("study").known_runs
+    data = load("fashion_mnist_6k")
+    found = [
+        known_runs.key({"dataset": each})
+        for each in (data, data._replace(x=data.x.copy()), data._replace(x=data.x + 1))
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def test_only_files_of_curves_are_known(tmp_path):

@@ -20,6 +20,8 @@ import numpy as np
 
 from fedjax_async import disk
 from fedjax_async.config import earlier
+from fedjax_async.data import Dataset
+from fedjax_async.fingerprints import fingerprint
 from fedjax_async.results import files
 from fedjax_async.types import Run
 
@@ -60,11 +62,12 @@ ONCE_USUAL = {"fedbuff:server_lr=1@": "fedbuff@", "ca2fl:server_lr=1@": "ca2fl@"
 
 
 def key(settings: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that stand for the settings of a run; floats count with ten digits.
+    """Twelve hexadecimal digits that stand for the settings of a run; floats count with ten digits, data by a digest.
 
     Rates that were once the default count as left out, and what is the default today counts as given.
     """
-    rounded = {k: float(f"{v:.10g}") if isinstance(v, float) else v for k, v in settings.items()}
+    rounded = {k: fingerprint(v) if isinstance(v, Dataset) else v for k, v in settings.items()}
+    rounded |= {k: float(f"{v:.10g}") for k, v in settings.items() if isinstance(v, float)}
     method = str(settings.get("method", ""))
     if left := earlier.defaults_of(method, settings.get("timing")):
         rounded["defaults"] = left
