@@ -38,7 +38,7 @@ from tests.engine.problem import FEATURES, MODEL, data
 
 World = dict[str, str | None]
 PROGRAMS, EIGHT, CLOCKS = 8, 1, 8  # a day's programs, those of them on eight devices, and the worlds of each
-NODES = 4  # every fourth program has no server
+NODES = 4  # every fourth program has no server; which ones changes by day, as the last ones run on eight devices
 # Most values that are not the default, of a program and of a world: more hide each other, and are refused more often.
 MOST, MOST_IN_ALL = 7, 11
 
@@ -281,7 +281,7 @@ def drafts(day: int, programs: int = PROGRAMS, eight: int = EIGHT) -> list[list[
     kinds = {name: Kind(name, day) for name in AXES}
     found = []
     for number in range(programs):
-        kind = kinds["nodes" if number % NODES == NODES - 1 else "server"]
+        kind = kinds["nodes" if (day + number) % NODES == 0 else "server"]
         first = kind.grown(kind.seed("8" if number >= programs - eight else None), np.ones(len(kind.values), bool), rng)
         program = {axis: value for axis, value in first.items() if not kind.of_clock[kind.number[axis, value]]}
         found.append([first, *(kind.grown(program, kind.of_clock, rng) for _ in range(CLOCKS - 1))])

@@ -137,6 +137,8 @@ def test_layers_are_found_by_name():
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "partition": "iid"}
 SMALL |= {"test_fraction": 0.2, "per_client": True, "batch_size": 8, "lr": 0.05}
+
+
 @pytest.mark.parametrize("method", ["feddyn", "fedmrur", "asynccurve"])
 def test_plain_training_beside_a_method_does_not_take_its_options(method):
     """Ditto and fine-tuning ended with a TypeError where the method's own training has options that are numbers."""
