@@ -32,7 +32,7 @@ def test_the_engine_equals_the_oracle(number, tmp_path, record_property):
             capture_output=True,
             text=True,
             check=False,
-            timeout=500,
+            timeout=800,
         )
         assert done.returncode == 0, done.stderr[-6000:]
         found = json.loads(done.stdout.splitlines()[-1])

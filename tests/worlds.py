@@ -37,7 +37,7 @@ from fedjax_async.server import ATTACKS, METHODS, PARTS, PRIVACY
 from tests.engine.problem import FEATURES, MODEL, data
 
 World = dict[str, str | None]
-PROGRAMS, EIGHT, CLOCKS = 8, 1, 8  # a day's programs, those of them on eight devices, and the worlds of each
+PROGRAMS, EIGHT, CLOCKS = 6, 1, 8  # a day's programs, those of them on eight devices, and the worlds of each
 NODES = 4  # every fourth program has no server; which ones changes by day, as the last ones run on eight devices
 # Most values that are not the default, of a program and of a world: more hide each other, and are refused more often.
 MOST, MOST_IN_ALL = 7, 11
@@ -62,7 +62,7 @@ OPTIONS = {
     "topology": {"gossip": "receivers=2", "random_regular": "degree=2", "small_world": "neighbours=2,p=0.3",
                  "erdos_renyi": "p=0.7"},
     "part": {"swa": "start=0.5", "momentum": "beta=0.5"},
-    "decay": {"exponential": "rate=0.9", "cosine": "steps=8", "warmup": "steps=4"},
+    "decay": {"exponential": "rate=0.9", "cosine": "steps=8,floor=0.1", "warmup": "steps=4"},
     "metrics": {"top": "k=2"},
     "augment": {"crop": "padding=1"},
 }  # fmt: skip
