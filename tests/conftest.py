@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,15 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in options.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how many pairs of values the drawn worlds have covered (``test_worlds.py``)."""
+    passed = [report.user_properties for report in terminalreporter.getreports("passed") if report.when == "call"]
+    found = [one for given in passed for name, text in given if name == "worlds" for one in json.loads(text)]
+    if found:
+        from tests.worlds import all_pairs, pairs
+
+        worlds, refusals = ([thing for one in found for thing in one[name]] for name in ("worlds", "refusals"))
+        line = f"{len(pairs(worlds))} pairs of values of {all_pairs()} covered today, {len(refusals)} refused"
+        terminalreporter.write_line(f"{len(worlds)} worlds: {line}")

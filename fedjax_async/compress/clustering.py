@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.custom_batching
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_async.compress.payload import real_of
 from fedjax_async.types import Array, Key, Traced
@@ -53,8 +52,10 @@ def random_entries(key: Key, x: Array, count: int) -> Array:
     size = x.shape[0]
     if size == 0:
         return jnp.zeros(count, x.dtype)
-    ends = np.arange(count + 1) * size // max(count, 1)
-    first, width = np.int32(ends[:-1]), np.float32(np.maximum(np.diff(ends), 1))
+    # arithmetic, not constants: JAX cannot vmap a conditional whose branch has a sequential_vmap with constants
+    number, (share, rest) = jnp.arange(count + 1, dtype=jnp.int32), divmod(size, max(count, 1))
+    ends = number * jnp.int32(share) + number * jnp.int32(rest) // jnp.int32(max(count, 1))  # number * size // count
+    first, width = ends[:-1], jnp.maximum(ends[1:] - ends[:-1], 1).astype(jnp.float32)
     steps = jnp.floor(jax.random.uniform(key, (count,), jnp.float32) * width)
     return x[jnp.minimum(first + jnp.minimum(steps, width - 1).astype(jnp.int32), size - 1)]
 

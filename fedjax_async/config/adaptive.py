@@ -21,7 +21,7 @@ from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, own
 from fedjax_async.config.cautions import caution_evaluations
-from fedjax_async.config.policy_steps import PlannedSteps, require_choice
+from fedjax_async.config.policy_steps import LONGEST, PlannedSteps, require_choice, timing_options
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.adaptive import WavesExecutor
@@ -185,6 +185,8 @@ def looking_of(run: Resolved) -> Looking:
     s, data = run.settings, run.components.data
     allowed = "a timing of the package: a timing of your own does not ask the policy"
     check.require(not contracts.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
+    name, _ = timing_options(s)
+    check.require(name in LONGEST, "timing", name, "another one in a run with a policy")
     check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")
     model = policy_of(s)
     prior = Prior(

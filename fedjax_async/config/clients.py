@@ -148,7 +148,8 @@ def _training(
             "scale": scale,
             "per_example": DPSGDOptions(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if per_example else None,
         }
-        own = dict(options) | numbers(hyper, "client.")
+        # the plain training beside a method's own (Ditto, fine-tuning) gets the numbers of both, and takes its own
+        own = dict(options) | {name: value for name, value in numbers(hyper, "client.").items() if name in takes}
         return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
 
     return family

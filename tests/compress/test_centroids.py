@@ -29,7 +29,7 @@ from fedjax_async.compress import (
     wcp,
     wire_bytes,
 )
-from fedjax_async.compress.clustering import nearest, per_cluster, random_entries
+from fedjax_async.compress.clustering import REFERENCES, cluster, nearest, per_cluster, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
 
@@ -147,6 +147,20 @@ def test_the_released_code_against_a_kmeans_of_slots(kind, seed, k, max_iter, to
         np.testing.assert_allclose(found.tables["kernel"], sorted_table, rtol=1e-12, atol=1e-14)
         decoded = lookup(found)["kernel"].ravel()
         np.testing.assert_allclose(decoded, sorted_table[index], rtol=1e-12, atol=1e-14)
+
+
+def test_nodes_that_cluster_only_where_they_have_heard_something_can_be_vmapped():
+    """JAX's AssertionError ended runs of pushcen_released with batching="vmap" on a CPU."""
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(3, 12)))
+    start, keys = jnp.asarray([-1.0, 0.0, 5.0, 6.0]), jax.random.split(KEY, 3)  # empty clusters, which are refilled
+
+    def one(heard, x, key):
+        options = {"max_iter": 3, "tolerance": 0.0, "reference": REFERENCES["released"]}
+        return jax.lax.cond(heard, lambda: cluster(x, start, key=key, **options)[0], lambda: start)
+
+    heard = jnp.array([True, False, True])
+    alone = [one(*given) for given in zip(heard, x, keys)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(heard, x, keys), np.stack(alone), rtol=1e-6)
 
 
 def test_the_released_code_loses_the_mean_of_a_layer():

@@ -249,6 +249,7 @@ def test_a_policy_of_your_own():
     ({"policy": "oort", "method": "fedasync@every:concurrency=6"}, "concurrency = 6: must be below 6"),
     ({"policy": "adaptive_buffer", "method": "fedavg@cohort:size=2"}, "timing = 'cohort': must be buffer"),
     ({"policy": "uniform", "method": "fedasync@participation"}, "timing = 'participation'"),
+    ({"policy": "power_of_choice:d=3", "method": "fedasync@participation"}, "timing = 'participation'"),
     ({"policy": "true_bytes"}, "policy = 'true_bytes': must be left out, or given with compress"),
     ({"policy": "uniform", "privacy": "dp:clip=1,noise=1"}, "privacy = .*guarantees follow from a plan"),
     ({"policy": "uniform", "method": "fedbuff+swa@buffer:size=3"}, "method = .*need not know the server_steps"),

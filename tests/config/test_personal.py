@@ -12,6 +12,7 @@ import pytest
 from fedjax_async import Settings, data, models, named, resume, simulate, sweep
 from fedjax_async.cli.runs import clients_text
 from fedjax_async.config import prepare
+from fedjax_async.engine.components import bound
 from fedjax_async.models.personal import personal_paths
 from fedjax_async.results import final_value
 from fedjax_async.types import Model
@@ -136,6 +137,17 @@ def test_layers_are_found_by_name():
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "partition": "iid"}
 SMALL |= {"test_fraction": 0.2, "per_client": True, "batch_size": 8, "lr": 0.05}
+
+
+@pytest.mark.parametrize("method", ["feddyn", "fedmrur", "asynccurve"])
+def test_plain_training_beside_a_method_does_not_take_its_options(method):
+    """Ditto and fine-tuning ended with a TypeError where the method's own training has options that are numbers."""
+    experiment = prepare(Settings(**SMALL | {"method": method}, ditto=0.3, fine_tune=1))
+    assert any(name.startswith("client.") for name in experiment.components.hyper)
+    assert bound(experiment.components.client, experiment.components.hyper).own is not None
+    assert bound(experiment.measures.tuner, experiment.components.hyper).step is not None
+
+
 LOSSY = {**SMALL, "method": "fedbuff@buffer:size=2", "personal": "bias", "ditto": 0.3, "delay": "exponential:mean=100"}
 LOSSY |= {"compress": "topk:ratio=0.5", "faults": "drop:probability=0.2"}
 LOSSY |= {"updates": None, "server_steps": 6, "eval_updates": None, "eval_steps": 2}

@@ -57,16 +57,6 @@ def compressed(rule):
 
 
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=slow)])
-@pytest.mark.parametrize("timing", ["every", *(pytest.param(timing, marks=slow) for timing in OTHERS)])
-@pytest.mark.parametrize("rule", ["asynccurve", pytest.param("floco", marks=slow)])
-def test_engine_equals_oracle_with_faults_and_compressed_uploads(rule, timing, batching):
-    with jax.enable_x64(True):
-        want = agree(faulty(rule, timing), batching)
-    assert 0 < np.sum(~want.records["accepted"]) < 12
-    assert want.records["bits"].max() > 0
-
-
-@pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=slow)])
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sam:base=adam", marks=slow)])
 def test_engine_equals_oracle_where_the_control_point_is_trained_after_the_end(optimizer, batching):
     base = {"adam": OPTIMIZERS["adam"](0.1), "sam:base=adam": OPTIMIZERS["sam"](0.1, base="adam")}[optimizer]

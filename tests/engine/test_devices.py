@@ -50,6 +50,7 @@ def alone():
         return outcomes(1)
 
 
+@pytest.mark.slow  # test_worlds.py draws worlds on eight devices every day
 def test_eight_devices(alone, tmp_path):
     out = tmp_path / "eight.npz"
     finished(start(out, 8, local=8))

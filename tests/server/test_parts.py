@@ -19,7 +19,6 @@ from fedjax_async.types import Facts
 from tests.config.test_sweeping import equal, swept
 from tests.engine.problem import case
 from tests.engine.test_checkpoint import Killed, killer
-from tests.engine.test_curves import agree
 from tests.server.made_up import (
     CLIENTS,
     flat,
@@ -165,19 +164,6 @@ def test_parts_that_do_nothing_leave_the_rule_as_it_is():
 
 
 # --- in runs ----------------------------------------------------------------------------------------
-
-RUNS = {
-    "fedbuff+swa:start=0.3": "buffer:size=2,concurrency=4",
-    "orthofl+dominance": "every",
-    "fedasync+cyclic:length=4+momentum:beta=0.3": "every",
-}
-
-
-@pytest.mark.parametrize("spec", RUNS)
-def test_engine_equals_oracle(spec):
-    faults = "drop:probability=0.1+corrupt:probability=0.1"
-    with jax.enable_x64(True):
-        agree(case(rule_of(spec), RUNS[spec], "exponential:mean=1", faults=faults, updates=16), "loop")
 
 
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):

@@ -1,0 +1,102 @@
+"""Whether the engine equals the oracle in a drawn world; also a program, for the worlds on several devices:
+
+python -m tests.judge DAY NUMBER..., which prints the worlds as JSON, and fails as the test does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_async import Settings, simulate, sweep
+from fedjax_async.config import prepare
+from fedjax_async.notices import AllRejected, RunWarning
+from tests.worlds import World, allowed, drafts, engine_of, settings_of
+
+
+class Ended(Exception):
+    """Raised to end a run on its way."""
+
+
+def resumed(settings, folder):
+    """The run, ended by force on its way and continued from its checkpoint."""
+    kept = settings | {"out": folder, "checkpoint": 5, "plots": False}
+
+    def end(done, of, **status):
+        if done >= 10:
+            raise Ended
+
+    with suppress(Ended):
+        simulate(**kept, progress=end)
+    return simulate(**kept)
+
+
+def swept(settings):
+    """The run as the second of a sweep."""
+    return list(sweep(settings, {"lr": [0.05, settings["lr"]]}, progress=False).runs)[1]
+
+
+def close(have, want, start, line):
+    """Assert that two models are equal up to a share of the distance that the model has moved; returns the distance."""
+    leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (have, want, start)]
+    apart, moved = (np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(leaves[1], leaves[k]))) for k in (0, 2))
+    assert apart <= 1e-9 * moved + 1e-12, f"{apart} of {moved}: {line}"
+    return moved
+
+
+def compare(world: World, folder: Path, line: str) -> float:
+    """Assert that the engine equals the oracle in a world; ``line`` says how to draw it again.
+
+    Returns how far the model has moved: where it has not, the comparison shows little.
+    """
+    settings = settings_of(world)
+    start = prepare(Settings(**settings)).params
+    want = simulate(**settings, engine="reference")
+    engine = settings | engine_of(world)
+    if world["run"] == "resumed":
+        have = resumed(engine, folder)
+    elif world["run"] == "swept":
+        have = swept(engine)
+    else:
+        have = simulate(**engine)
+    for table in ("evaluations", "updates"):
+        for name, column in getattr(want, table).items():
+            np.testing.assert_allclose(getattr(have, table)[name], column, rtol=1e-8, atol=1e-10, err_msg=line)
+    return close(have.params, want.params, start, line)
+
+
+def judge(day: int, number: int, folder: Path) -> dict[str, Any]:
+    """Compare the worlds of a program of a day; returns them, and the refusals, each one line."""
+    command = f"WORLDS={day} python -m pytest 'tests/test_worlds.py::test_the_engine_equals_the_oracle[{number}]'"
+    with jax.enable_x64(True), warnings.catch_warnings():
+        for expected in (RunWarning, AllRejected):
+            warnings.simplefilter("ignore", expected)
+        worlds, refusals = allowed(drafts(day)[number])
+        for why in refusals:
+            assert "\n" not in why and len(why) < 600, f"{command} # {why!r}"
+        moved = []
+        for k, world in enumerate(worlds):
+            line = f"{command} # { ({axis: value for axis, value in world.items() if value is not None}) }"
+            try:
+                moved.append(compare(world, folder / str(k), line))
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {line}") from error
+    assert not worlds or max(moved) > 1e-4, f"no model moves: {command} # {worlds[0]}"
+    return {"worlds": worlds, "refusals": refusals}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    warnings.simplefilter("error")
+    day, *numbers = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as made:
+        print(json.dumps([judge(day, number, Path(made) / str(number)) for number in numbers]))
