@@ -169,6 +169,10 @@ def main() -> int:
     a = parser.parse_args()
     found = [f for path in a.only or sources() for f in faults_in((ROOT / path).read_text(encoding="utf-8"), path)]
     chosen = choose([fault for fault in found if not excluded(fault)], a.seed, a.faults)
+    if a.list:
+        for fault in chosen:
+            print(f"{fault.path}:{fault.line} {fault.kind}: {fault.before} -> {fault.after}")
+        return 0
     rows, copies, judge = earlier(a.out), queue.Queue[Path](), Judge()
 
     def judged(fault: Fault) -> list[str]:
@@ -180,21 +184,17 @@ def main() -> int:
             rows[fault.name] = [*fault.name, "survived" if by is None else "caught", by or "", seconds]
         return rows[fault.name]
 
+    survived = 0
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(a.processes) as pool:
-        if not a.list:
-            for number in range(a.processes):
-                copies.put(make_copy(Path(place) / str(number)))
-        table = []
-        for fault in chosen:
-            print(f"{fault.path}:{fault.line} {fault.kind}: {fault.before} -> {fault.after}") if a.list else None
-        for row in () if a.list else pool.map(judged, chosen):
-            table.append(row)
-            print(f"{row[6]} {row[0]}:{row[1]} {row[2]}: {row[4]} -> {row[5]} {row[7]}", flush=True)
+        for number in range(a.processes):
+            copies.put(make_copy(Path(place) / str(number)))
+        for path, line, kind, _, before, after, verdict, by, _ in pool.map(judged, chosen):
+            survived += verdict == "survived"
+            print(f"{verdict} {path}:{line} {kind}: {before} -> {after}  {by}", flush=True)
             if a.out is not None:
                 with a.out.open("w", newline="", encoding="utf-8") as file:
-                    csv.writer(file).writerows([COLUMNS, *table])
-    survived = sum(row[6] == "survived" for row in table)
-    print(f"{len(chosen)} faults of {len(found)}: {len(table) - survived} caught, {survived} survived")
+                    csv.writer(file).writerows([COLUMNS, *list(rows.values())])
+    print(f"{len(chosen)} of {len(found)} faults: {len(chosen) - survived} caught, {survived} survived")
     return int(survived > SURVIVE * len(chosen))
 
 
