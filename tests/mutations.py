@@ -33,7 +33,7 @@ from tests.mutation_operators import ROOT, Fault, choose, excluded, faults_in, m
 
 COPIED = ("fedjax_async", "tests", "notebooks", "experiments", "pyproject.toml", "README.md", "CITATION.cff")
 SURVIVE = 0.05  # the share of faults that may survive
-LIMIT = 400.0  # seconds a fault
+LIMIT = 600.0  # seconds a fault
 HANGS = 200  # seconds a test
 RARE = 0.05  # a name in more than 1 / RARE test files says little about what they test
 STAGES = (4, 12)  # test files of the first call of pytest and of the second; the others follow in a third
@@ -48,9 +48,9 @@ def words(path: Path) -> frozenset[str]:
 
 
 def covering(path: str, root: Path = ROOT) -> list[str]:
-    """Test files for a source file: those that name what it defines, rare names first; its folder's; the general ones.
+    """Test files for a source file: those of its name; those that name what it defines; its folder's; the general ones.
 
-    A test file of the same name is the very first.
+    Of those that name what it defines, its folder's come first, and then those with rare names.
     """
     tests = sorted(test for test in (root / "tests").rglob("test_*.py") if test.stem not in NOT_RUN)
     module, folder = root / path, path.split("/")[1]
@@ -59,7 +59,9 @@ def covering(path: str, root: Path = ROOT) -> list[str]:
     usual = {name: sum(name in words(test) for test in tests) for name in names}
     score = {test: sum(1 / usual[name] for name in names if name in words(test)) for test in tests}
     first = [test for test in tests if test.parent.name == folder and module.stem in test.stem]
-    named = sorted((test for test in tests if score[test] >= RARE), key=lambda test: -score[test])
+    named = sorted(
+        (test for test in tests if score[test] >= RARE), key=lambda test: (test.parent.name != folder, -score[test])
+    )
     near = [test for test in tests if test.parent.name in {folder, "engine" if folder == "peers" else folder}]
     files = [*first, *named, *near, *(root / name for name in GENERAL)]
     return list(dict.fromkeys(str(file.relative_to(root)) for file in files))
