@@ -204,6 +204,15 @@ def test_a_layer_that_is_not_finite_decodes_to_no_finite_number(bad):
     assert np.isnan(encoded(4)(model(), init, None).tables["dense"]["kernel"]).all()
 
 
+def test_a_layer_that_is_not_finite_arrives_as_no_finite_number():
+    """Slot 0, which is not sent, is then not zero."""
+    params = model()
+    params["conv"]["kernel"] = params["conv"]["kernel"].at[0, 1, 1, 2].set(np.nan)
+    arrived = from_payloads(payloads(encoded(4)(params, None, KEY)), params)
+    assert np.isnan(arrived.tables["conv"]["kernel"]).all()
+    assert arrived.tables["dense"]["kernel"][0] == 0
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_magnitudes_do_not_matter(scale):
     params = model()
