@@ -48,7 +48,7 @@ def words(path: Path) -> frozenset[str]:
 
 
 def covering(path: str, root: Path = ROOT) -> list[str]:
-    """Test files for a source file: those of its name; those that name what it defines; its folder's; the general ones.
+    """Test files for a source file: those of a like name; those that name what it defines; its folder's; general ones.
 
     Of those that name what it defines, its folder's come first, and then those with rare names.
     """
@@ -58,7 +58,10 @@ def covering(path: str, root: Path = ROOT) -> list[str]:
     names = {module.stem, *(name for name in defined if name and not name.startswith("_"))} - {"__init__"}
     usual = {name: sum(name in words(test) for test in tests) for name in names}
     score = {test: sum(1 / usual[name] for name in names if name in words(test)) for test in tests}
-    first = [test for test in tests if test.parent.name == folder and module.stem in test.stem]
+    alike = {test: len({*module.stem.split("_")} & {*test.stem.split("_")}) for test in tests}
+    first = sorted(
+        (test for test in tests if test.parent.name == folder and alike[test]), key=lambda test: -alike[test]
+    )
     named = sorted(
         (test for test in tests if score[test] >= RARE), key=lambda test: (test.parent.name != folder, -score[test])
     )
