@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock.chance import Draws
+from fedjax_async.clock.chance import Draws, generator
 
 SIDE = 300  # clients, and numbers of each client
 PLACES = np.arange(SIDE)[:, None], np.arange(SIDE)
@@ -125,3 +125,11 @@ def test_a_number_depends_on_its_place_alone(seed, places):
 def test_a_mask_draws_some_of_the_numbers():
     mask = np.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 3 == 0
     np.testing.assert_array_equal(square().standard_normal(mask), square().standard_normal()[mask])
+
+
+def test_another_seed_stream_or_counter_gives_other_numbers():
+    seen = [
+        generator(*given).integers(2**62)
+        for given in [(0, "rounds"), (1, "rounds"), (0, "sampling"), (0, "rounds", 1), (0, "rounds", 2)]
+    ]
+    assert len(set(seen)) == len(seen)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Until, longest_chain, plan, wave_statistics, waves
+from fedjax_async.clock import Limits, Outcome, Until, longest_chain, plan, wave_statistics, waves
 from tests.clock.textbook import traces
 
 
@@ -73,6 +73,13 @@ def test_one_wave_a_cohort_though_the_slowest_are_dropped():
     s = plan("cohort:size=6,over_selection=3", "exponential", num_clients=20, local_steps=1, until=Until(steps=30))
     np.testing.assert_array_equal(waves(s), np.arange(0, 181, 6))
     assert wave_statistics(s).longest_chain == 30
+
+
+def test_dropped_uploads_are_not_in_flight():
+    late = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
+    s = plan("every:concurrency=5", "exponential", num_clients=8, local_steps=1, until=Until(updates=300), **late)
+    assert np.isfinite(s.upload_time[s.outcome == Outcome.DROPPED_LATE]).sum() > 50
+    assert 1 < wave_statistics(s).mean_in_flight <= 5
 
 
 def test_a_cap_of_zero_is_refused():

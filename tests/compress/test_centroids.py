@@ -218,6 +218,15 @@ def test_a_layer_that_is_not_finite_decodes_to_no_finite_number(bad):
     assert np.isnan(encoded(4)(model(), init, None).tables["dense"]["kernel"]).all()
 
 
+def test_a_layer_that_is_not_finite_arrives_as_no_finite_number():
+    """Slot 0, which is not sent, is then not zero."""
+    params = model()
+    params["conv"]["kernel"] = params["conv"]["kernel"].at[0, 1, 1, 2].set(np.nan)
+    arrived = from_payloads(payloads(encoded(4)(params, None, KEY)), params)
+    assert np.isnan(arrived.tables["conv"]["kernel"]).all()
+    assert arrived.tables["dense"]["kernel"][0] == 0
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_magnitudes_do_not_matter(scale):
     params = model()
@@ -357,9 +366,10 @@ def test_what_remains_of_gaussian_numbers():
     assert 0.002 < textbook.square(x - x_hat) / textbook.square(x) < 0.025
 
 
-def test_short_vectors_are_sent_as_they_are():
-    wire = nearest_centroids(k=32)
-    kinds = [type(jax.eval_shape(wire.compress, KEY, jax.ShapeDtypeStruct((d,), jnp.float32))) for d in (36, 37)]
+@pytest.mark.parametrize(("k", "longest"), [(32, 36), (28, 32)])  # 27 numbers and 5 * 32 bits are just 32 numbers
+def test_short_vectors_are_sent_as_they_are(k, longest):
+    wire, sizes = nearest_centroids(k=k), (longest, longest + 1)
+    kinds = [type(jax.eval_shape(wire.compress, KEY, jax.ShapeDtypeStruct((d,), jnp.float32))) for d in sizes]
     assert kinds == [Dense, Centroids]
 
 
@@ -370,6 +380,12 @@ def test_a_random_start_has_a_zero_and_entries_of_the_layer():
     assert table[0] == 0 and (np.diff(table[1:]) > 0).all() and np.isin(table[1:], x).all()
     same = encoded(40)(params, tables, KEY)
     jax.tree.map(np.testing.assert_array_equal, same, encoded(40)(params, None, KEY))
+
+
+def test_equal_layers_start_from_different_entries():
+    x = jnp.asarray(textbook.vector("gaussian", 35, 0)).reshape(5, 7)
+    tables = random_tables({"first": x, "second": x}, 8, KEY)
+    assert not np.array_equal(tables["first"], tables["second"])
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,16 @@ def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path)
         adaptive(WavesExecutor, given, timing, sizes, keeper=Keeper(tmp_path, 3, {}), **options)
 
 
+def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
+    conditions, timing = FAULTY | {"limits": Limits(timeout=4.0)}, "every:concurrency=4"
+    given = personal(timing, **conditions)
+    schedule, have, _ = adaptive(
+        WavesExecutor, given, timing, "oort", conditions=conditions, batching="loop", max_width=2, lanes=1
+    )
+    assert np.isinf(schedule.upload_time).sum() > 5
+    assert have.counters["executed_steps"] == have.counters["useful_steps"] > 0
+
+
 def test_a_choice_that_is_none_is_refused():
     given = case("fedasync", "every:concurrency=3", DELAY, every=EVERY)
     for clients, says in ([[0, 0], "different clients"], [[9], "different clients"], [[], "between 1 and 3"]):

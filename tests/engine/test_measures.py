@@ -60,6 +60,20 @@ def test_engine_equals_oracle_and_the_run_is_unchanged_to_the_last_bit(rule, pri
             np.testing.assert_array_equal(have.scores[name], values, err_msg=name)
 
 
+def test_metrics_and_a_training_loss_of_more_rows_than_the_oracle_evaluates_at_once_equal_the_oracle():
+    with jax.enable_x64(True):
+        given = problem("fedbuff", private=False, updates=3)
+        assert len(given.components.data.test_y) == 20
+        measures = Measures(ALL.metrics[:1], Sample(21, seed=5))
+        same(run_waves(*given, measures=measures).scores, run_reference(*given, measures=measures).scores)
+
+
+def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
+    who = data()  # each client's examples lie behind those of the one before
+    chosen = np.sort(np.random.default_rng([5]).choice(len(who.order), 20, replace=False, shuffle=False))
+    assert training_rows(who, Sample(20, seed=5)).tolist() != who.order[chosen].tolist()
+
+
 def test_training_loss_and_fine_tuning_by_hand():
     with jax.enable_x64(True):
         given = problem("fedbuff", private=False, updates=9)

@@ -15,6 +15,7 @@ from fedjax_async.local import local_training
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.peers.choco import choco
+from fedjax_async.peers.contract import Event
 from fedjax_async.peers.divshare import cut, divshare
 from fedjax_async.peers.full_models import full_models, sgp
 from fedjax_async.peers.pushcen import pushcen
@@ -134,3 +135,18 @@ def test_choco():
         found, w, b = run(peer, plain(), schedule)
         nodes = [textbook.Choco(w, b, keep, 0.3) for _ in range(5)]
         compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2), who_sends=True))
+
+
+def test_choco_compresses_with_random_numbers_that_no_local_step_draws():
+    seen = []
+
+    def kept(key, x):
+        seen.append(jax.random.key_data(key).tolist())
+        return exact.compress(key, x)
+
+    exact = topk(ratio=0.5)
+    peer, key = choco(nothing_stays, exact._replace(compress=kept)), jax.random.key(4)
+    row = peer.init(MODEL.init(jax.random.key(1)))
+    peer.push(row, row.params, Event(key, jnp.int32(0)))
+    training = [key, *(jax.random.fold_in(key, k) for k in range(50))]
+    assert len(seen) == 1 and seen[0] not in [jax.random.key_data(one).tolist() for one in training]

@@ -124,6 +124,15 @@ def test_the_warm_start_after_it_by_hand():
     np.testing.assert_allclose(after.own.tables["kernel"], WARM, atol=1e-5)
 
 
+def test_without_messages_the_dictionary_is_that_of_the_first_clustering():
+    peer = pushcen(lambda path: False, k=5, reference="released")
+    row = peer.init({**OWN, "kernel": jnp.asarray(X + 5, jnp.float32).reshape(2, 2)})
+    after, sent, _ = peer.push(row, jax.tree.map(jnp.zeros_like, OWN), EVENT)
+    np.testing.assert_allclose(after.dictionary.tables["kernel"], START, atol=1e-5)
+    np.testing.assert_allclose(sent.tables["kernel"][0], WARM, atol=1e-5)
+    assert after.dictionary.known
+
+
 def test_training_is_anchored_at_the_dictionary_and_masked_where_the_warm_start_prunes():
     peer, row = warm()
     client = anchored_training(MODEL, optimizer=optax.sgd(0.1), batch_size=1, reference="released")
