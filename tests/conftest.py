@@ -1,7 +1,6 @@
 """Strict mode for every test: no silent broadcasting, no silent promotion, no warnings.
 
-``filterwarnings`` in pyproject.toml turns warnings into errors. A float64 test puts its body
-into ``with jax.enable_x64(True):``.
+``filterwarnings`` in pyproject.toml turns warnings into errors. A test marked ``float64`` runs with 64-bit numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import gc
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -46,10 +46,29 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
-# A process with more of either at the end of a test file drops its compiled programs, which takes seconds.
-SHARE = 4  # 1/SHARE of the memory; two processes, their commands and the kernel's file cache need the rest
-MOST_MAPS = 40_000  # memory maps; Linux allows 65,530, and XLA ends a process that needs more
 PROCESS = Path("/proc/self")  # where Linux shows the memory of a process
+NEEDED = 3 * 2**30  # bytes of memory of a test process and the commands that it starts
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite on all cores, and paths that are given in this process, unless ``-n`` says otherwise."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and "PYTEST_XDIST_WORKER" not in os.environ
+    if whole and getattr(config.option, "numprocesses", 0) is None:
+        config.option.numprocesses, config.option.dist = "auto", "worksteal"
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """As many processes as there are cores and memory for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if PROCESS.exists() else cores * NEEDED
+    return max(1, min(cores, memory // NEEDED))
+
+
+# A process with more of either at the end of a test file drops its compiled programs, which takes seconds.
+SHARE = 2  # 1/SHARE of a process's part of the memory; their commands and the kernel's file cache need the rest
+MOST_MAPS = 40_000  # memory maps; Linux allows 65,530, and XLA ends a process that needs more
 
 
 def holds_too_much() -> bool:
@@ -58,7 +77,8 @@ def holds_too_much() -> bool:
         return False
     pages = int((PROCESS / "statm").read_text().split()[1])
     maps = (PROCESS / "maps").read_bytes().count(b"\n")
-    return SHARE * pages > os.sysconf("SC_PHYS_PAGES") or maps > MOST_MAPS
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return SHARE * processes * pages > os.sysconf("SC_PHYS_PAGES") or maps > MOST_MAPS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,21 +94,26 @@ def compiled_programs_are_let_go() -> Iterator[None]:
             trim(0)
 
 
-SLOW_CASES = Path(__file__).with_name("slow_cases.txt")
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
+    """Run a test that is marked ``float64`` with 64-bit numbers; its fixtures are made without."""
+    with jax.enable_x64(True) if pyfuncitem.get_closest_marker("float64") else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases of ``slow_cases.txt`` slow; a line that names no case is an error."""
-    lines = SLOW_CASES.read_text(encoding="utf-8").splitlines()
-    slow = {f"tests/{line}" for line in lines if not line.startswith("#")}
-    found = {item.nodeid: item for item in items}
-    for name in slow & found.keys():
-        found[name].add_marker(pytest.mark.slow)
-    files = {name.partition("::")[0] for name in found}
-    missing = sorted(name for name in slow - found.keys() if name.partition("::")[0] in files)
-    if missing and not any("::" in argument for argument in config.args):
-        raise pytest.UsageError(f"{SLOW_CASES.name} names cases that do not exist: {', '.join(missing)}")
+    """Mark as slow the cases that a test's marker ``slow_cases`` names; a name of no case is an error."""
+    absent: dict[str, set[str]] = {}
+    for item in items:
+        if (marker := item.get_closest_marker("slow_cases")) is not None:
+            test, _, case = item.nodeid.removesuffix("]").partition("[")
+            absent.setdefault(test, set(marker.args)).discard(case)
+            if case in marker.args:
+                item.add_marker(pytest.mark.slow)
+    wrong = [f"{test}[{case}]" for test, cases in absent.items() for case in sorted(cases)]
+    if wrong and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"slow_cases names cases that do not exist: {', '.join(wrong)}")
 
 
 def pytest_collection_finish() -> None:

@@ -45,6 +45,7 @@ USES = {
 }
 
 
+@pytest.mark.slow_cases("all names of the configuration", "an attribute", "a name")
 @pytest.mark.parametrize("program", USES.values(), ids=USES)
 def test_in_a_fresh_process(program):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

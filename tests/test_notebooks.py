@@ -21,6 +21,13 @@ def test_there_are_notebooks():
 BRIEF = ("08_vector_fields", "09_gradients_through_a_run")
 
 
+@pytest.mark.slow_cases(
+    "05_compression_and_error_feedback",
+    "07_without_a_server",
+    "09_gradients_through_a_run",
+    "10_policies",
+    "13_a_fair_comparison",
+)
 @pytest.mark.filterwarnings("default")  # warnings of the notebook packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_the_stored_outputs_are_those_of_the_code(path, request):

@@ -41,6 +41,7 @@ def test_minibatches():
 OF_NUMBERS = ("linear",)  # models with targets that are not classes
 
 
+@pytest.mark.slow_cases("mobilenetv2", "resnet18", "resnet18_1d")
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in (*NEED_WEIGHTS, *OF_NUMBERS)])
 def test_models(name):
     shape = inspect.signature(MODELS[name]).parameters["input_shape"].default

@@ -57,12 +57,12 @@ def test_where_chooses_whole_trees():
     same(jax.jit(tree.where)(jnp.bool_(False), yes, no), no)
 
 
+@pytest.mark.float64
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=7, max_size=7))
 def test_norm_is_numpys_over_all_leaves(values):
-    with jax.enable_x64(True):
-        value = {"a": jnp.asarray(values[:6]).reshape(2, 3), "b": [jnp.asarray(values[6])]}
-        tiny = 1e-150  # squares of smaller numbers underflow
-        np.testing.assert_allclose(tree.norm(value), np.linalg.norm(values), rtol=1e-12, atol=tiny)
+    value = {"a": jnp.asarray(values[:6]).reshape(2, 3), "b": [jnp.asarray(values[6])]}
+    tiny = 1e-150  # squares of smaller numbers underflow
+    np.testing.assert_allclose(tree.norm(value), np.linalg.norm(values), rtol=1e-12, atol=tiny)
 
 
 def test_norm_sums_in_the_default_float_type():

@@ -66,6 +66,7 @@ def test_a_folder_of_other_settings_is_not_overwritten_unless_told(capsys, tmp_p
     assert load(tmp_path / "one").settings["lr"] == 0.1
 
 
+@pytest.mark.slow
 def test_the_engines_agree(capsys, tmp_path):
     for engine in ("waves", "reference"):
         ok(capsys, "run", *SMALL, "--engine", engine, "--out", str(tmp_path / engine))
@@ -80,6 +81,7 @@ def test_float64_is_float64(capsys, tmp_path):
         assert {params[name].dtype.name for name in params.files} == {"float64"}
 
 
+@pytest.mark.slow
 def test_uploads_are_compressed_where_asked_for_or_usual(capsys, tmp_path):
     ok(capsys, "run", *SMALL, "--compress", "topk:ratio=0.2", "--feedback", "ef21", "--out", str(tmp_path / "one"))
     run = load(tmp_path / "one")

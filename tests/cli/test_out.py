@@ -105,6 +105,7 @@ def test_resume_looks_first_too(capsys, tmp_path, monkeypatch, request):
     assert not (tmp_path / "no_such_folder").exists()
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_is_refused_and_goes_on_when_the_other_is_killed(capsys):
     command = ("run", *SMALL, "--checkpoint", "2", "--out", "out")
     with another_process("out") as process:
@@ -114,6 +115,7 @@ def test_one_of_two_processes_is_refused_and_goes_on_when_the_other_is_killed(ca
     assert load("out").counters["updates"] == 6 and not Path("out", disk.LOCK).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_does_not_block_its_restart(capsys):
     """A real SIGKILL of a command in the middle of its training."""
     arguments = ["run", *SMALL[:4], "--updates", "20000", "--checkpoint", "50", "--out", "out", "--quiet"]

@@ -79,6 +79,7 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
     return done
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
     """A real SIGKILL, after the first checkpoint. For a sweep see ``test_sweep.py``."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -233,6 +233,7 @@ def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictu
     assert "saved in" in ok(capsys, *arguments[1:])
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
     """A real SIGKILL, after the first run is saved."""
     out = tmp_path / "out"

@@ -97,6 +97,7 @@ def test_periods_have_their_lengths_and_their_phases_are_uniform():
     assert stretches(fixed, 0, 17) == [(-4, 1), (4, 9), (12, 17)]
 
 
+@pytest.mark.slow
 def test_sessions_have_their_means_and_their_share():
     window = window_of("sessions:on=5,off=3", 2000)
     rows = [stretches(window, i, 200.0) for i in range(2000)]

@@ -181,6 +181,7 @@ def test_a_schedule_without_jobs_is_one():
     assert len(make_schedule(num_clients=1, local_steps=1, **empty).outcome) == 0
 
 
+@pytest.mark.slow
 def test_a_million_jobs_are_checked_well_within_a_second():
     s = plan("every:concurrency=1000", "exponential", num_clients=10**5, local_steps=1, until=Until(updates=10**6))
     for one in (s, bare(s)):

@@ -434,6 +434,7 @@ def test_a_cohort_without_a_size_is_ten_clients_or_all():
 GUESSES = {"none": lambda clients: [], "backwards": lambda clients: clients[::-1], "twice": lambda clients: clients * 2}
 
 
+@pytest.mark.slow_cases("uniform-none", "same-none", "round_robin-none")
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
 def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):

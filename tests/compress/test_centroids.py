@@ -96,6 +96,7 @@ def test_identities(kind, seed, k):
         np.testing.assert_allclose(np.abs(x - x_hat), distance, atol=1e-6)
 
 
+@pytest.mark.float64
 @settings(max_examples=40)
 @given(
     kind=st.sampled_from(list(textbook.MAKERS)),
@@ -106,18 +107,18 @@ def test_identities(kind, seed, k):
     repeated=st.booleans(),
 )
 def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, repeated):
-    with jax.enable_x64(True):
-        x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
-        start = np.sort(rng.normal(size=k - 1))
-        start[: k // 2] = start[0] if repeated else start[: k // 2]
-        params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
-        slot_0 = rng.normal()  # has no effect
-        found = encoded(k)(params, {"kernel": jnp.append(slot_0, start)}, key, max_iter, tolerance)
-        x_hat, table = textbook.weight_clusters(x, start, max_iter=max_iter, tolerance=tolerance)
-        np.testing.assert_allclose(found.tables["kernel"], table, rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(lookup(found)["kernel"].ravel(), x_hat, rtol=1e-12, atol=1e-14)
+    x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
+    start = np.sort(rng.normal(size=k - 1))
+    start[: k // 2] = start[0] if repeated else start[: k // 2]
+    params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
+    slot_0 = rng.normal()  # has no effect
+    found = encoded(k)(params, {"kernel": jnp.append(slot_0, start)}, key, max_iter, tolerance)
+    x_hat, table = textbook.weight_clusters(x, start, max_iter=max_iter, tolerance=tolerance)
+    np.testing.assert_allclose(found.tables["kernel"], table, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(lookup(found)["kernel"].ravel(), x_hat, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.float64
 @settings(max_examples=40)
 @given(
     kind=st.sampled_from(["gaussian", "heavy tails"]),  # the mean is subtracted: equal numbers would differ by rounding
@@ -128,25 +129,24 @@ def test_against_a_plain_kmeans(kind, seed, k, max_iter, tolerance, repeated):
     start=st.sampled_from(["zero in slot 0", "a sorted table", "equal centroids"]),
 )
 def test_the_released_code_against_a_kmeans_of_slots(kind, seed, k, max_iter, tolerance, start):
-    with jax.enable_x64(True):
-        x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
-        table = np.sort(rng.normal(size=k))
-        if start == "zero in slot 0":
-            table[0] = 0.0
-        if start == "equal centroids":
-            table[k // 2 :] = table[-1]
-        params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
-        found = encoded(k, "released")(params, {"kernel": jnp.asarray(table)}, key, max_iter, tolerance)
-        layer = jax.random.fold_in(key, 2**31)
+    x, rng = np.float64(textbook.vector(kind, 60, seed)), np.random.default_rng(seed)
+    table = np.sort(rng.normal(size=k))
+    if start == "zero in slot 0":
+        table[0] = 0.0
+    if start == "equal centroids":
+        table[k // 2 :] = table[-1]
+    params, key = {"kernel": jnp.asarray(x.reshape(12, 5))}, jax.random.key(seed)
+    found = encoded(k, "released")(params, {"kernel": jnp.asarray(table)}, key, max_iter, tolerance)
+    layer = jax.random.fold_in(key, 2**31)
 
-        def drawn(t):
-            return np.asarray(random_entries(jax.random.fold_in(layer, t), jnp.asarray(x - x.mean()), k))
+    def drawn(t):
+        return np.asarray(random_entries(jax.random.fold_in(layer, t), jnp.asarray(x - x.mean()), k))
 
-        options = {"drawn": drawn, "max_iter": max_iter, "tolerance": tolerance}
-        sorted_table, index = textbook.released_clusters(x, table, **options)
-        np.testing.assert_allclose(found.tables["kernel"], sorted_table, rtol=1e-12, atol=1e-14)
-        decoded = lookup(found)["kernel"].ravel()
-        np.testing.assert_allclose(decoded, sorted_table[index], rtol=1e-12, atol=1e-14)
+    options = {"drawn": drawn, "max_iter": max_iter, "tolerance": tolerance}
+    sorted_table, index = textbook.released_clusters(x, table, **options)
+    np.testing.assert_allclose(found.tables["kernel"], sorted_table, rtol=1e-12, atol=1e-14)
+    decoded = lookup(found)["kernel"].ravel()
+    np.testing.assert_allclose(decoded, sorted_table[index], rtol=1e-12, atol=1e-14)
 
 
 def test_nodes_that_cluster_only_where_they_have_heard_something_can_be_vmapped():
@@ -306,6 +306,7 @@ def test_sizes_are_those_of_the_paper():
         assert bits <= 8 * int(wire_bytes(message)) <= bits + 8 * 64
 
 
+@pytest.mark.slow_cases("200-76.65")
 @pytest.mark.parametrize(("classes", "megabytes"), [(100, 76.33), (200, 76.65)])
 def test_resnets_have_the_sizes_of_table_2(classes, megabytes):
     """Convolutions of shortcuts are sent unclustered; BatchNorm's scales and biases count, its statistics do not."""

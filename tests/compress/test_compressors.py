@@ -80,16 +80,17 @@ def test_topk_of_long_vectors(kind, ratio):
     np.testing.assert_array_equal(payload.index, textbook.largest(x, len(payload.index)))
 
 
+@pytest.mark.slow_cases("float64")
+@pytest.mark.float64
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_topk_in_other_float_types(dtype):
-    with jax.enable_x64(True):
-        x = jnp.asarray(np.random.default_rng(0).normal(size=501)).astype(dtype)
-        x = x.at[:4].set(jnp.array([1e-7, -0.0, 6.1e4, 0]).astype(dtype))
-        for name in ("topk", "topk_fast"):
-            payload, x_hat = passed(name, ratio=0.9)(KEY, x)
-            assert x_hat.dtype == dtype and payload.values.values.dtype == dtype
-            if name == "topk":
-                np.testing.assert_array_equal(payload.index, textbook.largest(x.astype(float), 451))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=501)).astype(dtype)
+    x = x.at[:4].set(jnp.array([1e-7, -0.0, 6.1e4, 0]).astype(dtype))
+    for name in ("topk", "topk_fast"):
+        payload, x_hat = passed(name, ratio=0.9)(KEY, x)
+        assert x_hat.dtype == dtype and payload.values.values.dtype == dtype
+        if name == "topk":
+            np.testing.assert_array_equal(payload.index, textbook.largest(x.astype(float), 451))
 
 
 def test_k_is_the_ceiling_but_for_rounding():
@@ -289,6 +290,7 @@ def powers(count, size):
     return rows
 
 
+@pytest.mark.slow_cases("topk", "topk_qsgd", "topk_fast", "centroids", "randk")
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_batched_compiled_and_one_at_a_time_are_the_same(name):
     compressor, rows, keys = COMPRESSORS[name](), powers(5, 77), jax.random.split(KEY, 5)
@@ -376,6 +378,7 @@ TREE = {
 GROUPS = {"whole": ["abc"], "layer": ["a", "b", "c"], "tensor": ["a/bias", "a/kernel", "b/empty", "b/kernel", "c"]}
 
 
+@pytest.mark.slow_cases("layer")
 @pytest.mark.parametrize("per", GROUPINGS)
 def test_trees_are_compressed_group_by_group(per):
     tree = on_tree(topk(ratio=0.5), TREE, group=GROUPINGS[per])

@@ -47,6 +47,7 @@ def counted(found):
     return {name: value for name, value in found.counters.items() if name not in TIMELESS}
 
 
+@pytest.mark.slow_cases("changes3")
 @pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
 @pytest.mark.parametrize("changes", [
     pytest.param({"eval_updates": 3}, marks=pytest.mark.slow), {"updates": None, "time": 12.0},
@@ -126,6 +127,7 @@ def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
         np.testing.assert_allclose(short.best.value, whole.evaluations["accuracy"][: first + 1].max(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
 def test_a_run_that_is_stopped_has_no_rows_after_its_end():
     """If uploads differ in size, training continues after the stop, to count their bytes."""
@@ -141,6 +143,7 @@ def test_a_run_that_is_stopped_has_no_rows_after_its_end():
             assert found.probes["buffer"]["update"].max() <= 9 and len(found.probes["observed"]["loss"]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
 def test_a_run_that_is_killed_where_it_stops_looks_no_further(tmp_path, monkeypatch):
     common = {"policy": "oort", "eval_updates": 3, "patience": 2, "lr": 0.3, "checkpoint": 1, "plots": False}

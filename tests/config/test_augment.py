@@ -34,6 +34,7 @@ def test_the_oracle_and_other_batches_see_the_same_images(augmented):
     assert augmented.settings["augment"] == AUGMENT
 
 
+@pytest.mark.slow
 def test_a_rate_that_falls_within_the_job_is_that_of_the_oracle():
     own = {"decay": "linear:floor=0.1", "optimizer": "adamw:clip=0.5"}
     one, other = (simulate(**SERVED, **own, engine=engine) for engine in ("waves", "reference"))
@@ -57,6 +58,7 @@ def test_a_sweep_gives_each_run_the_images_that_it_has_alone(augmented):
     np.testing.assert_allclose(kernel(found.run(0)), kernel(augmented), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nodes_without_a_server_train_on_augmented_images_too():
     nodes = {**SMALL, "method": "async_dfedavg", "delay": "exponential", "time": 3.0, "test_fraction": 0.2}
     runs = [simulate(**nodes, augment=AUGMENT, **other) for other in ({}, {"engine": "reference"})]

@@ -26,6 +26,7 @@ def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found():
     assert run.evaluations["validation_loss"][-1] == pytest.approx(tuned.losses[-1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_value_a_staleness_over_two_seeds():
     tuned = tune(SETTINGS, {"method.mixing": "staleness"}, steps=1, rate=0.5, seeds=(0, 1), staleness_values=3)
     assert tuned.settings is None and isinstance(tuned.hyper["server.mixing"], PerStaleness)
@@ -62,6 +63,7 @@ def test_a_local_step_without_gradient_is_refused_before_the_run_is_planned(monk
         tune(Settings(**vars(SETTINGS) | {"method": "asynccurve:order=after"}), ["lr"])
 
 
+@pytest.mark.slow
 def test_objects_are_part_of_the_settings_and_have_no_options_to_tune():
     fields = vars(SETTINGS) | {"method": "fedasync", "updates": 2}
     tuned = tune(Settings(**fields), ["method.server_lr"], steps=1, method="asgd:server_lr=0.5")
@@ -77,6 +79,7 @@ def test_a_number_without_slope_is_refused():
         tune(settings, ["method.swa.start"], steps=1)
 
 
+@pytest.mark.slow_cases("options0-memory_limit = '0.00016GB': must be at least .*GB for this run's gradient")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

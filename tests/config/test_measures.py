@@ -136,6 +136,7 @@ def test_a_population_needs_a_sample_and_evaluates_it():
 # --- sweeps and folders -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_that_measure_alike_share_a_program_and_equal_the_runs_alone():
     base = SMALL | {"test_fraction": 0.2, "metrics": {"hits": hits}, "fine_tune": 2, "train_examples": 40}
     found = sweep(base, {"lr": [0.1, 0.2]}, progress=False)

@@ -55,6 +55,7 @@ OBJECTS = {
 }
 
 
+@pytest.mark.slow_cases("model", "compress")
 @pytest.mark.parametrize("field", OBJECTS)
 def test_an_object_runs_as_its_name_does(field):
     spec, make = OBJECTS[field]
@@ -68,6 +69,7 @@ def test_an_object_runs_as_its_name_does(field):
     assert Settings(**SMALL | {field: make()}) == Settings(**SMALL | {field: make()}) != Settings(**SMALL)
 
 
+@pytest.mark.slow_cases("orthofl_pairwise", "asynfl")
 @pytest.mark.parametrize("name", ["asynfl", "ca2fl", "orthofl_pairwise"])
 def test_a_rule_gets_the_number_of_clients_from_the_run(name):
     """The rule as an object and by name: equal runs."""
@@ -227,6 +229,7 @@ def test_plain_settings_are_written_as_before():
     assert from_dict(content) == Settings(updates=5)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_objects_and_names():
     found = sweep(
         SMALL, {"method": ["fedasync", named("mine", Method(server.asgd()))], "lr": [0.1, 0.2]}, progress=False
@@ -321,6 +324,7 @@ def change_of(server_rule):
     return np.asarray(execute(experiment).params["output"]["kernel"]) - before
 
 
+@pytest.mark.slow_cases("a variable that changes", "objects that say they are equal", "an attribute that changes")
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=1)  # each example compiles once per factor
 @given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
@@ -333,6 +337,7 @@ def test_no_two_own_rules_share_a_program(way, factors):
         np.testing.assert_allclose(change / factor, changes[0] / factors[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_cases("closures", "an attribute that changes")
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=20)
 @given(one=st.sampled_from([0.25, 0.5, 1.0, 2.0]), other=st.sampled_from([0.25, 0.5, 1.0, 2.0]))

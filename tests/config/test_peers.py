@@ -20,6 +20,7 @@ WORLD = {"dataset": "synthetic", "model": "mlp:hidden=4", "clients": 4, "steps":
 RING = WORLD | {"topology": "ring"}
 
 
+@pytest.mark.slow_cases("pushcen:k=4")
 @pytest.mark.parametrize("method", ["pushcen:k=4", "swift", pytest.param("divshare", marks=pytest.mark.slow)])
 def test_waves_equal_the_oracle(method):
     waves, oracle = (simulate(method=method, engine=engine, **RING) for engine in ("waves", "reference"))
@@ -55,6 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in there}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, monkeypatch):
     settings = Settings(method="swift", **RING, eval_updates=2, checkpoint=4)
     run_into(prepare(settings), tmp_path / "whole", plots=False)

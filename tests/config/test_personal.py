@@ -195,6 +195,7 @@ def test_the_oracle_finds_the_same(method):
     assert not np.any(run.params["output"]["bias"])
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_is_that_run_alone_and_one_cut_off_goes_on(tmp_path):
     found = sweep(LOSSY, {"ditto": [0.3, 3.0]}, progress=False)
     folder, alone, cuts = tmp_path / "run", simulate(**LOSSY), []

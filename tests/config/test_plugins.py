@@ -78,6 +78,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow_cases("model", "optimizer", "network", "availability", "compress")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_registered_name_runs_as_the_built_in_one(kind):
     factory, spec, builtin = KINDS[kind]
@@ -160,6 +161,7 @@ def test_what_cannot_be_registered(kind, name, factory, message):
     assert not any(registry.ADDED.values())
 
 
+@pytest.mark.slow
 def test_a_name_means_one_code_unless_it_is_replaced():
     def made(factor):
         def scaled(*, server_lr: float = 1.0):
@@ -205,6 +207,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.slow_cases("compress", "optimizer", "model", "dataset")
 @pytest.mark.parametrize("kind", REPLACED)
 def test_every_cache_forgets_a_name_that_is_replaced(kind):
     runs = []

@@ -55,25 +55,26 @@ def programs():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow_cases("loop")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_one_compilation_a_group_and_each_result_as_alone(programs, batching):
     settings = varied(
         method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=[batching],
         compute=["float64"],
     )  # fmt: skip
-    with jax.enable_x64(True):  # in float32, rounding that training amplifies would be as large as a mistake
-        programs.clear()
-        groups, runs = swept(settings, lanes=2)
-        assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
-        trained = [name for name in programs if "train" in name]
-        assert len(trained) <= (1 if batching == "loop" else 12), trained
-        programs.clear()
-        again = swept(settings, lanes=2)[1]
-        assert not [name for name in programs if "train" in name or "receive" in name]
-        for one, have, twice in zip(settings, runs, again, strict=True):
-            equal(have, execute(prepare(one)), rtol=1e-10)
-            for x, y in zip(jax.tree.leaves(have.params), jax.tree.leaves(twice.params)):
-                np.testing.assert_array_equal(x, y)
+    programs.clear()
+    groups, runs = swept(settings, lanes=2)
+    assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
+    trained = [name for name in programs if "train" in name]
+    assert len(trained) <= (1 if batching == "loop" else 12), trained
+    programs.clear()
+    again = swept(settings, lanes=2)[1]
+    assert not [name for name in programs if "train" in name or "receive" in name]
+    for one, have, twice in zip(settings, runs, again, strict=True):
+        equal(have, execute(prepare(one)), rtol=1e-10)
+        for x, y in zip(jax.tree.leaves(have.params), jax.tree.leaves(twice.params)):
+            np.testing.assert_array_equal(x, y)
     assert len({run.evaluations["loss"][-1] for run in runs}) == 8, "the settings must matter"
 
 
@@ -146,6 +147,7 @@ def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
         plan_groups(settings, memory_limit=limit, lanes=4)
 
 
+@pytest.mark.slow_cases("3-2-1")
 @pytest.mark.parametrize(("runs", "lanes", "batches"), [(1, 1, 2), (2, 2, 1), (3, 2, 1)])
 def test_a_group_of_one_run_trains_two_batches_at_a_time(runs, lanes, batches):
     settings = varied(seed=range(runs))

@@ -277,6 +277,7 @@ def test_any_federation_passes_and_holds_the_same_clients(dataset, kind):
     np.testing.assert_array_equal(parts.test_size, data.size)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(dataset=federations())
 def test_the_run_is_that_of_federate(dataset):

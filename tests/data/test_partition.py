@@ -62,6 +62,7 @@ def test_the_specs_above_cover_the_registry():
     assert all(summary(factory) for factory in PARTITIONERS.values())
 
 
+@pytest.mark.slow_cases("dirichlet:alpha=0.05,min_size=2")
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=25)
 @given(

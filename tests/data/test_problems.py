@@ -35,27 +35,27 @@ def test_the_stated_optimum_and_heterogeneity_are_exact(clients, dim, zeta, nois
         np.testing.assert_allclose(np.linalg.eigvalsh(p.curvature[i]), np.geomspace(0.1, 1.0, dim), rtol=1e-9)
 
 
+@pytest.mark.float64
 def test_the_examples_carry_the_quadratics():
     """A client's mean loss is 1/2 (w - b)^T A (w - b) + noise^2 / 2, and its gradient is the gradient of this."""
-    with jax.enable_x64(True):
-        p = quadratic_problem(clients=3, dim=4, examples=12, heterogeneity=2.0, noise=0.5, seed=1)
-        data = federate(p.dataset, "natural")
-        model = linear(input_shape=(4,))
-        assert model.init(jax.random.key(0))["w"].tolist() == [0] * 4
+    p = quadratic_problem(clients=3, dim=4, examples=12, heterogeneity=2.0, noise=0.5, seed=1)
+    data = federate(p.dataset, "natural")
+    model = linear(input_shape=(4,))
+    assert model.init(jax.random.key(0))["w"].tolist() == [0] * 4
 
-        def mean_loss(params, rows):
-            return jnp.mean(model.loss(model.apply(params, jnp.asarray(data.x[rows])), jnp.asarray(data.y[rows])))
+    def mean_loss(params, rows):
+        return jnp.mean(model.loss(model.apply(params, jnp.asarray(data.x[rows])), jnp.asarray(data.y[rows])))
 
-        w = np.random.default_rng(0).standard_normal(4)
-        for i in range(3):
-            loss, gradient = jax.value_and_grad(mean_loss)({"w": jnp.asarray(w)}, client_rows(data, i))
-            away = w - p.local_optima[i]
-            assert float(loss) == pytest.approx(0.5 * away @ p.curvature[i] @ away + 0.125, rel=1e-12)
-            np.testing.assert_allclose(gradient["w"], p.gradient(i, w), rtol=1e-10)
-        everything = np.arange(len(data.x))
-        best, slope = jax.value_and_grad(mean_loss)({"w": jnp.asarray(p.optimum)}, everything)
-        assert float(best) == pytest.approx(p.minimum, rel=1e-12)
-        np.testing.assert_allclose(slope["w"], 0, atol=1e-12)
+    w = np.random.default_rng(0).standard_normal(4)
+    for i in range(3):
+        loss, gradient = jax.value_and_grad(mean_loss)({"w": jnp.asarray(w)}, client_rows(data, i))
+        away = w - p.local_optima[i]
+        assert float(loss) == pytest.approx(0.5 * away @ p.curvature[i] @ away + 0.125, rel=1e-12)
+        np.testing.assert_allclose(gradient["w"], p.gradient(i, w), rtol=1e-10)
+    everything = np.arange(len(data.x))
+    best, slope = jax.value_and_grad(mean_loss)({"w": jnp.asarray(p.optimum)}, everything)
+    assert float(best) == pytest.approx(p.minimum, rel=1e-12)
+    np.testing.assert_allclose(slope["w"], 0, atol=1e-12)
 
 
 def test_the_optimum_by_least_squares():
@@ -79,11 +79,11 @@ def test_noise_is_felt_at_the_clients_optimum_only_by_minibatches():
     assert np.abs(x * residual[:, None]).max() > 0.01
 
 
+@pytest.mark.float64
 def test_the_model_survives_float32_parameters_under_x64():
-    with jax.enable_x64(True):
-        model = linear(input_shape=(2,))
-        out = model.apply({"w": jnp.ones(2, jnp.float32)}, jnp.ones((3, 2), jnp.float64))
-        assert model.loss(out, jnp.ones(3, jnp.float64)).dtype == jnp.float32
+    model = linear(input_shape=(2,))
+    out = model.apply({"w": jnp.ones(2, jnp.float32)}, jnp.ones((3, 2), jnp.float64))
+    assert model.loss(out, jnp.ones(3, jnp.float64)).dtype == jnp.float32
 
 
 def test_the_spec_reaches_the_options():

@@ -134,6 +134,7 @@ def test_the_last_fifth_of_each_role_is_its_test_part(small):
         load("shakespeare:roles=3", small)
 
 
+@pytest.mark.slow
 def test_a_run_equals_the_oracle_and_scores_each_role(small, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(small))
     options = {"model": "char_gru:hidden=4,embedding=2", "steps": 1, "batch_size": 2, "updates": 3, "eval_updates": 3}

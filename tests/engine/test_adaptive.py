@@ -71,6 +71,9 @@ def personal(timing, **conditions):
     return given._replace(components=given.components._replace(client=carrying(client())))
 
 
+@pytest.mark.slow_cases(
+    "window:length=0.7-conditions5-1", "every-conditions0-1", "cohort:size=3,over_selection=1,deadline=2-conditions6-1"
+)
 @pytest.mark.parametrize(
     ("timing", "conditions", "every"),
     [
@@ -97,18 +100,18 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
     assert decisions.looks >= 24 / (3 * every) and (conditions != FAULTY or len(have.in_vain) > 0)
 
 
+@pytest.mark.float64
 @pytest.mark.slow
 def test_vmapped_it_is_the_planned_run_to_rounding():
-    with jax.enable_x64(True):
-        given = personal("buffer:size=2,concurrency=4", **FAULTY)
-        want = run_waves(*given, batching="vmap", max_width=3, lanes=1)
-        schedule, have, _ = adaptive(
-            WavesExecutor, given, "buffer:size=2,concurrency=4", Policy(), conditions=FAULTY, batching="vmap",
-            max_width=3, lanes=1,
-        )  # fmt: skip
-        same(list(given.schedule), list(schedule))
-        close(have.params, want.params, 1e-12)
-        close(have.records, want.records, 1e-12)
+    given = personal("buffer:size=2,concurrency=4", **FAULTY)
+    want = run_waves(*given, batching="vmap", max_width=3, lanes=1)
+    schedule, have, _ = adaptive(
+        WavesExecutor, given, "buffer:size=2,concurrency=4", Policy(), conditions=FAULTY, batching="vmap",
+        max_width=3, lanes=1,
+    )  # fmt: skip
+    same(list(given.schedule), list(schedule))
+    close(have.params, want.params, 1e-12)
+    close(have.records, want.records, 1e-12)
 
 
 def compressed(timing, **conditions):
@@ -126,32 +129,38 @@ ADAPTIVE = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "power_of_choice:d=3-buffer:size=2,concurrency=3-conditions0-loop",
+    "power_of_choice:d=4+adaptive_buffer:size=1,recent=4-buffer:size=2,concurrency=3-conditions4-vmap",
+    "oort:exploration=0.5-every:concurrency=3-conditions1-loop",
+    "oort-cohort:size=2,over_selection=1-conditions3-loop",
+)
+@pytest.mark.float64
 @pytest.mark.parametrize(("policy", "timing", "conditions", "batching"), ADAPTIVE)
 def test_engine_equals_oracle_and_the_replayed_schedule(policy, timing, conditions, batching):
-    with jax.enable_x64(True):
-        given = personal(timing, **conditions)
-        have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, batching=batching, max_width=2)
-        want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
-        same(list(have[0]), list(want[0]))
-        assert not np.array_equal(have[0].client, given.schedule.client), "the policy must decide something"
-        close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
-        close(have[1].probes, want[1].probes, 1e-9)
-        same(have[2].tables["chosen"]["client"], want[2].tables["chosen"]["client"])
-        again = given._replace(schedule=have[0], points=evaluation_points(have[0], EVERY))
-        replayed = run_waves(*again, batching=batching)
-        close(replayed.params, have[1].params, 1e-12)
+    given = personal(timing, **conditions)
+    have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, batching=batching, max_width=2)
+    want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
+    same(list(have[0]), list(want[0]))
+    assert not np.array_equal(have[0].client, given.schedule.client), "the policy must decide something"
+    close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
+    close(have[1].probes, want[1].probes, 1e-9)
+    same(have[2].tables["chosen"]["client"], want[2].tables["chosen"]["client"])
+    again = given._replace(schedule=have[0], points=evaluation_points(have[0], EVERY))
+    replayed = run_waves(*again, batching=batching)
+    close(replayed.params, have[1].params, 1e-12)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("conditions", [pytest.param({}, marks=pytest.mark.slow), FAULTY])
 def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
     timing, policy = "buffer:size=2,concurrency=4", "event_triggered:norm=0.3+true_bytes"
     conditions = conditions | {"network": "link:up=40,down=1e6"}
-    with jax.enable_x64(True):
-        given = compressed(timing, **conditions)
-        have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, max_width=2)
-        want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
-        same(list(have[0]), list(want[0]))
-        close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
+    given = compressed(timing, **conditions)
+    have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, max_width=2)
+    want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
+    same(list(have[0]), list(want[0]))
+    close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
     withheld = have[0].outcome == clock.Outcome.WITHHELD
     assert 0 < withheld.sum() < len(withheld) and not np.isin(np.flatnonzero(withheld), have[0].job).any()
     size = -(-have[1].records["bits"] // 8)
@@ -161,21 +170,23 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
     assert quick.mean() < planned.mean(), "compressed uploads are shorter than the longest one"
 
 
+@pytest.mark.slow_cases("loop")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_expected(monkeypatch, batching):
     """All uploads are trained and wait for the end of their window, but the store has only two rows."""
     monkeypatch.setattr(growing_stack, "LEAST", 2)
     timing, policy = "window:length=2,concurrency=4", "oort:every=5+event_triggered:norm=0.2"
-    with jax.enable_x64(True):
-        given = personal(timing, **FAULTY)
-        options = {"conditions": FAULTY, "batching": batching, "max_width": 1, "lanes": 1, "under_way": 1}
-        have = adaptive(WavesExecutor, given, timing, policy, **options)
-        want = adaptive(ReferenceExecutor, given, timing, policy, conditions=FAULTY)
-        same(list(have[0]), list(want[0]))
-        close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
+    given = personal(timing, **FAULTY)
+    options = {"conditions": FAULTY, "batching": batching, "max_width": 1, "lanes": 1, "under_way": 1}
+    have = adaptive(WavesExecutor, given, timing, policy, **options)
+    want = adaptive(ReferenceExecutor, given, timing, policy, conditions=FAULTY)
+    same(list(have[0]), list(want[0]))
+    close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
     assert have[1].counters["slots"] > 4 and have[1].counters["executed_steps"] > have[1].counters["useful_steps"]
 
 
+@pytest.mark.slow_cases("power_of_choice:d=3+event_triggered:norm=0.05-vmap")
 @pytest.mark.parametrize(
     ("policy", "batching"),
     [

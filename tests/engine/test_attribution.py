@@ -13,6 +13,8 @@ from fedjax_async.server import SERVERS, closed, known
 from fedjax_async.types import Arrival, Facts
 from tests.engine import problem
 
+pytestmark = pytest.mark.float64
+
 SIZE = np.array([5.0, 2.0, 9.0, 1.0, 4.0, 3.0])  # example counts of the clients of six arrivals
 STALENESS = np.array([0, 1, 2, 0, 1, 3])
 
@@ -74,41 +76,38 @@ SHARES = {
 
 @pytest.mark.parametrize("name", SHARES)
 def test_arrivals_that_share_a_step_divide_it_as_the_rule_weighs_them(name):
-    with jax.enable_x64(True):
-        uploads = uploads_of()
-        table, models = driven(SERVERS[name](server_lr=1.0), uploads, rejected={4})
-        exact, linear = divided(table, STEP, CLOSES, shared=True)
-        who, (share,) = problem.data(), SHARES[name]()
-        for k, number in enumerate(STEP):
-            direction = jax.tree.map(lambda leaf, k=k: share[k] * np.asarray(leaf), uploads[k])
-            ahead, behind = (losses(moved(models[number], direction, by), who.x, who.y) for by in (1e-5, -1e-5))
-            slopes = (ahead - behind) / 2e-5
-            by_class = [slopes[who.y == c].sum() / len(who.y) for c in range(problem.CLASSES)]
-            np.testing.assert_allclose(linear[k], by_class, atol=1e-9)
-        for number in (0, 1):
-            here, there = (losses(jax.tree.map(np.asarray, models[number + i]), who.x, who.y) for i in (0, 1))
-            np.testing.assert_allclose(exact[number == STEP].sum(), there.mean() - here.mean(), rtol=1e-9)
-            rest = (exact - linear)[(number == STEP) & (KEPT > 0)]
-            np.testing.assert_allclose(rest, np.broadcast_to(rest[0], rest.shape), atol=1e-12)
-        assert (exact[4] == 0).all() and (linear[4] == 0).all()
+    uploads = uploads_of()
+    table, models = driven(SERVERS[name](server_lr=1.0), uploads, rejected={4})
+    exact, linear = divided(table, STEP, CLOSES, shared=True)
+    who, (share,) = problem.data(), SHARES[name]()
+    for k, number in enumerate(STEP):
+        direction = jax.tree.map(lambda leaf, k=k: share[k] * np.asarray(leaf), uploads[k])
+        ahead, behind = (losses(moved(models[number], direction, by), who.x, who.y) for by in (1e-5, -1e-5))
+        slopes = (ahead - behind) / 2e-5
+        by_class = [slopes[who.y == c].sum() / len(who.y) for c in range(problem.CLASSES)]
+        np.testing.assert_allclose(linear[k], by_class, atol=1e-9)
+    for number in (0, 1):
+        here, there = (losses(jax.tree.map(np.asarray, models[number + i]), who.x, who.y) for i in (0, 1))
+        np.testing.assert_allclose(exact[number == STEP].sum(), there.mean() - here.mean(), rtol=1e-9)
+        rest = (exact - linear)[(number == STEP) & (KEPT > 0)]
+        np.testing.assert_allclose(rest, np.broadcast_to(rest[0], rest.shape), atol=1e-12)
+    assert (exact[4] == 0).all() and (linear[4] == 0).all()
 
 
 def test_what_never_closes_moved_nothing():
-    with jax.enable_x64(True):
-        table, _ = driven(SERVERS["fedbuff"](), uploads_of(), closing=(2,))
-        exact, linear = divided(table, STEP, CLOSES & (STEP == 0), shared=True)
-        assert exact[:3].any(axis=1).all() and not exact[3:].any() and not linear[3:].any()
+    table, _ = driven(SERVERS["fedbuff"](), uploads_of(), closing=(2,))
+    exact, linear = divided(table, STEP, CLOSES & (STEP == 0), shared=True)
+    assert exact[:3].any(axis=1).all() and not exact[3:].any() and not linear[3:].any()
 
 
 def test_alone_an_arrival_has_the_whole_step_and_first_order_is_left_behind_quadratically():
-    with jax.enable_x64(True):
-        error = {}
-        for scale in (1e-2, 1e-3):
-            table, models = driven(SERVERS["asgd"](), uploads_of(), closing=range(6), scale=scale)
-            exact, linear = divided(table, np.arange(6), np.ones(6, bool), shared=False)
-            who = problem.data()
-            along = [losses(jax.tree.map(np.asarray, model), who.x, who.y).mean() for model in models]
-            np.testing.assert_allclose(exact.sum(axis=1), np.diff(along), rtol=1e-7)
-            error[scale] = np.abs(exact - linear).sum(axis=1)
-        assert (error[1e-3] < 0.02 * np.abs(linear).sum(axis=1)).all()
-        np.testing.assert_allclose(error[1e-2] / error[1e-3], 100, rtol=0.35)
+    error = {}
+    for scale in (1e-2, 1e-3):
+        table, models = driven(SERVERS["asgd"](), uploads_of(), closing=range(6), scale=scale)
+        exact, linear = divided(table, np.arange(6), np.ones(6, bool), shared=False)
+        who = problem.data()
+        along = [losses(jax.tree.map(np.asarray, model), who.x, who.y).mean() for model in models]
+        np.testing.assert_allclose(exact.sum(axis=1), np.diff(along), rtol=1e-7)
+        error[scale] = np.abs(exact - linear).sum(axis=1)
+    assert (error[1e-3] < 0.02 * np.abs(linear).sum(axis=1)).all()
+    np.testing.assert_allclose(error[1e-2] / error[1e-3], 100, rtol=0.35)

@@ -34,6 +34,7 @@ def problem():
     return given._replace(components=given.components._replace(client=carrying(noisy_client())))
 
 
+@pytest.mark.slow_cases("loop")
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
     given = problem()

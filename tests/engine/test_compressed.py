@@ -42,43 +42,44 @@ def compressed(given, kind="topk", how="ef"):
     return with_client(given, FEEDBACKS[how](client(), compressor, per=per))
 
 
+@pytest.mark.float64
 def test_asynfl_with_top_k_and_error_feedback_is_its_numpy_loop():
     """Equals algorithm 1 of AsynFL with eqs. 7 and 8 in NumPy; the sums telescope: decoded + residual = true."""
     ratio, n = 0.1, len(SIZES)
-    with jax.enable_x64(True):
-        given = compressed(case(asynfl(server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
-        s, who = given.schedule, given.components.data
-        sizes = [jnp.asarray(column) for column in who[1:6]]
+    given = compressed(case(asynfl(server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
+    s, who = given.schedule, given.components.data
+    sizes = [jnp.asarray(column) for column in who[1:6]]
 
-        @jax.jit
-        def job(model, key, i, number, steps):
-            own = ClientData(*sizes[:3], sizes[3][i], sizes[4][i])
-            return ravel_pytree(run_job(client(), job_key(key, i, number), Message(model), (), own, steps)[0])[0]
+    @jax.jit
+    def job(model, key, i, number, steps):
+        own = ClientData(*sizes[:3], sizes[3][i], sizes[4][i])
+        return ravel_pytree(run_job(client(), job_key(key, i, number), Message(model), (), own, steps)[0])[0]
 
-        start, restore = ravel_pytree(given.params)
-        x, gathered, versions = np.asarray(start), np.zeros(len(start)), [np.asarray(start)]
-        kept, true, decoded = (np.zeros((n, len(start))) for _ in range(3))
-        for e, j in enumerate(s.job):
-            i = int(s.client[j])
-            model = restore(versions[s.version[j]])
-            delta = np.asarray(job(model, given.key, i, s.number[j], s.local_steps[j]))
-            sent = textbook.topk(delta + kept[i], int(np.ceil(ratio * len(delta))))
-            kept[i] += delta - sent
-            true[i] += delta
-            decoded[i] += sent
-            gathered += sent
-            if s.closes[e]:
-                x = x + 1.5 / n * gathered
-                gathered = np.zeros_like(gathered)
-                versions.append(x)
-        out = run_waves(*given)
-        close(ravel_pytree(out.params)[0], x, 1e-9)
-        np.testing.assert_allclose(decoded + kept, true, rtol=0, atol=1e-12)
-        moved = np.asarray(ravel_pytree(out.params)[0]) - np.asarray(start)
-        np.testing.assert_allclose(moved, 1.5 / n * (true - kept).sum(axis=0), rtol=0, atol=1e-9)
-        assert np.abs(kept).max() > 1e-3 and s.staleness.max() > 0
+    start, restore = ravel_pytree(given.params)
+    x, gathered, versions = np.asarray(start), np.zeros(len(start)), [np.asarray(start)]
+    kept, true, decoded = (np.zeros((n, len(start))) for _ in range(3))
+    for e, j in enumerate(s.job):
+        i = int(s.client[j])
+        model = restore(versions[s.version[j]])
+        delta = np.asarray(job(model, given.key, i, s.number[j], s.local_steps[j]))
+        sent = textbook.topk(delta + kept[i], int(np.ceil(ratio * len(delta))))
+        kept[i] += delta - sent
+        true[i] += delta
+        decoded[i] += sent
+        gathered += sent
+        if s.closes[e]:
+            x = x + 1.5 / n * gathered
+            gathered = np.zeros_like(gathered)
+            versions.append(x)
+    out = run_waves(*given)
+    close(ravel_pytree(out.params)[0], x, 1e-9)
+    np.testing.assert_allclose(decoded + kept, true, rtol=0, atol=1e-12)
+    moved = np.asarray(ravel_pytree(out.params)[0]) - np.asarray(start)
+    np.testing.assert_allclose(moved, 1.5 / n * (true - kept).sum(axis=0), rtol=0, atol=1e-9)
+    assert np.abs(kept).max() > 1e-3 and s.staleness.max() > 0
 
 
+@pytest.mark.slow_cases("qsgd:levels=3")
 @pytest.mark.parametrize("compress", ["qsgd:levels=3", "topk:ratio=0.05"])
 def test_bytes_are_the_recorded_ones_and_the_clock_knows_the_longest(compress):
     settings = Settings(**SMALL, method="fedasync", compress=compress, eval_updates=1, network="link:up=1e3")
@@ -112,6 +113,7 @@ def test_further_copies_and_uploads_never_applied_are_traffic():
     assert run.evaluations["bytes_up"][-1] == (size * (1 + s.copies))[here].sum()
 
 
+@pytest.mark.slow_cases("off")
 @pytest.mark.parametrize("how", FEEDBACKS)
 def test_the_identity_changes_nothing(how):
     plain = simulate(**SMALL, method="fedbuff@buffer:size=3")
@@ -148,6 +150,7 @@ def test_wrappers_keep_what_is_recorded():
 ONE_WIDE = pytest.param({"batching": "vmap", "max_width": 1}, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow_cases("batching0")
 @pytest.mark.parametrize("batching", [{"batching": "loop"}, ONE_WIDE])
 def test_a_sweep_over_seeds_and_levels_equals_runs_alone(batching):
     base = Settings(**SMALL, method="fedbuff@buffer:size=3", compress="qsgd:levels=3", **batching)

@@ -63,15 +63,18 @@ def ways_of_timings():
         yield pytest.param(timing, *way, marks=[] if k % len(TIMINGS) == i else [pytest.mark.slow])
 
 
+@pytest.mark.slow_cases(
+    "buffer:size=3-None-vmap", "every-None-loop", "cohort:size=2,over_selection=2-2-vmap", "every-1-vmap"
+)
+@pytest.mark.float64
 @pytest.mark.parametrize(("timing", "width", "batching"), list(ways_of_timings()))
 def test_memory_personal_messages_and_client_state_equal_the_oracle(timing, width, batching):
-    with jax.enable_x64(True):
-        given = case(remembering(), timing, "exponential:mean=1")
-        given = given._replace(components=given.components._replace(client=carrying(client())))
-        want = run_reference(*given)
-        have = run_waves(*given, max_width=width, batching=batching)
-        close(have.params, want.params, 1e-10)
-        np.testing.assert_array_equal(have.records["count"], want.records["count"])
+    given = case(remembering(), timing, "exponential:mean=1")
+    given = given._replace(components=given.components._replace(client=carrying(client())))
+    want = run_reference(*given)
+    have = run_waves(*given, max_width=width, batching=batching)
+    close(have.params, want.params, 1e-10)
+    np.testing.assert_array_equal(have.records["count"], want.records["count"])
 
 
 LATE = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
@@ -87,19 +90,20 @@ def ways_of_losses():
         yield pytest.param(*loss, batching, marks=[] if i and i % 2 == k else [pytest.mark.slow])
 
 
+@pytest.mark.slow_cases("every-conditions7-loop", "every-conditions3-loop")
+@pytest.mark.float64
 @pytest.mark.parametrize(("timing", "conditions", "batching"), list(ways_of_losses()))
 def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions, batching):
-    with jax.enable_x64(True):
-        given = case(remembering(), timing, "exponential:mean=1", **conditions)
-        given = given._replace(components=given.components._replace(client=carrying(client())))
-        want = run_reference(*given)
-        close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
-        assert trained_in_vain(given.schedule).any()
-        # a client that forgot the job of a lost upload would continue from a different state
-        forgetful = given.components.client._replace(unsent=lambda before, after: before)
-        other = run_reference(*given._replace(components=given.components._replace(client=forgetful)))
-        gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
-        assert max(jax.tree.leaves(gaps)) > 1e-4
+    given = case(remembering(), timing, "exponential:mean=1", **conditions)
+    given = given._replace(components=given.components._replace(client=carrying(client())))
+    want = run_reference(*given)
+    close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
+    assert trained_in_vain(given.schedule).any()
+    # a client that forgot the job of a lost upload would continue from a different state
+    forgetful = given.components.client._replace(unsent=lambda before, after: before)
+    other = run_reference(*given._replace(components=given.components._replace(client=forgetful)))
+    gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
+    assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
 def poisoned(who, bad):
@@ -134,12 +138,12 @@ def test_a_run_of_rejected_uploads_only_changes_nothing():
     close(run_waves(*given).params, given.params, 0)
 
 
+@pytest.mark.float64
 def test_rejected_clients_keep_their_state():
-    with jax.enable_x64(True):
-        given = case(remembering(), "every")
-        components = given.components._replace(client=carrying(client()), data=poisoned(data(), [0]))
-        given = given._replace(components=components)
-        close(run_waves(*given).params, run_reference(*given).params, 1e-10)
+    given = case(remembering(), "every")
+    components = given.components._replace(client=carrying(client()), data=poisoned(data(), [0]))
+    given = given._replace(components=components)
+    close(run_waves(*given).params, run_reference(*given).params, 1e-10)
 
 
 @pytest.fixture
@@ -157,6 +161,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow_cases("fedbuff-buffer:size=3-lognormal:sigma=1-vmap")
 @pytest.mark.parametrize(("rule", "timing", "delay", "batching"), [
     (fedasync, "every", "exponential", "loop"),
     (fedbuff, "buffer:size=3", "lognormal:sigma=1", "vmap"),

@@ -56,6 +56,8 @@ def compressed(rule):
     return FEEDBACKS["ef"](client, topk(ratio=0.1), per="whole", like=like)
 
 
+@pytest.mark.slow_cases("adam-loop")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=slow)])
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sam:base=adam", marks=slow)])
 def test_engine_equals_oracle_where_the_control_point_is_trained_after_the_end(optimizer, batching):
@@ -63,22 +65,21 @@ def test_engine_equals_oracle_where_the_control_point_is_trained_after_the_end(o
     client = curve_training(
         MODEL, optimizer=base, batch_size=4, proximal=0.1, order="after", control_epochs=2, control_lr=0.05
     )
-    with jax.enable_x64(True):
-        given = case("asynccurve", "every", "exponential:mean=1", epochs=1.5, updates=12)
-        agree(given._replace(components=given.components._replace(client=client)), batching)
+    given = case("asynccurve", "every", "exponential:mean=1", epochs=1.5, updates=12)
+    agree(given._replace(components=given.components._replace(client=client)), batching)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("rule", ["asynccurve", pytest.param("floco", marks=slow)])
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, rule):
     options = {"batching": "loop", "max_width": 4}
-    with jax.enable_x64(True):
-        given = faulty(rule)  # its programs are already compiled for the comparison with the oracle
-        want = run_waves(*given, **options)
-        for at in (6, 12):
-            with pytest.raises(Killed):
-                run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}), progress=killer(at))
-        assert Keeper(tmp_path, 4, {}).restore().turns > 0
-        have = run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}))
+    given = faulty(rule)  # its programs are already compiled for the comparison with the oracle
+    want = run_waves(*given, **options)
+    for at in (6, 12):
+        with pytest.raises(Killed):
+            run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}), progress=killer(at))
+    assert Keeper(tmp_path, 4, {}).restore().turns > 0
+    have = run_waves(*given, **options, keeper=Keeper(tmp_path, 4, {}))
     for a, b in zip(jax.tree.leaves((want.params, want.scores)), jax.tree.leaves((have.params, have.scores))):
         np.testing.assert_array_equal(a, b)
 

@@ -57,6 +57,7 @@ def test_eight_devices(alone, tmp_path):
     same(alone, out)
 
 
+@pytest.mark.slow
 def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
     """A real model on more devices than cores. It hung if the server step started before all devices had trained."""
     command = "run --quiet --model mlp --clients 32 --delay exponential --updates 40 --devices 8"

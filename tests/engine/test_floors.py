@@ -83,6 +83,7 @@ def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
     assert (fresh > 2 * alike).all(), (fresh, alike)
 
 
+@pytest.mark.slow
 def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
     """Sums of decoded uploads + residual = sums of true uploads at every arrival, in the clients' states."""
     inner = client()

@@ -40,32 +40,33 @@ def same(have, want):
         np.testing.assert_allclose(have[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow_cases("orthofl-False-loop", "fedbuff-True-vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize(("rule", "private", "batching"), [
     ("fedbuff", True, "vmap"), ("orthofl", False, "loop"),
     pytest.param("orthofl", True, "vmap", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_engine_equals_oracle_and_the_run_is_unchanged_to_the_last_bit(rule, private, batching):
-    with jax.enable_x64(True):
-        given = problem(rule, private=private, faults="drop:probability=0.3", updates=16)
-        want = run_reference(*given, per_client=True, measures=ALL)
-        have = run_waves(*given, per_client=True, measures=ALL, batching=batching)
-        same(have.scores, want.scores)
-        names = {"loss", "accuracy", "brier_error", "top2", "macro_f1"}
-        clients = {f"client_{model}{name}" for name in names for model in ("", "own_", "tuned_")}
-        assert set(have.scores) == names | {"train_loss"} | clients
-        assert np.isnan(have.scores["client_tuned_macro_f1"][:, 3]).all(), "client 3 has no test rows"
-        plain = run_waves(*given, per_client=True, batching=batching)
-        jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
-        for name, values in plain.scores.items():
-            np.testing.assert_array_equal(have.scores[name], values, err_msg=name)
+    given = problem(rule, private=private, faults="drop:probability=0.3", updates=16)
+    want = run_reference(*given, per_client=True, measures=ALL)
+    have = run_waves(*given, per_client=True, measures=ALL, batching=batching)
+    same(have.scores, want.scores)
+    names = {"loss", "accuracy", "brier_error", "top2", "macro_f1"}
+    clients = {f"client_{model}{name}" for name in names for model in ("", "own_", "tuned_")}
+    assert set(have.scores) == names | {"train_loss"} | clients
+    assert np.isnan(have.scores["client_tuned_macro_f1"][:, 3]).all(), "client 3 has no test rows"
+    plain = run_waves(*given, per_client=True, batching=batching)
+    jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
+    for name, values in plain.scores.items():
+        np.testing.assert_array_equal(have.scores[name], values, err_msg=name)
 
 
+@pytest.mark.float64
 def test_metrics_and_a_training_loss_of_more_rows_than_the_oracle_evaluates_at_once_equal_the_oracle():
-    with jax.enable_x64(True):
-        given = problem("fedbuff", private=False, updates=3)
-        assert len(given.components.data.test_y) == 20
-        measures = Measures(ALL.metrics[:1], Sample(21, seed=5))
-        same(run_waves(*given, measures=measures).scores, run_reference(*given, measures=measures).scores)
+    given = problem("fedbuff", private=False, updates=3)
+    assert len(given.components.data.test_y) == 20
+    measures = Measures(ALL.metrics[:1], Sample(21, seed=5))
+    same(run_waves(*given, measures=measures).scores, run_reference(*given, measures=measures).scores)
 
 
 def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
@@ -74,35 +75,35 @@ def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
     assert training_rows(who, Sample(20, seed=5)).tolist() != who.order[chosen].tolist()
 
 
+@pytest.mark.float64
 def test_training_loss_and_fine_tuning_by_hand():
-    with jax.enable_x64(True):
-        given = problem("fedbuff", private=False, updates=9)
-        out = run_waves(*given, measures=ALL._replace(metrics=(), training=Sample()))
-        assert {name for name in out.scores if name.startswith("client_")} == {
-            "client_tuned_loss", "client_tuned_accuracy",
-        }  # fmt: skip
-        who, key, params = given.components.data, given.key, jax.tree.map(jnp.asarray, out.params)
-        everything = ClientData(*map(jnp.asarray, (who.x, who.y, who.order)), None, None)
-        root, models = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), []
-        tune = jax.jit(lambda *given: run_job(TUNER, given[0], given[1], (), given[2], 3)[0])
-        for i in range(5):
-            part = everything._replace(offset=jnp.int32(who.offset[i]), size=jnp.int32(who.size[i]))
-            message = Message(params, (), jnp.int32(given.schedule.closes.sum()))
-            delta = tune(job_key(root, jnp.int32(i), jnp.int32(0)), message, part)
-            models.append(jax.tree.map(np.add, params, delta))
-        accuracy, loss = scores_by_hand(models, who)
-        np.testing.assert_allclose(out.scores["client_tuned_loss"][-1], loss, rtol=1e-9)
-        np.testing.assert_allclose(out.scores["client_tuned_accuracy"][-1], accuracy, rtol=1e-12)
-        trained = who._replace(test_x=who.x, test_y=who.y, test_order=who.order, test_offset=[0], test_size=[33])
-        np.testing.assert_allclose(out.scores["train_loss"][-1], scores_by_hand([params], trained)[1][0], rtol=1e-9)
+    given = problem("fedbuff", private=False, updates=9)
+    out = run_waves(*given, measures=ALL._replace(metrics=(), training=Sample()))
+    assert {name for name in out.scores if name.startswith("client_")} == {
+        "client_tuned_loss", "client_tuned_accuracy",
+    }  # fmt: skip
+    who, key, params = given.components.data, given.key, jax.tree.map(jnp.asarray, out.params)
+    everything = ClientData(*map(jnp.asarray, (who.x, who.y, who.order)), None, None)
+    root, models = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), []
+    tune = jax.jit(lambda *given: run_job(TUNER, given[0], given[1], (), given[2], 3)[0])
+    for i in range(5):
+        part = everything._replace(offset=jnp.int32(who.offset[i]), size=jnp.int32(who.size[i]))
+        message = Message(params, (), jnp.int32(given.schedule.closes.sum()))
+        delta = tune(job_key(root, jnp.int32(i), jnp.int32(0)), message, part)
+        models.append(jax.tree.map(np.add, params, delta))
+    accuracy, loss = scores_by_hand(models, who)
+    np.testing.assert_allclose(out.scores["client_tuned_loss"][-1], loss, rtol=1e-9)
+    np.testing.assert_allclose(out.scores["client_tuned_accuracy"][-1], accuracy, rtol=1e-12)
+    trained = who._replace(test_x=who.x, test_y=who.y, test_order=who.order, test_offset=[0], test_size=[33])
+    np.testing.assert_allclose(out.scores["train_loss"][-1], scores_by_hand([params], trained)[1][0], rtol=1e-9)
 
 
+@pytest.mark.float64
 def test_the_number_of_clients_tuned_at_a_time_changes_nothing():
-    with jax.enable_x64(True):
-        given = problem("fedbuff", private=False, updates=4)
-        asked = Measures(fine_tune=3, tuner=TUNER)
-        one, two = (run_waves(*given, measures=asked, batching="vmap", max_width=width).scores for width in (1, 2))
-        same(two, one)
+    given = problem("fedbuff", private=False, updates=4)
+    asked = Measures(fine_tune=3, tuner=TUNER)
+    one, two = (run_waves(*given, measures=asked, batching="vmap", max_width=width).scores for width in (1, 2))
+    same(two, one)
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (1, 12), (5, 5), (6, 3), (9, 4), (9, 12)])
@@ -112,17 +113,18 @@ def test_every_client_is_visited_once(count, width):
     np.testing.assert_array_equal(found["pair"], np.stack([np.arange(count), 2 * np.arange(count)], 1))
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_a_stack_of_two_runs_each_as_alone():
-    with jax.enable_x64(True):
-        cases = [problem("orthofl"), problem("orthofl", seed=4, updates=17)]
-        components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
-        cases[1] = cases[1]._replace(components=components)
-        asked = [ALL, ALL._replace(training=Sample(20, seed=6))]
-        members = [make_member(*one, measures=measures) for one, measures in zip(cases, asked)]
-        made = layout_of(members, batching="vmap")
-        stack = make_stack(members, made, shape_of(made), per_client=True)
-        for have, one, measures in zip(run_stack(stack), cases, asked, strict=True):
-            same(have.scores, run_reference(*one, per_client=True, measures=measures).scores)
+    cases = [problem("orthofl"), problem("orthofl", seed=4, updates=17)]
+    components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
+    cases[1] = cases[1]._replace(components=components)
+    asked = [ALL, ALL._replace(training=Sample(20, seed=6))]
+    members = [make_member(*one, measures=measures) for one, measures in zip(cases, asked)]
+    made = layout_of(members, batching="vmap")
+    stack = make_stack(members, made, shape_of(made), per_client=True)
+    for have, one, measures in zip(run_stack(stack), cases, asked, strict=True):
+        same(have.scores, run_reference(*one, per_client=True, measures=measures).scores)
 
 
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):

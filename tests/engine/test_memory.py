@@ -57,6 +57,7 @@ def test_sizes_that_are_none(text):
         parse_size("memory_limit", text)
 
 
+@pytest.mark.slow_cases("waves")
 @pytest.mark.parametrize("engine", ["waves", pytest.param("reference", marks=pytest.mark.slow)])
 def test_half_precision_slots_round_the_start_models_only(engine):
     full, half = (run(engine=engine, batching="vmap", slots=slots) for slots in ("full", "bfloat16"))
@@ -73,6 +74,7 @@ def test_half_precision_slots_take_half_the_memory():
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.slow_cases("fedbuff-vmap")
 @pytest.mark.parametrize(("method", "batching"), [
     ("fedasync", "loop"), ("fedbuff", "vmap"),
     pytest.param("fedasync", "vmap", marks=pytest.mark.slow), pytest.param("fedbuff", "loop", marks=pytest.mark.slow),
@@ -101,19 +103,19 @@ def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
     assert kept(rematerialised(model)) < 0.6 * kept(model)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_streamed_data_equal_data_in_memory(tmp_path, batching):
-    with jax.enable_x64(True):
-        given = case("fedbuff", "buffer:size=2")
-        on_disk = open_folder(write_folder(tmp_path / "clients", data()), decode=data().decode)
-        assert on_disk.streamed
-        want = run_waves(*given, batching=batching)
-        have = run_waves(
-            *given._replace(components=given.components._replace(data=on_disk)), batching=batching, max_width=3
-        )
-        oracle = run_reference(*given._replace(components=given.components._replace(data=on_disk)))
-        close(have.params, want.params, 1e-12)
-        close(oracle.params, want.params, 1e-12)
+    given = case("fedbuff", "buffer:size=2")
+    on_disk = open_folder(write_folder(tmp_path / "clients", data()), decode=data().decode)
+    assert on_disk.streamed
+    want = run_waves(*given, batching=batching)
+    have = run_waves(
+        *given._replace(components=given.components._replace(data=on_disk)), batching=batching, max_width=3
+    )
+    oracle = run_reference(*given._replace(components=given.components._replace(data=on_disk)))
+    close(have.params, want.params, 1e-12)
+    close(oracle.params, want.params, 1e-12)
 
 
 def test_nothing_on_the_device_grows_with_the_population():

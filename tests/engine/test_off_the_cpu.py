@@ -41,43 +41,43 @@ def stack_of(*cases):
     return make_stack(members, layout, shape_of(layout))
 
 
+@pytest.mark.float64
 @pytest.mark.usefixtures("off_the_cpu")
 @pytest.mark.parametrize(("rule", "timing", "most"), RUNS)
 def test_without_loops_of_unknown_length_a_run_equals_the_oracle(rule, timing, most):
-    with jax.enable_x64(True):
-        given = fresh(rule, timing)
-        stack = stack_of(given)
-        sent = np.diff(stack.layout.slots.write_bounds)[1:]
-        assert sent.max() <= most == stack_facts(stack.members, stack.layout, stack.shape).messages
-        (have,) = run_stack(stack)
-        want = run_reference(*given)
+    given = fresh(rule, timing)
+    stack = stack_of(given)
+    sent = np.diff(stack.layout.slots.write_bounds)[1:]
+    assert sent.max() <= most == stack_facts(stack.members, stack.layout, stack.shape).messages
+    (have,) = run_stack(stack)
+    want = run_reference(*given)
     close(have.params, want.params, 1e-9)
     for name, values in want.records.items():
         np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.float64
 @pytest.mark.usefixtures("off_the_cpu")
 def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
-    with jax.enable_x64(True):
-        rule = SERVERS["fedasync"]()
-        cases = [fresh("fedasync", "every", seed) for seed in (3, 4)]
-        cases = [one._replace(components=one.components._replace(server=rule)) for one in cases]
-        found = run_stack(stack_of(*cases))
-        wanted = [run_reference(*one) for one in cases]
+    rule = SERVERS["fedasync"]()
+    cases = [fresh("fedasync", "every", seed) for seed in (3, 4)]
+    cases = [one._replace(components=one.components._replace(server=rule)) for one in cases]
+    found = run_stack(stack_of(*cases))
+    wanted = [run_reference(*one) for one in cases]
     for have, want in zip(found, wanted, strict=True):
         close(have.params, want.params, 1e-9)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("backend", "runs"), [("gpu", 1), ("gpu", 2), ("cpu", 2)])
 def test_a_second_message_to_a_client_depends_on_the_first_though_no_upload_came_between(monkeypatch, backend, runs):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    with jax.enable_x64(True):
-        rule = remembering()  # each message changes what the server remembers of the client
-        cases = [fresh(lambda: rule, "every", seed, faults="drop:probability=0.5") for seed in (3, 4)[:runs]]
-        stack = stack_of(*cases)
-        assert sends_twice(stack.layout)
-        found = run_stack(stack)
-        wanted = [run_reference(*one) for one in cases]
+    rule = remembering()  # each message changes what the server remembers of the client
+    cases = [fresh(lambda: rule, "every", seed, faults="drop:probability=0.5") for seed in (3, 4)[:runs]]
+    stack = stack_of(*cases)
+    assert sends_twice(stack.layout)
+    found = run_stack(stack)
+    wanted = [run_reference(*one) for one in cases]
     for have, want in zip(found, wanted, strict=True):
         close(have.params, want.params, 1e-9)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_async import Method, simulate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.types import Info, Message, ServerAlgorithm
 from tests.engine.problem import case, close
+
+pytestmark = pytest.mark.float64
 
 
 def scaled(count: int) -> ServerAlgorithm:
@@ -34,9 +37,8 @@ def scaled(count: int) -> ServerAlgorithm:
 
 
 def test_a_rule_is_given_the_facts_of_the_run_wherever_it_is_used():
-    with jax.enable_x64(True):
-        problem = case(scaled(1))
-        waves, oracle = run_waves(*problem), run_reference(*problem)
+    problem = case(scaled(1))
+    waves, oracle = run_waves(*problem), run_reference(*problem)
     close(waves.params, oracle.params, 1e-12)
     settings = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
     found, usual = simulate(method=Method(scaled(1)), **settings), simulate(method="asgd", **settings)
@@ -44,9 +46,8 @@ def test_a_rule_is_given_the_facts_of_the_run_wherever_it_is_used():
 
 
 def test_proximal_client_equals_oracle():
-    with jax.enable_x64(True):
-        given = case("fedasync", proximal=0.5)
-        close(run_waves(*given).params, run_reference(*given).params, 1e-9)
-        plain = case("fedasync")
-        gap = np.abs(run_waves(*given).params["output"]["kernel"] - run_waves(*plain).params["output"]["kernel"])
-        assert gap.max() > 1e-4
+    given = case("fedasync", proximal=0.5)
+    close(run_waves(*given).params, run_reference(*given).params, 1e-9)
+    plain = case("fedasync")
+    gap = np.abs(run_waves(*given).params["output"]["kernel"] - run_waves(*plain).params["output"]["kernel"])
+    assert gap.max() > 1e-4

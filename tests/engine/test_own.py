@@ -93,6 +93,8 @@ def scores_by_hand(models, who):
     return np.array(found).T
 
 
+@pytest.mark.slow_cases("fedbuff-buffer:size=2-True")
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("rule", "timing", "private"),
     [
@@ -102,14 +104,13 @@ def scores_by_hand(models, who):
     ],
 )
 def test_own_models_equal_those_by_hand(rule, timing, private):
-    with jax.enable_x64(True):
-        given = problem(rule, timing, private)
-        out = run_waves(*given, per_client=True)
-        accuracy, loss = scores_by_hand(own_models_by_hand(given), given.components.data)
-        np.testing.assert_allclose(out.scores["client_own_loss"][-1], loss, rtol=1e-9)
-        np.testing.assert_allclose(out.scores["client_own_accuracy"][-1], accuracy, rtol=1e-12)
-        assert np.isnan(loss[3]) and not np.allclose(loss, out.scores["client_loss"][-1], rtol=1e-3, equal_nan=True)
-        np.testing.assert_allclose(out.scores["client_own_loss"][0], out.scores["client_loss"][0], rtol=1e-9)
+    given = problem(rule, timing, private)
+    out = run_waves(*given, per_client=True)
+    accuracy, loss = scores_by_hand(own_models_by_hand(given), given.components.data)
+    np.testing.assert_allclose(out.scores["client_own_loss"][-1], loss, rtol=1e-9)
+    np.testing.assert_allclose(out.scores["client_own_accuracy"][-1], accuracy, rtol=1e-12)
+    assert np.isnan(loss[3]) and not np.allclose(loss, out.scores["client_loss"][-1], rtol=1e-3, equal_nan=True)
+    np.testing.assert_allclose(out.scores["client_own_loss"][0], out.scores["client_loss"][0], rtol=1e-9)
 
 
 def ways():
@@ -121,35 +122,36 @@ def ways():
         yield pytest.param(rule, timing, batching, marks=[] if (i + j) % 2 == 0 and j // 2 == k else [pytest.mark.slow])
 
 
+@pytest.mark.slow_cases("fedbuff-every-vmap", "orthofl-buffer:size=3-vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize(("rule", "timing", "batching"), list(ways()))
 def test_engine_equals_oracle_and_the_run_is_unchanged(rule, timing, batching):
-    with jax.enable_x64(True):
-        given = problem(rule, timing, faults="drop:probability=0.3")
-        want = run_reference(*given, per_client=True)
-        assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-        have = run_waves(*given, per_client=True, batching=batching)
-        assert have.scores.keys() == want.scores.keys()
-        assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
-        for name, values in want.scores.items():
-            np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
-        plain = run_waves(*given, batching=batching)
-        jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
+    given = problem(rule, timing, faults="drop:probability=0.3")
+    want = run_reference(*given, per_client=True)
+    assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
+    have = run_waves(*given, per_client=True, batching=batching)
+    assert have.scores.keys() == want.scores.keys()
+    assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
+    for name, values in want.scores.items():
+        np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+    plain = run_waves(*given, batching=batching)
+    jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_a_stack_of_two_runs_each_as_alone(batching):
-    with jax.enable_x64(True):
-        cases = [problem("orthofl", faults="drop:probability=0.3"), problem("orthofl", seed=4, updates=17)]
-        components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
-        cases[1] = cases[1]._replace(components=components)
-        members = [make_member(*one) for one in cases]
-        made = layout_of(members, batching=batching)
-        stack = make_stack(members, made, shape_of(made), per_client=True)
-        for have, one in zip(run_stack(stack), cases, strict=True):
-            want = run_reference(*one, per_client=True)
-            close(have.params, want.params, 1e-9)
-            for name, values in want.scores.items():
-                np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+    cases = [problem("orthofl", faults="drop:probability=0.3"), problem("orthofl", seed=4, updates=17)]
+    components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
+    cases[1] = cases[1]._replace(components=components)
+    members = [make_member(*one) for one in cases]
+    made = layout_of(members, batching=batching)
+    stack = make_stack(members, made, shape_of(made), per_client=True)
+    for have, one in zip(run_stack(stack), cases, strict=True):
+        want = run_reference(*one, per_client=True)
+        close(have.params, want.params, 1e-9)
+        for name, values in want.scores.items():
+            np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
@@ -183,6 +185,7 @@ def test_the_request_says_when_and_for_whom(engine):
                 np.testing.assert_allclose(row[i], want, rtol=1e-12)
 
 
+@pytest.mark.slow_cases("run_waves")
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_where_models_cannot_differ_there_are_no_own_columns(engine):
     out = engine(*problem("fedbuff", private=False), per_client=True)
@@ -190,6 +193,7 @@ def test_where_models_cannot_differ_there_are_no_own_columns(engine):
     assert not [name for name in engine(*problem("orthofl")).scores if name.startswith("client_")]
 
 
+@pytest.mark.slow_cases("fedavg-False-full")
 @pytest.mark.parametrize(("method", "own", "slots"), [
     ("fedavg", False, "full"), ("orthofl", True, "bfloat16"),
     pytest.param("fedavg", False, "bfloat16", marks=pytest.mark.slow),

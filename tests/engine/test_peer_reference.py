@@ -16,6 +16,8 @@ from fedjax_async.peers.full_models import full_models, sgp
 from fedjax_async.types import ClientData, Message
 from tests.engine.problem import MODEL, client, close, data
 
+pytestmark = pytest.mark.float64
+
 SIZES = (5, 3, 4)
 INBOX = [[], [(0, 0.25)], [(0, 0.5)], [(1, 0.5), (2, 0.25)], [(3, 0.4)]]  # (source, weight) of each event
 
@@ -82,57 +84,55 @@ STATIC = {"stays": lambda path: False}
 FULL, SGP = full_models(**STATIC), sgp(**STATIC)
 
 
+@pytest.mark.slow_cases("peer0-None-1.0", "peer1-1-1.0")
 @pytest.mark.parametrize(("peer", "corrupt", "mass"), [(FULL, None, 1.0), (FULL, 1, 1.0), (SGP, None, 0.8)])
 def test_it_does_what_the_schedule_says(peer, corrupt, mass):
-    with jax.enable_x64(True):
-        plan = schedule(corrupt)
-        found = run_peer_reference(components(peer), plan, MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS)
-        after = by_hand(corrupt, mass)
-        start = MODEL.init(jax.random.key(1))
-        shown = [[start] * 3, [after[0][0], start, after[2][2]], after[3], after[3]]  # event 1 is still training at 3
-        close(found.params, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after[3]), 1e-12)
-        d = data(SIZES)
-        for row, models in enumerate(shown):
-            for who, model in enumerate(models):
-                mine = d.test_order[d.test_offset[who] : d.test_offset[who] + d.test_size[who]]
-                for name, rows in (("", mine), ("global_", np.arange(len(d.test_y)))):
-                    loss = np.mean(MODEL.loss(MODEL.apply(model, d.test_x[rows]), jnp.asarray(d.test_y[rows])))
-                    np.testing.assert_allclose(found.scores[f"{name}loss"][row, who], loss, rtol=1e-12)
-            there = models if row < 3 else [models[0], models[2]]  # node 1 has left at 6
-            flat = np.stack([np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(m)]) for m in there])
-            spread = np.mean(np.sum((flat - flat.mean(0)) ** 2, axis=1))
-            np.testing.assert_allclose(found.scores["consensus"][row], spread, rtol=1e-9, atol=1e-20)
+    plan = schedule(corrupt)
+    found = run_peer_reference(components(peer), plan, MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS)
+    after = by_hand(corrupt, mass)
+    start = MODEL.init(jax.random.key(1))
+    shown = [[start] * 3, [after[0][0], start, after[2][2]], after[3], after[3]]  # event 1 is still training at 3
+    close(found.params, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after[3]), 1e-12)
+    d = data(SIZES)
+    for row, models in enumerate(shown):
+        for who, model in enumerate(models):
+            mine = d.test_order[d.test_offset[who] : d.test_offset[who] + d.test_size[who]]
+            for name, rows in (("", mine), ("global_", np.arange(len(d.test_y)))):
+                loss = np.mean(MODEL.loss(MODEL.apply(model, d.test_x[rows]), jnp.asarray(d.test_y[rows])))
+                np.testing.assert_allclose(found.scores[f"{name}loss"][row, who], loss, rtol=1e-12)
+        there = models if row < 3 else [models[0], models[2]]  # node 1 has left at 6
+        flat = np.stack([np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(m)]) for m in there])
+        spread = np.mean(np.sum((flat - flat.mean(0)) ** 2, axis=1))
+        np.testing.assert_allclose(found.scores["consensus"][row], spread, rtol=1e-9, atol=1e-20)
     assert found.events.tolist() == [0, 1, 2, 3]
     assert found.records["refused_messages"].tolist() == [0, 0, 0, int(corrupt is not None)]
     assert found.records["accepted"].all() and (found.records["upload_norm"] > 0).all()
 
 
 def test_a_rejected_upload_leaves_the_mixture():
-    with jax.enable_x64(True):
-        found = run_peer_reference(
-            components(FULL), schedule(), MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS, norm_limit=1e-9
+    found = run_peer_reference(
+        components(FULL), schedule(), MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS, norm_limit=1e-9
+    )
+    start = MODEL.init(jax.random.key(1))
+    close(found.params, jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), start), 1e-12)
+    assert not found.records["accepted"].any()
+    with pytest.raises(ValueError, match="uploads rejected so far = 1"):
+        run_peer_reference(
+            components(FULL), schedule(), start, jax.random.key(2), POINTS, norm_limit=1e-9, on_bad="raise"
         )
-        start = MODEL.init(jax.random.key(1))
-        close(found.params, jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), start), 1e-12)
-        assert not found.records["accepted"].any()
-        with pytest.raises(ValueError, match="uploads rejected so far = 1"):
-            run_peer_reference(
-                components(FULL), schedule(), start, jax.random.key(2), POINTS, norm_limit=1e-9, on_bad="raise"
-            )
 
 
 def test_an_observer_ends_the_run():
-    with jax.enable_x64(True):
-        seen = []
+    seen = []
 
-        def observe(row, scores, again):
-            seen.append(scores["loss"].shape)
-            return Verdict(keep=row == 1, stop=row == 1)
+    def observe(row, scores, again):
+        seen.append(scores["loss"].shape)
+        return Verdict(keep=row == 1, stop=row == 1)
 
-        found = run_peer_reference(
-            components(FULL), schedule(), MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS,
-            observer=Observer(observe, True), global_tests="ends",
-        )  # fmt: skip
+    found = run_peer_reference(
+        components(FULL), schedule(), MODEL.init(jax.random.key(1)), jax.random.key(2), POINTS,
+        observer=Observer(observe, True), global_tests="ends",
+    )  # fmt: skip
     assert seen == [(3,), (3,)] and found.rows == 2
     assert found.events.tolist() == [0, 2], "event 1 ends after the evaluation at which the run was stopped"
     assert found.kept[0] == 1 and len(found.records["accepted"]) == 2

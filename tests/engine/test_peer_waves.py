@@ -55,11 +55,12 @@ def ways():
         yield pytest.param(name, batching, marks=[pytest.mark.slow] if less else [])
 
 
+@pytest.mark.slow_cases("fragments-vmap", "everything-vmap", "gossip-loop")
+@pytest.mark.float64
 @pytest.mark.parametrize(("name", "batching"), list(ways()))
 def test_engine_equals_oracle(name, batching):
     given, want = wanted(name)
-    with jax.enable_x64(True):
-        have = run_peer_waves(*given, batching=batching, max_width=4, lanes=2)
+    have = run_peer_waves(*given, batching=batching, max_width=4, lanes=2)
     same(have, want)
     moved = np.ptp(np.asarray(want.params["output"]["kernel"]), axis=0)
     assert moved.max() > 1e-3, "the nodes must differ, or the comparison shows nothing"
@@ -68,11 +69,11 @@ def test_engine_equals_oracle(name, batching):
     assert want.records.get("told", np.True_).all(), "mixing and pushing must be told the same of an event"
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("options", [{"order": "moments"}, {"lanes": 1, "max_width": 1}])
 def test_however_events_are_batched(options):
     given, want = wanted("everything")
-    with jax.enable_x64(True):
-        same(run_peer_waves(*given, batching="loop", **options), want)
+    same(run_peer_waves(*given, batching="loop", **options), want)
 
 
 def test_nodes_in_float32_are_computed_in_64_bit_mode_too():
@@ -92,21 +93,23 @@ def equal(have, want):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow_cases("vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
-    with jax.enable_x64(True):
-        given = wanted("everything")[0]
-        options = {"batching": batching, "max_width": 4, "lanes": 2}
-        want = run_peer_waves(*given, **options)
-        for at in (3, 11, 30, 47):
-            with pytest.raises(Killed):
-                run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {}), progress=killer(at))
-        assert len(completed(tmp_path)) == 2
-        restored = Keeper(tmp_path, 5, {}).restore()
-        assert restored.turns > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
-        equal(run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {})), want)
+    given = wanted("everything")[0]
+    options = {"batching": batching, "max_width": 4, "lanes": 2}
+    want = run_peer_waves(*given, **options)
+    for at in (3, 11, 30, 47):
+        with pytest.raises(Killed):
+            run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {}), progress=killer(at))
+    assert len(completed(tmp_path)) == 2
+    restored = Keeper(tmp_path, 5, {}).restore()
+    assert restored.turns > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
+    equal(run_peer_waves(*given, **options, keeper=Keeper(tmp_path, 5, {})), want)
 
 
+@pytest.mark.float64
 def test_an_observer_stops_the_run_where_it_stops_the_oracle(tmp_path):
     def watched(run, **options):
         seen = []
@@ -117,10 +120,9 @@ def test_an_observer_stops_the_run_where_it_stops_the_oracle(tmp_path):
 
         return run(*given, observer=Observer(observe, True), **options), seen
 
-    with jax.enable_x64(True):
-        given = wanted("everything")[0]
-        want, told = watched(run_peer_reference)
-        have, seen = watched(run_peer_waves, batching="loop", max_width=4, lanes=2)
+    given = wanted("everything")[0]
+    want, told = watched(run_peer_reference)
+    have, seen = watched(run_peer_waves, batching="loop", max_width=4, lanes=2)
     assert have.rows == want.rows == 3 and have.kept[0] == want.kept[0] == 1
     same(have, want)
     close(have.kept[1], want.kept[1], 1e-9)
@@ -146,66 +148,67 @@ def spread(rows, online):
     return {"consensus": jnp.sum(jnp.where(online, squares, 0)) / jnp.sum(online).astype(params.dtype)}
 
 
+@pytest.mark.slow_cases("vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["loop", "vmap"])
 def test_probes_see_what_is_mixed_and_change_nothing(batching):
-    with jax.enable_x64(True):
-        given = wanted("everything")[0]
-        options = {"batching": batching, "max_width": 4, "lanes": 2}
-        s, plain = given.schedule, run_peer_waves(*given, **options)
-        probes = {"some": Probe(mixture, every=2), "all nodes": NodesProbe(spread)}
-        found = run_peer_waves(*given, **options, probes=probes)
-        equal(found._replace(probes={}), plain)
-        table, nodes = found.probes["some"], found.probes["all nodes"]
-        np.testing.assert_array_equal(table["update"], np.arange(0, len(s.client), 2))
-        np.testing.assert_array_equal(table["client"], s.client[::2])
-        np.testing.assert_array_equal(table["time"], s.mixed_at[::2])
-        np.testing.assert_array_equal(table["rows"], given.components.data.size[s.client[::2]])
-        size = np.diff(s.inbox_bounds)[::2]
-        np.testing.assert_array_equal(table["messages"], size - found.records["refused_messages"][::2])
-        np.testing.assert_allclose(nodes["consensus"], found.scores["consensus"], rtol=1e-9, atol=1e-15)
-        np.testing.assert_array_equal(nodes["time"], given.points)
-        # without training, the bias after the event is the one that the probe computed before it
-        still = run_peer_waves(*given, **options, probes=probes, norm_limit=0.0)
-        assert not still.records["accepted"].any()
-        last = {who: e for e, who in enumerate(s.client.tolist())}
-        after = np.asarray(still.params["output"]["bias"]).sum(axis=1)
-        seen = [(who, e) for who, e in last.items() if e % 2 == 0]
-        assert len(seen) > 1
-        for who, e in seen:
-            np.testing.assert_allclose(still.probes["some"]["bias"][e // 2], after[who], rtol=1e-9, atol=1e-12)
+    given = wanted("everything")[0]
+    options = {"batching": batching, "max_width": 4, "lanes": 2}
+    s, plain = given.schedule, run_peer_waves(*given, **options)
+    probes = {"some": Probe(mixture, every=2), "all nodes": NodesProbe(spread)}
+    found = run_peer_waves(*given, **options, probes=probes)
+    equal(found._replace(probes={}), plain)
+    table, nodes = found.probes["some"], found.probes["all nodes"]
+    np.testing.assert_array_equal(table["update"], np.arange(0, len(s.client), 2))
+    np.testing.assert_array_equal(table["client"], s.client[::2])
+    np.testing.assert_array_equal(table["time"], s.mixed_at[::2])
+    np.testing.assert_array_equal(table["rows"], given.components.data.size[s.client[::2]])
+    size = np.diff(s.inbox_bounds)[::2]
+    np.testing.assert_array_equal(table["messages"], size - found.records["refused_messages"][::2])
+    np.testing.assert_allclose(nodes["consensus"], found.scores["consensus"], rtol=1e-9, atol=1e-15)
+    np.testing.assert_array_equal(nodes["time"], given.points)
+    # without training, the bias after the event is the one that the probe computed before it
+    still = run_peer_waves(*given, **options, probes=probes, norm_limit=0.0)
+    assert not still.records["accepted"].any()
+    last = {who: e for e, who in enumerate(s.client.tolist())}
+    after = np.asarray(still.params["output"]["bias"]).sum(axis=1)
+    seen = [(who, e) for who, e in last.items() if e % 2 == 0]
+    assert len(seen) > 1
+    for who, e in seen:
+        np.testing.assert_allclose(still.probes["some"]["bias"][e // 2], after[who], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 def test_uploads_above_the_limit_are_refused():
-    with jax.enable_x64(True):
-        given, plain = wanted("gossip")
-        limit = float(np.quantile(plain.records["upload_norm"], 0.9))
-        want = run_peer_reference(*given, norm_limit=limit, global_tests="ends")
-        have = run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, global_tests="ends")
-        same(have, want)
-        assert np.isfinite(have.scores["average_loss"]).nonzero()[0].tolist() == [0, len(given.points) - 1]
-        assert 0 < have.records["accepted"].sum() < len(have.events)
-        with pytest.raises(ValueError, match="rejected so far"):
-            run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, on_bad="raise")
+    given, plain = wanted("gossip")
+    limit = float(np.quantile(plain.records["upload_norm"], 0.9))
+    want = run_peer_reference(*given, norm_limit=limit, global_tests="ends")
+    have = run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, global_tests="ends")
+    same(have, want)
+    assert np.isfinite(have.scores["average_loss"]).nonzero()[0].tolist() == [0, len(given.points) - 1]
+    assert 0 < have.records["accepted"].sum() < len(have.events)
+    with pytest.raises(ValueError, match="rejected so far"):
+        run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, on_bad="raise")
 
 
+@pytest.mark.float64
 def test_little_memory_is_enough_with_shorter_batches():
-    with jax.enable_x64(True):
-        given, want = wanted("everything")
-        usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="never")
-        assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
-        enough = usual.counters["num_bytes"] - 1
-        have = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, memory_limit=enough)
-        same(have, want)
-        assert have.counters["num_bytes"] <= enough
-        with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d+ bytes"):
-            run_peer_waves(*given, batching="loop", memory_limit=1000)
+    given, want = wanted("everything")
+    usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="never")
+    assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
+    enough = usual.counters["num_bytes"] - 1
+    have = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, memory_limit=enough)
+    same(have, want)
+    assert have.counters["num_bytes"] <= enough
+    with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d+ bytes"):
+        run_peer_waves(*given, batching="loop", memory_limit=1000)
 
 
+@pytest.mark.float64
 def test_streamed_data_give_the_same_result():
-    with jax.enable_x64(True):
-        given, want = wanted("gossip")
-        components = given.components._replace(data=given.components.data._replace(streamed=True))
-        same(run_peer_waves(components, *given[1:], batching="loop", max_width=4, lanes=2), want)
+    given, want = wanted("gossip")
+    components = given.components._replace(data=given.components.data._replace(streamed=True))
+    same(run_peer_waves(components, *given[1:], batching="loop", max_width=4, lanes=2), want)
 
 
 @pytest.mark.parametrize(

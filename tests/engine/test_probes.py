@@ -115,21 +115,22 @@ def same(have, want, rtol=0.0):
             np.testing.assert_allclose(have[name][column], values, rtol=rtol, atol=rtol, err_msg=f"{name} {column}")
 
 
+@pytest.mark.slow_cases("cohort:size=4-vmap", "every-vmap", "window:length=0.7-loop", "buffer:size=3-loop")
+@pytest.mark.float64
 @pytest.mark.parametrize(("timing", "batching"), WAYS)
 def test_engine_equals_oracle_and_the_run_is_unchanged(timing, batching):
-    with jax.enable_x64(True):
-        given = problem(timing, faults="drop:probability=0.3")
-        want = run_reference(*given, probes=PROBES)
-        assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-        have = run_waves(*given, batching=batching, probes=PROBES)
-        same(have.probes, want.probes, rtol=1e-9)
-        plain = run_waves(*given, batching=batching)
-        for a, b in zip(
-            jax.tree.leaves((have.params, have.scores, have.records)),
-            jax.tree.leaves((plain.params, plain.scores, plain.records)),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(a, b)
+    given = problem(timing, faults="drop:probability=0.3")
+    want = run_reference(*given, probes=PROBES)
+    assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
+    have = run_waves(*given, batching=batching, probes=PROBES)
+    same(have.probes, want.probes, rtol=1e-9)
+    plain = run_waves(*given, batching=batching)
+    for a, b in zip(
+        jax.tree.leaves((have.params, have.scores, have.records)),
+        jax.tree.leaves((plain.params, plain.scores, plain.records)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
     tables = want.probes
     np.testing.assert_array_equal(tables["all"]["update"], np.arange(24))
     np.testing.assert_array_equal(tables["some"]["update"], np.arange(0, 24, 4))
@@ -144,23 +145,24 @@ def test_engine_equals_oracle_and_the_run_is_unchanged(timing, batching):
     assert len(set(tables["all"]["memory"])) > 5
 
 
+@pytest.mark.slow_cases("vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["vmap", pytest.param("loop", marks=SLOW)])
 def test_a_stack_of_two_runs_each_as_alone(batching):
-    with jax.enable_x64(True):
-        cases = [
-            problem("buffer:size=2", faults="drop:probability=0.3"),
-            problem("buffer:size=2", seed=4, updates=17, first=5),
-        ]
-        second = cases[1].components.data
-        own = second._replace(test_x=second.test_x[::-1].copy(), test_y=second.test_y[::-1].copy())
-        components = [cases[0].components, cases[0].components._replace(data=own)]
-        cases = [one._replace(components=its) for one, its in zip(cases, components)]
-        members = [make_member(*one, probes=PROBES) for one in cases]
-        made = layout_of(members, batching=batching)
-        for have, one in zip(run_stack(make_stack(members, made, shape_of(made))), cases, strict=True):
-            want = run_reference(*one, probes=PROBES)
-            same(have.probes, want.probes, rtol=1e-9)
-            close(have.params, want.params, 1e-9)
+    cases = [
+        problem("buffer:size=2", faults="drop:probability=0.3"),
+        problem("buffer:size=2", seed=4, updates=17, first=5),
+    ]
+    second = cases[1].components.data
+    own = second._replace(test_x=second.test_x[::-1].copy(), test_y=second.test_y[::-1].copy())
+    components = [cases[0].components, cases[0].components._replace(data=own)]
+    cases = [one._replace(components=its) for one, its in zip(cases, components)]
+    members = [make_member(*one, probes=PROBES) for one in cases]
+    made = layout_of(members, batching=batching)
+    for have, one in zip(run_stack(make_stack(members, made, shape_of(made))), cases, strict=True):
+        want = run_reference(*one, probes=PROBES)
+        same(have.probes, want.probes, rtol=1e-9)
+        close(have.params, want.params, 1e-9)
 
 
 class Killed(Exception):
@@ -175,19 +177,20 @@ def killer(at):
     return progress
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_a_resumed_run_has_the_same_tables(tmp_path):
-    with jax.enable_x64(True):
-        given = problem("buffer:size=3", faults="drop:probability=0.3")
-        want = run_waves(*given, batching="loop", probes=PROBES)
-        for at in (7, 17):
-            with pytest.raises(Killed):
-                run_waves(*given, batching="loop", probes=PROBES, keeper=Keeper(tmp_path, 3, {}), progress=killer(at))
-        for others in ({}, {"all": everything}, PROBES | {"some": Probe(staleness, every=5)}):
-            with pytest.raises(ValueError, match="probes differ"):
-                run_waves(*given, batching="loop", probes=others, keeper=Keeper(tmp_path, 3, {}))
-        keeper = Keeper(tmp_path, 3, {})
-        assert keeper.restore().turns > 0
-        same(run_waves(*given, batching="loop", probes=PROBES, keeper=keeper).probes, want.probes)
+    given = problem("buffer:size=3", faults="drop:probability=0.3")
+    want = run_waves(*given, batching="loop", probes=PROBES)
+    for at in (7, 17):
+        with pytest.raises(Killed):
+            run_waves(*given, batching="loop", probes=PROBES, keeper=Keeper(tmp_path, 3, {}), progress=killer(at))
+    for others in ({}, {"all": everything}, PROBES | {"some": Probe(staleness, every=5)}):
+        with pytest.raises(ValueError, match="probes differ"):
+            run_waves(*given, batching="loop", probes=others, keeper=Keeper(tmp_path, 3, {}))
+    keeper = Keeper(tmp_path, 3, {})
+    assert keeper.restore().turns > 0
+    same(run_waves(*given, batching="loop", probes=PROBES, keeper=keeper).probes, want.probes)
 
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 9, "steps": 2, "delay": "exponential", "batch_size": 8}

@@ -38,6 +38,7 @@ def calls(monkeypatch):
     return made
 
 
+@pytest.mark.slow_cases("unequal steps")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_results_are_the_same(way, calls):
     options = WAYS[way]
@@ -84,6 +85,7 @@ def test_with_fixed_steps_xla_knows_the_length_of_the_loop_and_no_unfinished_job
     assert less < more, "bytes on the device"
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_train_several_waves_in_a_call(calls):
     """Side by side, with ``receive`` by ranks."""
     base = {"model": "logistic", "clients": 3, "updates": 9, "eval_updates": 4, "steps": 2, "batching": "vmap"}

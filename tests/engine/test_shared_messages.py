@@ -10,6 +10,8 @@ from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.types import Info, Message, ServerAlgorithm
 from tests.engine.problem import case, close
 
+pytestmark = pytest.mark.float64
+
 
 def moving_at_once(remembers: bool) -> ServerAlgorithm:
     """Every arrival moves the params at once, also where a server step has several; no ``close``."""
@@ -32,8 +34,7 @@ def test_a_rule_whose_messages_change_within_a_step_needs_a_memory():
         given = case(rule, timing, "exponential:mean=1", updates=20)
         return run_waves(*given).params, run_reference(*given).params
 
-    with jax.enable_x64(True):
-        for rule, timing in ((moving_at_once(True), "buffer:size=3"), (moving_at_once(False), "every")):
-            close(*both(rule, timing), 1e-12)
+    for rule, timing in ((moving_at_once(True), "buffer:size=3"), (moving_at_once(False), "every")):
+        close(*both(rule, timing), 1e-12)
     with pytest.raises(ValueError, match=r"state\['params'\].* changes in receive and is read by dispatch.*memory"):
         both(moving_at_once(False), "buffer:size=3")

@@ -43,35 +43,39 @@ def ways():
         yield pytest.param(timing, batching, marks=[] if i % 2 == k else [pytest.mark.slow])
 
 
+@pytest.mark.slow_cases(
+    "window:length=0.7-vmap", "every-vmap", "every-loop", "cohort:size=3-loop", "buffer:size=2-vmap"
+)
+@pytest.mark.float64
 @pytest.mark.parametrize(("timing", "batching"), list(ways()))
 def test_a_stack_equals_its_runs_alone(timing, batching):
-    with jax.enable_x64(True):
-        members = [member(timing, seed, mixing, updates) for seed, mixing, updates in
-                   [(3, 0.2, 24), (4, 0.9, 17), (5, 0.6, 31)]]  # fmt: skip
-        outcomes = together(members, batching, max_width=5)
-        for one, have in zip(members, outcomes, strict=True):
-            want = run_waves(*one[:5])
-            close(have.params, want.params, 1e-12)
-            for name, values in want.scores.items():
-                np.testing.assert_allclose(have.scores[name], values, rtol=1e-11, atol=1e-13)
-            for name, values in want.records.items():
-                np.testing.assert_allclose(have.records[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
-            assert have.counters["waves"] == want.counters["waves"]
-        kernels = [outcome.params["output"]["kernel"] for outcome in outcomes]
-        assert np.abs(kernels[0] - kernels[1]).max() > 1e-3, "the runs must differ, or the comparison shows nothing"
+    members = [member(timing, seed, mixing, updates) for seed, mixing, updates in
+               [(3, 0.2, 24), (4, 0.9, 17), (5, 0.6, 31)]]  # fmt: skip
+    outcomes = together(members, batching, max_width=5)
+    for one, have in zip(members, outcomes, strict=True):
+        want = run_waves(*one[:5])
+        close(have.params, want.params, 1e-12)
+        for name, values in want.scores.items():
+            np.testing.assert_allclose(have.scores[name], values, rtol=1e-11, atol=1e-13)
+        for name, values in want.records.items():
+            np.testing.assert_allclose(have.records[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
+        assert have.counters["waves"] == want.counters["waves"]
+    kernels = [outcome.params["output"]["kernel"] for outcome in outcomes]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3, "the runs must differ, or the comparison shows nothing"
 
 
+@pytest.mark.slow_cases("vmap")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["vmap", pytest.param("loop", marks=pytest.mark.slow)])
 def test_memory_and_client_state_are_kept_apart(batching):
-    with jax.enable_x64(True):
-        rule, who = remembering(), carrying(client())
-        base = case("fedasync")
-        components = Components(rule, who, base.components.model, base.components.data)
-        members = [member("cohort:size=3", seed, 0.5, 20, components) for seed in (1, 2, 3)]
-        for one, have in zip(members, together(members, batching), strict=True):
-            want = run_waves(*one[:5])
-            close(have.params, want.params, 1e-12)
-            np.testing.assert_array_equal(have.records["count"], want.records["count"])
+    rule, who = remembering(), carrying(client())
+    base = case("fedasync")
+    components = Components(rule, who, base.components.model, base.components.data)
+    members = [member("cohort:size=3", seed, 0.5, 20, components) for seed in (1, 2, 3)]
+    for one, have in zip(members, together(members, batching), strict=True):
+        want = run_waves(*one[:5])
+        close(have.params, want.params, 1e-12)
+        np.testing.assert_array_equal(have.records["count"], want.records["count"])
 
 
 def schedules():

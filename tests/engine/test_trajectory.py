@@ -43,87 +43,90 @@ CASES = [
 IDS = ["fedasync", "fedbuff", "orthofl", "fedavg"]
 
 
+@pytest.mark.slow_cases("orthofl", "fedbuff")
+@pytest.mark.float64
 @pytest.mark.parametrize("name, option, timing", CASES, ids=IDS)
 def test_equal_to_the_engine_and_derivatives_to_finite_differences(name, option, timing):
-    with jax.enable_x64(True):
-        case = traced(problem.case(name, timing, updates=14, epochs=1.0), name, option)
-        f = function_of(case, segment=4)
-        expected = run_waves(*case)
-        hyper = {key: jnp.asarray(value) for key, value in case.components.hyper.items()}
+    case = traced(problem.case(name, timing, updates=14, epochs=1.0), name, option)
+    f = function_of(case, segment=4)
+    expected = run_waves(*case)
+    hyper = {key: jnp.asarray(value) for key, value in case.components.hyper.items()}
 
-        def at(step):
-            numbers = {key: value + step * slope for (key, value), slope in zip(hyper.items(), (0.3, -0.5))}
-            params = jax.tree.map(lambda leaf: leaf + step * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), start)
-            found = f(numbers, params)
-            return found["loss"][-1] + found["loss"][1], found
+    def at(step):
+        numbers = {key: value + step * slope for (key, value), slope in zip(hyper.items(), (0.3, -0.5))}
+        params = jax.tree.map(lambda leaf: leaf + step * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), start)
+        found = f(numbers, params)
+        return found["loss"][-1] + found["loss"][1], found
 
-        start, h = case.params, 1e-5
-        value_and_slope = jax.jit(jax.value_and_grad(at, has_aux=True))
-        (_, found), slope = value_and_slope(0.0)
-        problem.close(found["params"], expected.params, 1e-12)
-        np.testing.assert_allclose(found["loss"], expected.scores["loss"], rtol=1e-12)
-        np.testing.assert_array_equal(found["accuracy"], expected.scores["accuracy"])
-        differences = (value_and_slope(h)[0][0] - value_and_slope(-h)[0][0]) / (2 * h)
-        assert abs(differences) > 1e-3
-        np.testing.assert_allclose(slope, differences, rtol=1e-5)
-        if name == "fedasync":  # forward mode too; it takes seconds to compile and is the same for all rules
-            along = jax.jit(lambda step: jax.jvp(at, (step,), (1.0,))[1][0])(0.0)
-            np.testing.assert_allclose(along, differences, rtol=1e-5)
+    start, h = case.params, 1e-5
+    value_and_slope = jax.jit(jax.value_and_grad(at, has_aux=True))
+    (_, found), slope = value_and_slope(0.0)
+    problem.close(found["params"], expected.params, 1e-12)
+    np.testing.assert_allclose(found["loss"], expected.scores["loss"], rtol=1e-12)
+    np.testing.assert_array_equal(found["accuracy"], expected.scores["accuracy"])
+    differences = (value_and_slope(h)[0][0] - value_and_slope(-h)[0][0]) / (2 * h)
+    assert abs(differences) > 1e-3
+    np.testing.assert_allclose(slope, differences, rtol=1e-5)
+    if name == "fedasync":  # forward mode too; it takes seconds to compile and is the same for all rules
+        along = jax.jit(lambda step: jax.jvp(at, (step,), (1.0,))[1][0])(0.0)
+        np.testing.assert_allclose(along, differences, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_a_run_of_asynccurve_has_the_gradient_that_finite_differences_give():
     """The last loss by the rates of end and control point, the proximal weight, the server's rate and gamma."""
-    with jax.enable_x64(True):
-        case = problem.case("asynccurve", updates=8, epochs=1.0)
+    case = problem.case("asynccurve", updates=8, epochs=1.0)
 
-        def client(hyper):
-            options = {"proximal": hyper["proximal"], "control_lr": hyper["control_lr"], "gamma": hyper["gamma"]}
-            return curve_training(problem.MODEL, optimizer=optax.adam(hyper["lr"]), batch_size=4, **options)
+    def client(hyper):
+        options = {"proximal": hyper["proximal"], "control_lr": hyper["control_lr"], "gamma": hyper["gamma"]}
+        return curve_training(problem.MODEL, optimizer=optax.adam(hyper["lr"]), batch_size=4, **options)
 
-        def server(hyper):
-            return SERVERS["asynccurve"](server_lr=hyper["server_lr"], swa=1.0)
+    def server(hyper):
+        return SERVERS["asynccurve"](server_lr=hyper["server_lr"], swa=1.0)
 
-        hyper = {"lr": 0.05, "control_lr": 0.1, "proximal": 0.2, "gamma": 0.8, "server_lr": 0.5}
-        parts = Components(server, client, problem.MODEL, case.components.data, hyper)
-        case = case._replace(components=parts)
-        f = function_of(case)
+    hyper = {"lr": 0.05, "control_lr": 0.1, "proximal": 0.2, "gamma": 0.8, "server_lr": 0.5}
+    parts = Components(server, client, problem.MODEL, case.components.data, hyper)
+    case = case._replace(components=parts)
+    f = function_of(case)
 
-        @jax.jit
-        @jax.value_and_grad
-        def loss(hyper):
-            return f(hyper, case.params)["loss"][-1]
+    @jax.jit
+    @jax.value_and_grad
+    def loss(hyper):
+        return f(hyper, case.params)["loss"][-1]
 
-        _, slope = loss({name: jnp.asarray(number) for name, number in hyper.items()})
-        for name, number in hyper.items():
-            h = 1e-5 * number
-            low, high = (loss({**hyper, name: jnp.asarray(number + way * h)})[0] for way in (-1, 1))
-            assert abs(slope[name]) > 1e-6, name
-            np.testing.assert_allclose(slope[name], (high - low) / (2 * h), rtol=1e-5, err_msg=name)
+    _, slope = loss({name: jnp.asarray(number) for name, number in hyper.items()})
+    for name, number in hyper.items():
+        h = 1e-5 * number
+        low, high = (loss({**hyper, name: jnp.asarray(number + way * h)})[0] for way in (-1, 1))
+        assert abs(slope[name]) > 1e-6, name
+        np.testing.assert_allclose(slope[name], (high - low) / (2 * h), rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_a_value_a_client_or_a_staleness_is_that_of_its_arrivals():
     """Equal values act as one number. Their derivatives sum to that of the number, and only used values have one."""
-    with jax.enable_x64(True):
-        case = traced(problem.case("fedasync", updates=14, epochs=1.0), "fedasync", "mixing")
-        f, s = function_of(case), case.schedule
-        longest = int(s.staleness.max())
+    case = traced(problem.case("fedasync", updates=14, epochs=1.0), "fedasync", "mixing")
+    f, s = function_of(case), case.schedule
+    longest = int(s.staleness.max())
 
-        @jax.jit
-        @jax.value_and_grad
-        def loss(mixing):
-            return f({"lr": 0.1, "mixing": mixing}, case.params)["loss"][-1]
+    @jax.jit
+    @jax.value_and_grad
+    def loss(mixing):
+        return f({"lr": 0.1, "mixing": mixing}, case.params)["loss"][-1]
 
-        value, slope = loss(jnp.asarray(0.7))
-        for kind, count, used in [
-            (PerClient, s.num_clients, np.unique(s.client[s.job])),
-            (PerStaleness, longest + 3, np.unique(s.staleness)),
-        ]:
-            same, slopes = loss(kind(jnp.full(count, 0.7)))
-            np.testing.assert_allclose(same, value, rtol=1e-13)
-            np.testing.assert_allclose(slopes.values.sum(), slope, rtol=1e-10)
-            assert np.flatnonzero(slopes.values).tolist() == used.tolist()
-        short = loss(PerStaleness(jnp.array([0.7, 0.7])))[1]
-        np.testing.assert_allclose(short.values[1], slope - short.values[0], rtol=1e-10)
+    value, slope = loss(jnp.asarray(0.7))
+    for kind, count, used in [
+        (PerClient, s.num_clients, np.unique(s.client[s.job])),
+        (PerStaleness, longest + 3, np.unique(s.staleness)),
+    ]:
+        same, slopes = loss(kind(jnp.full(count, 0.7)))
+        np.testing.assert_allclose(same, value, rtol=1e-13)
+        np.testing.assert_allclose(slopes.values.sum(), slope, rtol=1e-10)
+        assert np.flatnonzero(slopes.values).tolist() == used.tolist()
+    short = loss(PerStaleness(jnp.array([0.7, 0.7])))[1]
+    np.testing.assert_allclose(short.values[1], slope - short.values[0], rtol=1e-10)
 
 
 def test_from_settings_it_is_simulate():
@@ -160,47 +163,49 @@ def test_a_segment_is_a_whole_number():
         trajectory(Settings(model="logistic", clients=3, updates=6), segment=0)
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_derivatives_by_example_weights_and_the_proximal_weight_are_finite_differences():
     """Also: a client's weight has the sum of its examples' derivatives, and a weight of 1 changes nothing."""
-    with jax.enable_x64(True):
-        case = problem.case("fedasync", updates=12, epochs=1.0)
+    case = problem.case("fedasync", updates=12, epochs=1.0)
 
-        def client(hyper):
-            options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "proximal": hyper["proximal"]}
-            return local_training(problem.MODEL, **options)
+    def client(hyper):
+        options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "proximal": hyper["proximal"]}
+        return local_training(problem.MODEL, **options)
 
-        parts = case.components._replace(client=client, hyper={"proximal": 0.3})
-        f = function_of(case._replace(components=parts))
-        clients, examples = len(parts.data.size), len(parts.data.y)
-        owner = np.empty(examples, int)
-        for c, (offset, size) in enumerate(zip(parts.data.offset, parts.data.size)):
-            owner[parts.data.order[offset : offset + size]] = c
+    parts = case.components._replace(client=client, hyper={"proximal": 0.3})
+    f = function_of(case._replace(components=parts))
+    clients, examples = len(parts.data.size), len(parts.data.y)
+    owner = np.empty(examples, int)
+    for c, (offset, size) in enumerate(zip(parts.data.offset, parts.data.size)):
+        owner[parts.data.order[offset : offset + size]] = c
 
-        @jax.jit
-        @jax.value_and_grad
-        def loss(numbers):
-            proximal, weight = numbers
-            return f({"proximal": proximal, "example_weight": PerExample(weight)}, case.params)["loss"][-1]
+    @jax.jit
+    @jax.value_and_grad
+    def loss(numbers):
+        proximal, weight = numbers
+        return f({"proximal": proximal, "example_weight": PerExample(weight)}, case.params)["loss"][-1]
 
-        start = (jnp.asarray(0.3), jnp.ones(examples))
-        direction = (0.7, jnp.cos(jnp.arange(examples, dtype=float)))
-        slope = jax.tree.map(lambda a, b: jnp.vdot(a, jnp.asarray(b)), loss(start)[1], direction)
-        for which in (0, 1):
-            moved = [
-                tuple(x + (sign * 1e-5 * d if i == which else 0) for i, (x, d) in enumerate(zip(start, direction)))
-                for sign in (1, -1)
-            ]
-            difference = (loss(moved[0])[0] - loss(moved[1])[0]) / 2e-5
-            assert abs(difference) > 1e-4
-            np.testing.assert_allclose(slope[which], difference, rtol=1e-5)
+    start = (jnp.asarray(0.3), jnp.ones(examples))
+    direction = (0.7, jnp.cos(jnp.arange(examples, dtype=float)))
+    slope = jax.tree.map(lambda a, b: jnp.vdot(a, jnp.asarray(b)), loss(start)[1], direction)
+    for which in (0, 1):
+        moved = [
+            tuple(x + (sign * 1e-5 * d if i == which else 0) for i, (x, d) in enumerate(zip(start, direction)))
+            for sign in (1, -1)
+        ]
+        difference = (loss(moved[0])[0] - loss(moved[1])[0]) / 2e-5
+        assert abs(difference) > 1e-4
+        np.testing.assert_allclose(slope[which], difference, rtol=1e-5)
 
-        of_clients = jax.jit(
-            jax.grad(lambda w: f({"proximal": 0.3, "example_weight": PerClient(w)}, case.params)["loss"][-1])
-        )(jnp.ones(clients))
-        np.testing.assert_allclose(of_clients, np.bincount(owner, loss(start)[1][1], clients), rtol=1e-9)
-        np.testing.assert_allclose(loss(start)[0], f({"proximal": 0.3}, case.params)["loss"][-1], rtol=1e-13)
+    of_clients = jax.jit(
+        jax.grad(lambda w: f({"proximal": 0.3, "example_weight": PerClient(w)}, case.params)["loss"][-1])
+    )(jnp.ones(clients))
+    np.testing.assert_allclose(of_clients, np.bincount(owner, loss(start)[1][1], clients), rtol=1e-9)
+    np.testing.assert_allclose(loss(start)[0], f({"proximal": 0.3}, case.params)["loss"][-1], rtol=1e-13)
 
 
+@pytest.mark.slow_cases("nothing sent", "two at once")
 @pytest.mark.parametrize(
     "after",
     [[0, 0, 0], [0, 0, 1, 3, 3]],  # nothing is sent after an arrival; two messages after the last but one only

@@ -41,12 +41,12 @@ def in_numpy(params, x, y):
     return -log_p[np.arange(len(y)), y].mean(), np.mean(logits.argmax(axis=1) == y)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_the_scores_are_means_over_all_held_out_rows(engine):
     who, rows = held_out(), np.array([5, 17, 2, 11, 8])
-    with jax.enable_x64(True):
-        given = experiment(who)
-        found = engine(*given)
+    given = experiment(who)
+    found = engine(*given)
     for at, params in ((0, given.params), (-1, found.params)):
         loss, accuracy = in_numpy(params, who.x[rows], who.y[rows])
         np.testing.assert_allclose(found.scores["validation_loss"][at], loss, rtol=1e-9)
@@ -77,16 +77,16 @@ def test_validation_changes_nothing_else_and_nothing_else_changes_it():
     assert "validation_loss" not in plain.scores
 
 
+@pytest.mark.float64
 def test_runs_side_by_side_have_their_own_parts():
     parts = [held_out(), held_out(ROWS[::-1].copy(), (1, 0, 1, 0, 0))]
-    with jax.enable_x64(True):
-        members = [make_member(*experiment(who, seed=seed)) for seed, who in enumerate(parts)]
-        made = layout_of(members)
-        outcomes = run_stack(make_stack(members, made, shape_of(made)))
-        for one, have in zip(members, outcomes, strict=True):
-            want = run_waves(*one[:5])
-            for name, values in want.scores.items():
-                np.testing.assert_allclose(have.scores[name], values, rtol=1e-11, atol=1e-13)
+    members = [make_member(*experiment(who, seed=seed)) for seed, who in enumerate(parts)]
+    made = layout_of(members)
+    outcomes = run_stack(make_stack(members, made, shape_of(made)))
+    for one, have in zip(members, outcomes, strict=True):
+        want = run_waves(*one[:5])
+        for name, values in want.scores.items():
+            np.testing.assert_allclose(have.scores[name], values, rtol=1e-11, atol=1e-13)
     assert not np.allclose(outcomes[0].scores["validation_loss"][0], outcomes[1].scores["validation_loss"][0])
 
 

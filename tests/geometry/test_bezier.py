@@ -28,21 +28,21 @@ def points_of(seed, degree):
     return [random_tree(rng) for _ in range(degree + 1)]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("degree", range(6))
 def test_de_casteljau_is_bernsteins_form_and_its_derivative(degree):
-    with jax.enable_x64(True):
-        points = points_of(degree, degree)
-        vectors = list(map(flat, points))
-        for s in (0.0, 0.123, 0.5, 0.9, 1.0, 1.5):
-            close(flat(bezier(points, s)), textbook.bezier(vectors, s))
-            _, slope = jax.jvp(lambda s: bezier(points, s), (jnp.asarray(s),), (jnp.ones(()),))
-            close(bezier_derivative(points, s), slope)
-            step = 1e-6
-            by_hand = (textbook.bezier(vectors, s + step) - textbook.bezier(vectors, s - step)) / (2 * step)
-            close(flat(bezier_derivative(points, s)), by_hand, rtol=1e-6, atol=1e-6)
-            higher = textbook.elevated(vectors)
-            close(textbook.bezier(higher, s), textbook.bezier(vectors, s))
-            close(bezier(higher, s), textbook.bezier(vectors, s))
+    points = points_of(degree, degree)
+    vectors = list(map(flat, points))
+    for s in (0.0, 0.123, 0.5, 0.9, 1.0, 1.5):
+        close(flat(bezier(points, s)), textbook.bezier(vectors, s))
+        _, slope = jax.jvp(lambda s: bezier(points, s), (jnp.asarray(s),), (jnp.ones(()),))
+        close(bezier_derivative(points, s), slope)
+        step = 1e-6
+        by_hand = (textbook.bezier(vectors, s + step) - textbook.bezier(vectors, s - step)) / (2 * step)
+        close(flat(bezier_derivative(points, s)), by_hand, rtol=1e-6, atol=1e-6)
+        higher = textbook.elevated(vectors)
+        close(textbook.bezier(higher, s), textbook.bezier(vectors, s))
+        close(bezier(higher, s), textbook.bezier(vectors, s))
 
 
 @settings(max_examples=50)
@@ -59,29 +59,29 @@ def test_the_ends_are_exact_in_float32_and_a_constant_curve_is_exactly_constant(
     jax.tree.map(np.testing.assert_array_equal, bezier(same, 0.3), points[0])
 
 
+@pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, degree=st.integers(1, 4), s=positions)
 def test_the_curve_stays_within_the_hull_of_its_points(seed, degree, s):
     """The support function of the points bounds that of the curve, in random directions and along the axes."""
-    with jax.enable_x64(True):
-        points = points_of(seed, degree)
-        rows, here = np.stack(list(map(flat, points))), flat(bezier(points, s))
+    points = points_of(seed, degree)
+    rows, here = np.stack(list(map(flat, points))), flat(bezier(points, s))
     directions = np.concatenate([np.eye(len(here)), np.random.default_rng(seed).normal(size=(20, len(here)))])
     assert ((directions @ here) <= (rows @ directions.T).max(axis=0) + 1e-12).all()
 
 
+@pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, s=positions)
 def test_with_the_control_point_at_the_midpoint_the_curve_is_the_line(seed, s):
     """Erratum A3: this needs the factor 2 of the middle term."""
-    with jax.enable_x64(True):
-        start, end = points_of(seed, 1)
-        middle = line(start, end, 0.5)
-        close(bezier((start, middle, end), s), line(start, end, s))
-        close(flat(line(start, end, s)), (1 - s) * flat(start) + s * flat(end))
-        as_printed = (1 - s) ** 2 * flat(start) + s * (1 - s) * flat(middle) + s**2 * flat(end)
-        if 0.01 < s < 0.99:
-            assert np.abs(as_printed - flat(line(start, end, s))).max() > 1e-6
+    start, end = points_of(seed, 1)
+    middle = line(start, end, 0.5)
+    close(bezier((start, middle, end), s), line(start, end, s))
+    close(flat(line(start, end, s)), (1 - s) * flat(start) + s * flat(end))
+    as_printed = (1 - s) ** 2 * flat(start) + s * (1 - s) * flat(middle) + s**2 * flat(end)
+    if 0.01 < s < 0.99:
+        assert np.abs(as_printed - flat(line(start, end, s))).max() > 1e-6
 
 
 def test_points_on_the_curve():
@@ -92,65 +92,65 @@ def test_points_on_the_curve():
         close(row, bezier(points, float(s)), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("degree", range(5))
 @pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
 def test_length_of_a_smooth_curve(degree, size):
-    with jax.enable_x64(True):
-        points = [jax.tree.map(lambda leaf: leaf * size, p) for p in points_of(degree + 10, degree)]
-        have = float(bezier_length(points))
-        want = textbook.bezier_length([flat(p) / size for p in points]) * size
-        np.testing.assert_allclose(have, want, rtol=1e-7)
-        chord = np.linalg.norm(flat(points[-1]) / size - flat(points[0]) / size) * size
-        sides = sum(np.linalg.norm((flat(b) - flat(a)) / size) * size for a, b in itertools.pairwise(points))
-        assert chord * (1 - 1e-12) <= have <= sides * (1 + 1e-12)
+    points = [jax.tree.map(lambda leaf: leaf * size, p) for p in points_of(degree + 10, degree)]
+    have = float(bezier_length(points))
+    want = textbook.bezier_length([flat(p) / size for p in points]) * size
+    np.testing.assert_allclose(have, want, rtol=1e-7)
+    chord = np.linalg.norm(flat(points[-1]) / size - flat(points[0]) / size) * size
+    sides = sum(np.linalg.norm((flat(b) - flat(a)) / size) * size for a, b in itertools.pairwise(points))
+    assert chord * (1 - 1e-12) <= have <= sides * (1 + 1e-12)
 
 
+@pytest.mark.float64
 def test_length_of_lines_and_of_curves_that_turn_back():
-    with jax.enable_x64(True):
-        a, b = jnp.array([1.0, 2.0]), jnp.array([4.0, 6.0])
-        np.testing.assert_allclose(bezier_length((a, line(a, b, 0.5), b)), 5.0, rtol=1e-12)
-        # it goes half the way to the control point and back
-        for nodes in (8, 32, 64):
-            np.testing.assert_allclose(bezier_length((a, b, a), nodes=nodes), 5.0, rtol=1 / nodes**2)
-        assert float(bezier_length((a, a, a))) == 0.0
-        slopes = jax.grad(bezier_length)((a, a, a))
-        assert all(float(jnp.abs(s).max()) == 0.0 for s in slopes)
+    a, b = jnp.array([1.0, 2.0]), jnp.array([4.0, 6.0])
+    np.testing.assert_allclose(bezier_length((a, line(a, b, 0.5), b)), 5.0, rtol=1e-12)
+    # it goes half the way to the control point and back
+    for nodes in (8, 32, 64):
+        np.testing.assert_allclose(bezier_length((a, b, a), nodes=nodes), 5.0, rtol=1 / nodes**2)
+    assert float(bezier_length((a, a, a))) == 0.0
+    slopes = jax.grad(bezier_length)((a, a, a))
+    assert all(float(jnp.abs(s).max()) == 0.0 for s in slopes)
 
 
+@pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, sides=st.integers(0, 4), s=positions)
 def test_polygonal_chains(seed, sides, s):
-    with jax.enable_x64(True):
-        points = points_of(seed, sides)
-        close(flat(polygon(points, s)), textbook.polygon(list(map(flat, points)), s))
-        close(polygon(points, 7.0), points[-1])
-        close(polygon(points, -7.0), points[0])
+    points = points_of(seed, sides)
+    close(flat(polygon(points, s)), textbook.polygon(list(map(flat, points)), s))
+    close(polygon(points, 7.0), points[-1])
+    close(polygon(points, -7.0), points[0])
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, gamma=st.sampled_from([0.0, 0.3, 1.0]))
 def test_the_control_point_of_a_displacement(seed, gamma):
-    with jax.enable_x64(True):
-        start, end, displacement = points_of(seed, 2)
-        phi = control_point(start, end, displacement, gamma=gamma)
-        close(flat(phi), textbook.control_point(*map(flat, (start, end, displacement)), gamma))
-        middle = line(start, end, 0.5)
-        offset = jax.tree.map(jnp.subtract, phi, middle)
-        if gamma == 1.0:  # the curve bends orthogonally to its chord
-            assert abs(flat(offset) @ (flat(end) - flat(start))) < 1e-9
-        if gamma == 0.0:
-            close(offset, displacement)
-        nothing = jax.tree.map(jnp.zeros_like, displacement)
-        close(control_point(start, end, nothing, gamma=gamma), middle)
-        close(control_point(start, start, displacement, gamma=gamma), jax.tree.map(jnp.add, start, displacement))
+    start, end, displacement = points_of(seed, 2)
+    phi = control_point(start, end, displacement, gamma=gamma)
+    close(flat(phi), textbook.control_point(*map(flat, (start, end, displacement)), gamma))
+    middle = line(start, end, 0.5)
+    offset = jax.tree.map(jnp.subtract, phi, middle)
+    if gamma == 1.0:  # the curve bends orthogonally to its chord
+        assert abs(flat(offset) @ (flat(end) - flat(start))) < 1e-9
+    if gamma == 0.0:
+        close(offset, displacement)
+    nothing = jax.tree.map(jnp.zeros_like, displacement)
+    close(control_point(start, end, nothing, gamma=gamma), middle)
+    close(control_point(start, start, displacement, gamma=gamma), jax.tree.map(jnp.add, start, displacement))
 
 
+@pytest.mark.float64
 def test_the_gradient_of_the_control_point_is_that_of_the_middle_term():
-    with jax.enable_x64(True):
-        start, end, phi = points_of(3, 2)
-        s = 0.3
-        pulled = jax.grad(lambda phi: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(bezier((start, phi, end), s))))(phi)
-        close(flat(pulled), np.full(len(flat(phi)), 2 * s * (1 - s)))
+    start, end, phi = points_of(3, 2)
+    s = 0.3
+    pulled = jax.grad(lambda phi: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(bezier((start, phi, end), s))))(phi)
+    close(flat(pulled), np.full(len(flat(phi)), 2 * s * (1 - s)))
 
 
 def test_input_is_checked():

@@ -77,19 +77,19 @@ def test_gradients_are_finite_everywhere_zero_and_equal_points_included(name):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes(*case)))
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(
     "name", ["bezier", "bezier_length", "control_point", "rotate", "project_out", "lorentz_penalty"]
 )
 def test_gradients_are_those_of_finite_differences(name):
     function = FUNCTIONS[name]
     rng = np.random.default_rng(1)
-    with jax.enable_x64(True):
-        points, ways = ([random_tree(rng) for _ in range(3)] for _ in range(2))
-        points = jax.tree.map(lambda leaf: 0.3 * leaf, points)
-        value = jax.jit(lambda points: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*points))))
-        _, slope = jax.jvp(value, (points,), (ways,))
-        ahead, behind = (jax.tree.map(lambda p, w, h=h: p + h * w, points, ways) for h in (1e-6, -1e-6))
-        np.testing.assert_allclose(slope, (value(ahead) - value(behind)) / 2e-6, rtol=1e-5)
+    points, ways = ([random_tree(rng) for _ in range(3)] for _ in range(2))
+    points = jax.tree.map(lambda leaf: 0.3 * leaf, points)
+    value = jax.jit(lambda points: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*points))))
+    _, slope = jax.jvp(value, (points,), (ways,))
+    ahead, behind = (jax.tree.map(lambda p, w, h=h: p + h * w, points, ways) for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(slope, (value(ahead) - value(behind)) / 2e-6, rtol=1e-5)
 
 
 def sizes(jaxpr):

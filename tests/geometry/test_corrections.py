@@ -56,30 +56,30 @@ def by_hand(name, size):
     }[name]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_fifty_arrivals_equal_eq_15_with_its_matrices(name):
     rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        params = random_tree(rng)
-        init, correct = corrector(name)
-        state, reference = init(params), by_hand(name, len(flat(params)))
-        for k in range(50):
-            delta, shift = random_tree(rng), random_tree(rng)
-            delta = scaled(delta, 5.0 if k < 10 else 0.5**k)  # the updates shrink, so that OrthoDyn switches
-            have, state = correct(delta, shift, state)
-            close(flat(have), reference(flat(delta), flat(shift)))
+    params = random_tree(rng)
+    init, correct = corrector(name)
+    state, reference = init(params), by_hand(name, len(flat(params)))
+    for k in range(50):
+        delta, shift = random_tree(rng), random_tree(rng)
+        delta = scaled(delta, 5.0 if k < 10 else 0.5**k)  # the updates shrink, so that OrthoDyn switches
+        have, state = correct(delta, shift, state)
+        close(flat(have), reference(flat(delta), flat(shift)))
     if name == "orthodyn":
         assert int(state.phase) == reference.late
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 @settings(max_examples=40)
 @given(seed=seeds, alpha=st.sampled_from([0.0, 0.5, 1.0]), threshold=angles)
 def test_every_group_is_corrected_by_itself(per, seed, alpha, threshold):
-    with jax.enable_x64(True):
-        delta, shift = trees(seed)
-        have = ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per)
-        surgery = gradient_surgery(delta, shift, per=per)
+    delta, shift = trees(seed)
+    have = ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per)
+    surgery = gradient_surgery(delta, shift, per=per)
     for group in GROUPS[per]:
         d, b = vector(delta, group), vector(shift, group)
         close(vector(surgery, group), textbook.surgery(d, b))
@@ -109,18 +109,18 @@ def test_orthostrict_removes_a_parallel_change_although_its_cosine_rounds_above_
     np.testing.assert_allclose(flat(out), 0.0, atol=1e-6 * np.abs(flat(delta)).max())
 
 
+@pytest.mark.float64
 @settings(max_examples=60)
 @given(seed=seeds, share=st.sampled_from([-2.0, -0.3, 0.0, 0.4, 0.9, 1.0, 3.0]))
 def test_orthopos_is_surgery_on_the_position_only_outside_the_gap(seed, share):
     """Erratum A2: not for ``0 < <Delta, b> < |b|^2``."""
-    with jax.enable_x64(True):
-        other, shift = trees(seed)
-        b = flat(shift)
-        across = flat(other) - (flat(other) @ b) / (b @ b) * b
-        delta = like(across + share * b, shift)  # <Delta, b> = share |b|^2
-        have = flat(ortho_correct(delta, shift, alpha=1.0, threshold=1e-9))  # 1e-9: orthogonal to rounding counts as 0
-        position = jax.tree.map(jnp.subtract, delta, shift)
-        surgery = flat(gradient_surgery(position, shift))
+    other, shift = trees(seed)
+    b = flat(shift)
+    across = flat(other) - (flat(other) @ b) / (b @ b) * b
+    delta = like(across + share * b, shift)  # <Delta, b> = share |b|^2
+    have = flat(ortho_correct(delta, shift, alpha=1.0, threshold=1e-9))  # 1e-9: orthogonal to rounding counts as 0
+    position = jax.tree.map(jnp.subtract, delta, shift)
+    surgery = flat(gradient_surgery(position, shift))
     if 0 < share < 1:
         close(have, flat(position), atol=1e-9)
         assert np.abs(have - surgery).max() > 1e-3 * np.abs(b).max()
@@ -160,17 +160,18 @@ def test_corrections_are_odd_so_uploads_need_no_change_of_sign(name):
         jax.tree.map(np.testing.assert_array_equal, have, scaled(want, -1.0))
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, rate=st.floats(0.0, 1.0))
 def test_a_step_with_fedasync_is_its_weighted_mean(seed, rate):
     """``Theta^tau - eta (Delta - b) = (1 - eta) Theta^tau + eta Theta_i``."""
-    with jax.enable_x64(True):
-        start, now, trained = trees(seed, 3)
-        delta, shift = (jax.tree.map(jnp.subtract, start, each) for each in (trained, now))
-        corrected, _ = CORRECTIONS["fedasync"]().correct(delta, shift, ())
+    start, now, trained = trees(seed, 3)
+    delta, shift = (jax.tree.map(jnp.subtract, start, each) for each in (trained, now))
+    corrected, _ = CORRECTIONS["fedasync"]().correct(delta, shift, ())
     close(flat(now) - rate * flat(corrected), (1 - rate) * flat(now) + rate * flat(trained), atol=1e-9)
 
 
+@pytest.mark.slow_cases("orthograd", "orthopos")
 @pytest.mark.parametrize("name", ORTHO)
 def test_the_names_are_orthocorrect_with_their_numbers(name):
     delta, shift = trees(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,17 +34,18 @@ def test_a1_dividing_by_the_length_alone_leaves_a_component_along_the_drift(seed
     assert abs(corrected(orthostrict(), delta, drift) @ drift) < 1e-9
 
 
+@pytest.mark.float64
 @few
 @given(seed=seeds, share=st.sampled_from([-2.0, -0.3, 0.1, 0.5, 0.9, 1.2, 3.0]))
 def test_a2_orthopos_is_not_surgery_on_the_position_between_zero_and_the_drift(seed, share):
     side, drift = vectors(seed, 2)
     delta = side - (side @ drift) / (drift @ drift) * drift + share * drift  # so that <delta, b> = share |b|^2
-    with jax.enable_x64(True):
-        surgery = np.asarray(gradient_surgery(jnp.asarray(delta - drift), jnp.asarray(drift)))
+    surgery = np.asarray(gradient_surgery(jnp.asarray(delta - drift), jnp.asarray(drift)))
     same = np.allclose(corrected(orthopos(), delta, drift), surgery, rtol=1e-9, atol=1e-9)
     assert same == (share < 0 or share > 1)
 
 
+@pytest.mark.float64
 @few
 @given(seed=seeds, s=st.floats(0.01, 0.99))
 def test_a3_without_the_factor_two_a_curve_of_equal_points_shrinks(seed, s):
@@ -51,8 +53,7 @@ def test_a3_without_the_factor_two_a_curve_of_equal_points_shrinks(seed, s):
     printed = (1 - s) ** 2 * x + s * (1 - s) * x + s**2 * x
     np.testing.assert_allclose(printed, (1 - s + s**2) * x, rtol=1e-12)
     assert np.linalg.norm(printed) < np.linalg.norm(x)
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(bezier([jnp.asarray(x)] * 3, s), x, rtol=1e-12)
+    np.testing.assert_allclose(bezier([jnp.asarray(x)] * 3, s), x, rtol=1e-12)
 
 
 @few
@@ -75,12 +76,12 @@ def test_a4_the_control_point_turns_with_the_chord_to_the_corrected_end(seed):
     assert cosine(now) < 1e-9 < cosine(change)
 
 
+@pytest.mark.float64
 @few
 @given(seed=seeds)
 def test_a5_the_control_point_bends_orthogonally_to_the_final_chord(seed):
     start, end, early, displacement = vectors(seed, 4)
-    with jax.enable_x64(True):
-        phi = np.asarray(control_point(*map(jnp.asarray, (start, end, displacement))))
+    phi = np.asarray(control_point(*map(jnp.asarray, (start, end, displacement))))
     middle, chord = (start + end) / 2, end - start
     assert abs((phi - middle) @ chord) < 1e-9
     assert abs(displacement @ chord) > 1e-6  # what Algorithm 2 returns: Mid + dphi

@@ -29,51 +29,52 @@ def scaled(tree, factor):
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
+@pytest.mark.slow_cases("lorentz")
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20)
 @given(seed=seeds, size=st.sampled_from([1e-6, 0.3, 1.0]))
 def test_exp_and_log_are_inverse_and_log_is_as_long_as_the_way(name, seed, size):
     manifold = ALL[name]
-    with jax.enable_x64(True):
-        x, y, v = trees(seed, 3, size)
-        close(manifold.exp(x, manifold.log(x, y)), y, rtol=1e-7, atol=1e-8 * size)
-        close(manifold.log(x, manifold.exp(x, v)), v, rtol=1e-6, atol=1e-7 * size)
-        way = manifold.log(x, y)
-        length = manifold.inner(x, way, way) ** 0.5
-        close(length, manifold.distance(x, y), rtol=1e-7)
-        step = manifold.exp(x, v)
-        close(manifold.distance(x, step), manifold.inner(x, v, v) ** 0.5, rtol=1e-6)
-        nothing = scaled(v, 0.0)
-        close(manifold.exp(x, nothing), x)
-        close(manifold.log(x, x), nothing)
+    x, y, v = trees(seed, 3, size)
+    close(manifold.exp(x, manifold.log(x, y)), y, rtol=1e-7, atol=1e-8 * size)
+    close(manifold.log(x, manifold.exp(x, v)), v, rtol=1e-6, atol=1e-7 * size)
+    way = manifold.log(x, y)
+    length = manifold.inner(x, way, way) ** 0.5
+    close(length, manifold.distance(x, y), rtol=1e-7)
+    step = manifold.exp(x, v)
+    close(manifold.distance(x, step), manifold.inner(x, v, v) ** 0.5, rtol=1e-6)
+    nothing = scaled(v, 0.0)
+    close(manifold.exp(x, nothing), x)
+    close(manifold.log(x, x), nothing)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("beta", [1.0, 3.0])
 def test_the_lorentz_maps_are_those_of_the_ambient_space(beta):
-    with jax.enable_x64(True):
-        manifold = lorentz(beta=beta)
-        x, v, u = trees(3, 3)
-        close(flat(manifold.exp(x, v)), textbook.lorentz_exp(flat(x), flat(v), beta), rtol=1e-8)
-        lifted = [np.concatenate([[flat(x) @ flat(t) / np.sqrt(beta + flat(x) @ flat(x))], flat(t)]) for t in (u, v)]
-        close(manifold.inner(x, u, v), textbook.lorentz_product(*lifted))
-        # the gradient g represents the differential in the metric
-        close(manifold.inner(x, manifold.gradient(x, u), v), flat(u) @ flat(v))
+    manifold = lorentz(beta=beta)
+    x, v, u = trees(3, 3)
+    close(flat(manifold.exp(x, v)), textbook.lorentz_exp(flat(x), flat(v), beta), rtol=1e-8)
+    lifted = [np.concatenate([[flat(x) @ flat(t) / np.sqrt(beta + flat(x) @ flat(x))], flat(t)]) for t in (u, v)]
+    close(manifold.inner(x, u, v), textbook.lorentz_product(*lifted))
+    # the gradient g represents the differential in the metric
+    close(manifold.inner(x, manifold.gradient(x, u), v), flat(u) @ flat(v))
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ALL)
 def test_geodesics_run_at_constant_speed_and_are_shortest(name):
     manifold = ALL[name]
-    with jax.enable_x64(True):
-        x, y = trees(4, 2, 0.5)
-        whole = manifold.distance(x, y)
-        for s in (0.0, 0.25, 0.7, 1.0):
-            here = geodesic(manifold, x, y, s)
-            close(manifold.distance(x, here), s * whole, rtol=1e-7, atol=1e-7)
-            close(manifold.distance(here, y), (1 - s) * whole, rtol=1e-7, atol=1e-7)
-        # the gradient of the distance to y at x has length 1 and points away from y
-        slope = manifold.gradient(x, jax.grad(manifold.distance)(x, y))
-        close(manifold.inner(x, slope, slope), 1.0, rtol=1e-9)
-        close(scaled(slope, -whole), manifold.log(x, y), rtol=1e-7, atol=1e-9)
+    x, y = trees(4, 2, 0.5)
+    whole = manifold.distance(x, y)
+    for s in (0.0, 0.25, 0.7, 1.0):
+        here = geodesic(manifold, x, y, s)
+        close(manifold.distance(x, here), s * whole, rtol=1e-7, atol=1e-7)
+        close(manifold.distance(here, y), (1 - s) * whole, rtol=1e-7, atol=1e-7)
+    # the gradient of the distance to y at x has length 1 and points away from y
+    slope = manifold.gradient(x, jax.grad(manifold.distance)(x, y))
+    close(manifold.inner(x, slope, slope), 1.0, rtol=1e-9)
+    close(scaled(slope, -whole), manifold.log(x, y), rtol=1e-7, atol=1e-9)
 
 
 def test_the_euclidean_maps_are_sums_and_its_descent_is_sgd():
@@ -85,6 +86,7 @@ def test_the_euclidean_maps_are_sums_and_its_descent_is_sgd():
     close(ours.update(v, ours.init(x), x)[0], theirs.update(v, theirs.init(x), x)[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("x64", [False, True])
 def test_hyperbolic_descent_moves_along_the_geodesic_by_the_rate_times_the_slope(x64):
     with jax.enable_x64(x64):

@@ -22,16 +22,16 @@ seeds = st.integers(0, 2**32 - 1)
 rounding = {"rtol": 1e-9, "atol": 1e-12}
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 @settings(max_examples=25)
 @given(seed=seeds, size=st.sampled_from([1e-160, 1.0, 1e150]))
 def test_the_projection_is_orthogonal_and_nothing_orthogonal_is_nearer(per, seed, size):
     """Lemma 3.1: nearest and at the smallest angle in the orthogonal complement, against random members of it."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        v, d = random_tree(rng), random_tree(rng)
-        d = jax.tree.map(lambda leaf: leaf * size, d)
-        out = project_out(v, d, per=per)
+    rng = np.random.default_rng(seed)
+    v, d = random_tree(rng), random_tree(rng)
+    d = jax.tree.map(lambda leaf: leaf * size, d)
+    out = project_out(v, d, per=per)
     for group in GROUPS[per]:
         v_g, d_g, out_g = (vector(tree, group) for tree in (v, d, out))
         unit = d_g / np.linalg.norm(d_g / size) / size
@@ -75,32 +75,32 @@ def test_products_near_the_limits_keep_their_digits_in_float32(per, sizes):
     )
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 @settings(max_examples=25)
 @given(seed=seeds, size=st.sampled_from([1e-160, 1e-3, 1.0, 1e150]))
 def test_what_is_subtracted_on_the_way_is_as_if_subtracted_first(per, seed, size):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        now, before, d = random_tree(rng), random_tree(rng), random_tree(rng)
-        d = jax.tree.map(lambda leaf: leaf * size, d)
-        have = project_out(now, d, minus=before, per=per)
-        want = project_out(jax.tree.map(jnp.subtract, now, before), d, per=per)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
-        nothing = jax.tree.map(jnp.zeros_like, d)
-        shift = jax.tree.map(jnp.subtract, now, before)
-        jax.tree.map(np.testing.assert_array_equal, project_out(now, nothing, minus=before, per=per), shift)
-        jax.tree.map(np.testing.assert_array_equal, project_out(now, d, minus=now, per=per), nothing)
+    rng = np.random.default_rng(seed)
+    now, before, d = random_tree(rng), random_tree(rng), random_tree(rng)
+    d = jax.tree.map(lambda leaf: leaf * size, d)
+    have = project_out(now, d, minus=before, per=per)
+    want = project_out(jax.tree.map(jnp.subtract, now, before), d, per=per)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
+    nothing = jax.tree.map(jnp.zeros_like, d)
+    shift = jax.tree.map(jnp.subtract, now, before)
+    jax.tree.map(np.testing.assert_array_equal, project_out(now, nothing, minus=before, per=per), shift)
+    jax.tree.map(np.testing.assert_array_equal, project_out(now, d, minus=now, per=per), nothing)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 def test_a_share_of_the_projection_is_removed(per):
     rng = np.random.default_rng(4)
-    with jax.enable_x64(True):
-        v, d = random_tree(rng), random_tree(rng)
-        have, whole = project_out(v, d, per=per, gamma=0.3), project_out(v, d, per=per)
-        want = jax.tree.map(lambda a, b: 0.7 * a + 0.3 * b, v, whole)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
-        jax.tree.map(np.testing.assert_array_equal, project_out(v, d, per=per, gamma=0.0), v)
+    v, d = random_tree(rng), random_tree(rng)
+    have, whole = project_out(v, d, per=per, gamma=0.3), project_out(v, d, per=per)
+    want = jax.tree.map(lambda a, b: 0.7 * a + 0.3 * b, v, whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
+    jax.tree.map(np.testing.assert_array_equal, project_out(v, d, per=per, gamma=0.0), v)
 
 
 def test_joined_vectors_come_apart_as_they_were():
@@ -118,13 +118,13 @@ def test_a_tree_without_leaves_is_its_own_projection():
     assert geometry.project_out({}, {}) == {}
 
 
+@pytest.mark.float64
 def test_parallel_vectors_vanish_and_any_structure_will_do():
-    with jax.enable_x64(True):
-        v = jnp.arange(1.0, 5.0)
-        np.testing.assert_allclose(project_out(v, -3 * v), np.zeros(4), atol=1e-15)
-        out = project_out([v, (v, v)], [v, (2 * v, 0 * v)], per="tensor")
-        np.testing.assert_allclose(out[1][1], v)
-        np.testing.assert_allclose(out[0], np.zeros(4), atol=1e-15)
+    v = jnp.arange(1.0, 5.0)
+    np.testing.assert_allclose(project_out(v, -3 * v), np.zeros(4), atol=1e-15)
+    out = project_out([v, (v, v)], [v, (2 * v, 0 * v)], per="tensor")
+    np.testing.assert_allclose(out[1][1], v)
+    np.testing.assert_allclose(out[0], np.zeros(4), atol=1e-15)
 
 
 def test_dtypes_are_kept_and_leaves_may_have_several():
@@ -141,13 +141,13 @@ def test_unknown_groupings_are_refused():
         geometry.project_out(jnp.ones(2), jnp.ones(2), per="layers")
 
 
+@pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, shape=st.sampled_from([(1, 1), (1, 8), (8, 1), (3, 5), (5, 3), (8, 8)]), rank=st.integers(0, 8))
 def test_orthonormal_rows_span_what_was_given(seed, shape, rank):
     (k, d), rng = shape, np.random.default_rng(seed)
     rows = rng.normal(size=(k, rank)) @ rng.normal(size=(rank, d))
-    with jax.enable_x64(True):
-        q = np.asarray(orthonormalise(jnp.asarray(rows)))
+    q = np.asarray(orthonormalise(jnp.asarray(rows)))
     kept = np.linalg.norm(q, axis=1) > 0.5
     np.testing.assert_allclose(q[kept] @ q[kept].T, np.eye(kept.sum()), atol=1e-9)
     np.testing.assert_array_equal(q[~kept], 0)
@@ -155,24 +155,25 @@ def test_orthonormal_rows_span_what_was_given(seed, shape, rank):
     assert kept.sum() <= min(k, d, rank)
 
 
+@pytest.mark.slow_cases("layer")
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 @settings(max_examples=10)
 @given(seed=seeds, k=st.integers(1, 4))
 def test_the_rest_outside_a_span_is_that_of_least_squares(per, seed, k):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        v, rows = random_tree(rng), random_tree(rng, (k,))
-        rows = jax.tree.map(lambda leaf: leaf.at[0].set(0.0), rows)  # a client that has not arrived yet
-        out = project_out_span(v, rows, per=per)
+    rng = np.random.default_rng(seed)
+    v, rows = random_tree(rng), random_tree(rng, (k,))
+    rows = jax.tree.map(lambda leaf: leaf.at[0].set(0.0), rows)  # a client that has not arrived yet
+    out = project_out_span(v, rows, per=per)
     for group in GROUPS[per]:
         v_g, out_g, rows_g = vector(v, group), vector(out, group), vector(rows, group, rows=True)
         expected = v_g - rows_g.T @ np.linalg.lstsq(rows_g.T, v_g, rcond=1e-10)[0]
         np.testing.assert_allclose(out_g, expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.float64
 def test_one_row_is_the_same_as_a_direction():
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(3)
-        v, d = random_tree(rng), random_tree(rng)
-        one = project_out_span(v, jax.tree.map(lambda leaf: leaf[None], d))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), one, project_out(v, d))
+    rng = np.random.default_rng(3)
+    v, d = random_tree(rng), random_tree(rng)
+    one = project_out_span(v, jax.tree.map(lambda leaf: leaf[None], d))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), one, project_out(v, d))

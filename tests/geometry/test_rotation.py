@@ -29,12 +29,12 @@ def scaled(tree, factor):
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
 
 
+@pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, u_size=st.sampled_from([1e-160, 1.0, 1e150]), w_size=st.sampled_from([1e-160, 1.0, 1e150]))
 def test_it_is_the_matrix_of_the_definition(seed, u_size, w_size):
-    with jax.enable_x64(True):
-        x, u, w = trees(seed, 3)
-        have = flat(rotate(x, scaled(u, u_size), scaled(w, w_size)))
+    x, u, w = trees(seed, 3)
+    have = flat(rotate(x, scaled(u, u_size), scaled(w, w_size)))
     matrix = textbook.rotation(flat(u), flat(w))
     close(have, matrix @ flat(x), rtol=1e-9, atol=1e-11)
     close(matrix.T @ matrix, np.eye(len(matrix)), atol=1e-12)
@@ -91,21 +91,21 @@ def test_anti_parallel_vectors_reflect_along_their_line_and_keep_the_rest(x64):
         close(flat(turned), flat(x) - 2 * along, atol=atol)
 
 
+@pytest.mark.float64
 def test_a_reflection_is_its_own_inverse():
-    with jax.enable_x64(True):
-        x, n = trees(4, 2)
-        close(reflect(reflect(x, n), n), x)
-        close(flat(reflect(n, n)), -flat(n))
-        jax.tree.map(np.testing.assert_array_equal, reflect(x, jax.tree.map(jnp.zeros_like, x)), x)
+    x, n = trees(4, 2)
+    close(reflect(reflect(x, n), n), x)
+    close(flat(reflect(n, n)), -flat(n))
+    jax.tree.map(np.testing.assert_array_equal, reflect(x, jax.tree.map(jnp.zeros_like, x)), x)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds)
 def test_a_control_point_keeps_its_offset_or_turns_it_with_the_chord(seed):
-    with jax.enable_x64(True):
-        start, end, control, new_start, new_end = trees(seed, 5)
-        kept = keep_offset(control, (start, end), (new_start, new_end))
-        turned = rotate_offset(control, (start, end), (new_start, new_end))
+    start, end, control, new_start, new_end = trees(seed, 5)
+    kept = keep_offset(control, (start, end), (new_start, new_end))
+    turned = rotate_offset(control, (start, end), (new_start, new_end))
     a, e, phi, a2, e2 = map(flat, (start, end, control, new_start, new_end))
     offset = phi - (a + e) / 2
     close(flat(kept), (a2 + e2) / 2 + offset)
@@ -117,13 +117,13 @@ def test_a_control_point_keeps_its_offset_or_turns_it_with_the_chord(seed):
     close(new_offset @ (e2 - a2) / np.linalg.norm(e2 - a2), cosine, atol=1e-9)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", CONTROL_POINTS)
 def test_a_curve_whose_ends_move_together_moves_as_a_whole(name):
-    with jax.enable_x64(True):
-        start, end, control, way = trees(7, 4)
-        by_way = [jax.tree.map(jnp.add, point, way) for point in (start, control, end)]
-        moved = CONTROL_POINTS[name](control, (start, end), (by_way[0], by_way[2]))
-        close(moved, by_way[1])
-        jax.tree.map(np.testing.assert_allclose, bezier((by_way[0], moved, by_way[2]), 0.4), bezier(by_way, 0.4))
-        straight = CONTROL_POINTS[name](line(start, end, 0.5), (start, end), (way, control))
-        close(straight, line(way, control, 0.5))
+    start, end, control, way = trees(7, 4)
+    by_way = [jax.tree.map(jnp.add, point, way) for point in (start, control, end)]
+    moved = CONTROL_POINTS[name](control, (start, end), (by_way[0], by_way[2]))
+    close(moved, by_way[1])
+    jax.tree.map(np.testing.assert_allclose, bezier((by_way[0], moved, by_way[2]), 0.4), bezier(by_way, 0.4))
+    straight = CONTROL_POINTS[name](line(start, end, 0.5), (start, end), (way, control))
+    close(straight, line(way, control, 0.5))

@@ -16,17 +16,17 @@ def corners(count):
     return [random_tree(rng) for _ in range(count)]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_mixtures_of_vertices(count):
-    with jax.enable_x64(True):
-        each = corners(count)
-        vertices = simplex(each)
-        rows = np.stack(list(map(flat, each)))
-        weights = np.random.default_rng(0).dirichlet(np.ones(count))
-        close(flat(simplex_point(vertices, jnp.asarray(weights))), weights @ rows)
-        for k in range(count):
-            close(simplex_point(vertices, jnp.eye(count)[k]), each[k])
-        close(flat(centroid(vertices)), rows.mean(axis=0))
+    each = corners(count)
+    vertices = simplex(each)
+    rows = np.stack(list(map(flat, each)))
+    weights = np.random.default_rng(0).dirichlet(np.ones(count))
+    close(flat(simplex_point(vertices, jnp.asarray(weights))), weights @ rows)
+    for k in range(count):
+        close(simplex_point(vertices, jnp.eye(count)[k]), each[k])
+    close(flat(centroid(vertices)), rows.mean(axis=0))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])

@@ -119,28 +119,28 @@ CASES = {
 }
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("steps", "how"), CASES.values(), ids=CASES)
 def test_a_job_is_algorithm_2(steps, how):
-    with jax.enable_x64(True):
-        options = {key: how[key] for key in ("gamma", "order") if key in how}
-        if "epochs" in how:
-            options["control_epochs"] = how["epochs"]
-        if "floor" in how:
-            options["scale"] = DECAYS["linear"](floor=how["floor"])
-        have = job(made(**options), steps, who=how.get("who", 0))
-        want = by_hand(steps, **how)
+    options = {key: how[key] for key in ("gamma", "order") if key in how}
+    if "epochs" in how:
+        options["control_epochs"] = how["epochs"]
+    if "floor" in how:
+        options["scale"] = DECAYS["linear"](floor=how["floor"])
+    have = job(made(**options), steps, who=how.get("who", 0))
+    want = by_hand(steps, **how)
     for ours, theirs in zip(have, want, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
         assert np.abs(theirs).max() > 0.02
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("order", ["alternate", "after"])
 def test_the_end_is_that_of_local_training(order):
-    with jax.enable_x64(True):
-        plain = local_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, proximal=MU)
-        message = Message(start_params(), version=jnp.int32(0))
-        delta, _ = run_job(plain, KEY, message, (), client_data(), 7)
-        end, offset = job(made(order=order), 7)
+    plain = local_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, proximal=MU)
+    message = Message(start_params(), version=jnp.int32(0))
+    delta, _ = run_job(plain, KEY, message, (), client_data(), 7)
+    end, offset = job(made(order=order), 7)
     np.testing.assert_allclose(end, flat(delta), rtol=1e-10)
     assert abs(end @ offset) < 1e-12 * np.linalg.norm(end) * np.linalg.norm(offset)
 
@@ -222,26 +222,27 @@ def test_work_is_counted_in_gradients():
         assert client.gradients(steps, examples).tolist() == want, number
 
 
+@pytest.mark.slow_cases("corrected")
+@pytest.mark.float64
 @pytest.mark.parametrize("reading", ["corrected", "printed"])
 def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(reading):
     mean = STEP / 3  # 23 examples in batches of 8
-    with jax.enable_x64(True):
-        have, _ = job(made(warm=reading), 4, extra=unflat(STEP))
-        want, _ = by_hand(4, moments=(mean, mean**2, reading == "corrected"))
-        cold, _ = job(made(), 4)
-        np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
-        assert np.abs(want - cold).max() > 1e-2
-        none, _ = job(made(warm=reading), 4, extra=unflat(0.0 * STEP))
-        np.testing.assert_array_equal(none, cold)
+    have, _ = job(made(warm=reading), 4, extra=unflat(STEP))
+    want, _ = by_hand(4, moments=(mean, mean**2, reading == "corrected"))
+    cold, _ = job(made(), 4)
+    np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
+    assert np.abs(want - cold).max() > 1e-2
+    none, _ = job(made(warm=reading), 4, extra=unflat(0.0 * STEP))
+    np.testing.assert_array_equal(none, cold)
 
 
+@pytest.mark.float64
 def test_the_first_step_of_the_printed_reading_weighs_the_warm_moment_ninefold():
     """Erratum A6: 0.9 / 0.1 on the first moment, 0.999 / 0.001 on the second: a step of 9 / sqrt(999) lr = 0.285 lr."""
-    with jax.enable_x64(True):
-        large = unflat(1e6 * np.sign(STEP))  # the warm moment is so large that the gradient does not count
-        (printed, _), (corrected, _) = (job(made(warm=one), 1, extra=large) for one in ("printed", "corrected"))
-        np.testing.assert_allclose(printed, -LR * 9 / np.sqrt(999) * np.sign(STEP), rtol=1e-3)
-        np.testing.assert_allclose(corrected, -LR * 0.9 / np.sqrt(0.999) * np.sign(STEP), rtol=1e-3)
+    large = unflat(1e6 * np.sign(STEP))  # the warm moment is so large that the gradient does not count
+    (printed, _), (corrected, _) = (job(made(warm=one), 1, extra=large) for one in ("printed", "corrected"))
+    np.testing.assert_allclose(printed, -LR * 9 / np.sqrt(999) * np.sign(STEP), rtol=1e-3)
+    np.testing.assert_allclose(corrected, -LR * 0.9 / np.sqrt(0.999) * np.sign(STEP), rtol=1e-3)
 
 
 def test_private_leaves_stay_with_the_client_and_off_the_curve():

@@ -32,44 +32,44 @@ def clipped_mean(rows, divisor):
     return [t / divisor for t in total]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("client", [1, 2])  # of 5 examples, fewer than B, and of 32
 def test_the_gradient_of_a_minibatch_is_the_mean_of_clipped_ones(client):
-    with jax.enable_x64(True):
-        own = client_data(client)
-        rows = rows_of(client)[:B]
-        mask = np.arange(B) < len(rows)
-        padded = np.append(rows, [rows[0]] * (B - len(rows))).astype(int)
-        given = (own.x[padded], own.y[padded], jnp.asarray(mask, float), own.size, jax.random.key(0), jnp.int32(3))
-        model, start = softmax_regression(), message().params
-        quiet = jax.jit(noised_gradient(model, DPSGDOptions(CLIP, 0.0), *given))(start)
-        want = clipped_mean(rows, min(B, len(rows_of(client))))
-        np.testing.assert_allclose(quiet["w"], want[0], rtol=1e-9)
-        np.testing.assert_allclose(quiet["b"], want[1], rtol=1e-9)
+    own = client_data(client)
+    rows = rows_of(client)[:B]
+    mask = np.arange(B) < len(rows)
+    padded = np.append(rows, [rows[0]] * (B - len(rows))).astype(int)
+    given = (own.x[padded], own.y[padded], jnp.asarray(mask, float), own.size, jax.random.key(0), jnp.int32(3))
+    model, start = softmax_regression(), message().params
+    quiet = jax.jit(noised_gradient(model, DPSGDOptions(CLIP, 0.0), *given))(start)
+    want = clipped_mean(rows, min(B, len(rows_of(client))))
+    np.testing.assert_allclose(quiet["w"], want[0], rtol=1e-9)
+    np.testing.assert_allclose(quiet["b"], want[1], rtol=1e-9)
 
 
+@pytest.mark.float64
 def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
-    with jax.enable_x64(True):
-        own, model, start = client_data(2), softmax_regression(), message().params
+    own, model, start = client_data(2), softmax_regression(), message().params
 
-        def noise(key, k, noise, clip=CLIP):
-            rows = own.x[:B], own.y[:B], jnp.ones(B), own.size, key, k
-            one, quiet = (noised_gradient(model, DPSGDOptions(clip, z), *rows)(start) for z in (noise, 0.0))
-            return jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, one, quiet))[0]
+    def noise(key, k, noise, clip=CLIP):
+        rows = own.x[:B], own.y[:B], jnp.ones(B), own.size, key, k
+        one, quiet = (noised_gradient(model, DPSGDOptions(clip, z), *rows)(start) for z in (noise, 0.0))
+        return jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, one, quiet))[0]
 
-        many = jax.jit(jax.vmap(lambda k: noise(jax.random.key(1), k, 2.0)))(jnp.arange(400))
-        assert abs(float(many.std()) / (2.0 * CLIP / B) - 1) < 0.05 and abs(float(many.mean())) < 0.02
-        assert float(jnp.abs(many[0] - many[1]).max()) > 1e-3
+    many = jax.jit(jax.vmap(lambda k: noise(jax.random.key(1), k, 2.0)))(jnp.arange(400))
+    assert abs(float(many.std()) / (2.0 * CLIP / B) - 1) < 0.05 and abs(float(many.mean())) < 0.02
+    assert float(jnp.abs(many[0] - many[1]).max()) > 1e-3
 
 
+@pytest.mark.float64
 def test_local_training_takes_private_steps():
-    with jax.enable_x64(True):
-        make = {"optimizer": optax.sgd(0.1), "batch_size": 32}
-        private = local_training(softmax_regression(), **make, per_example=DPSGDOptions(1e6, 0.0))
-        usual = local_training(softmax_regression(), **make)
-        job = (jax.random.key(0), message(), (), client_data(2), 3)
-        uploads = [run_job(one, *job)[0] for one in (private, usual)]
-        for one, other in zip(*map(jax.tree.leaves, uploads)):
-            np.testing.assert_allclose(one, other, rtol=1e-9)
+    make = {"optimizer": optax.sgd(0.1), "batch_size": 32}
+    private = local_training(softmax_regression(), **make, per_example=DPSGDOptions(1e6, 0.0))
+    usual = local_training(softmax_regression(), **make)
+    job = (jax.random.key(0), message(), (), client_data(2), 3)
+    uploads = [run_job(one, *job)[0] for one in (private, usual)]
+    for one, other in zip(*map(jax.tree.leaves, uploads)):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_what_would_not_protect_an_example_is_refused():

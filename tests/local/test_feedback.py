@@ -61,29 +61,30 @@ SUMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_cases("compressor0-whole", "compressor2-whole")
+@pytest.mark.float64
 @pytest.mark.parametrize(("compressor", "per"), SUMS)
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
     """Decoded + residual = true for each client, whoever takes part in a round; exact up to rounding."""
-    with jax.enable_x64(True):
-        params = zeros(jnp.float64)
-        plain, wrapped = drawing(0.3), feedback(drawing(0.3), compressor, per=per)
-        true_job, job = compiled(plain, params), compiled(wrapped, params)
-        rng, states = np.random.default_rng(0), [wrapped.init(params) for _ in range(N)]
-        total, decoded = np.zeros((N, D + 2)), np.zeros((N, D + 2))
-        likely = rng.uniform(0.05, 0.9, N)
-        largest = 0.0
-        for t in range(ROUNDS):
-            for i in np.flatnonzero(rng.random(N) < likely):
-                key = jax.random.fold_in(jax.random.key(i), t)
-                upload, states[i] = job(key, states[i])
-                decoded[i] += np.concatenate([upload["x"], upload["y"]])
-                true, _ = true_job(key, jnp.int32(0))
-                total[i] += np.concatenate([true["x"], true["y"]])
-                left = np.concatenate([states[i].kept["x"], states[i].kept["y"]])
-                np.testing.assert_allclose(decoded[i] + left, total[i], rtol=0, atol=1e-11)
-                largest = max(largest, np.abs(left).max())
-        assert 1 < largest < 200  # compression errors occurred, and were made up later
-        assert [int(state.inner) for state in states] == [int(n) for n in np.round(total[:, -1])]
+    params = zeros(jnp.float64)
+    plain, wrapped = drawing(0.3), feedback(drawing(0.3), compressor, per=per)
+    true_job, job = compiled(plain, params), compiled(wrapped, params)
+    rng, states = np.random.default_rng(0), [wrapped.init(params) for _ in range(N)]
+    total, decoded = np.zeros((N, D + 2)), np.zeros((N, D + 2))
+    likely = rng.uniform(0.05, 0.9, N)
+    largest = 0.0
+    for t in range(ROUNDS):
+        for i in np.flatnonzero(rng.random(N) < likely):
+            key = jax.random.fold_in(jax.random.key(i), t)
+            upload, states[i] = job(key, states[i])
+            decoded[i] += np.concatenate([upload["x"], upload["y"]])
+            true, _ = true_job(key, jnp.int32(0))
+            total[i] += np.concatenate([true["x"], true["y"]])
+            left = np.concatenate([states[i].kept["x"], states[i].kept["y"]])
+            np.testing.assert_allclose(decoded[i] + left, total[i], rtol=0, atol=1e-11)
+            largest = max(largest, np.abs(left).max())
+    assert 1 < largest < 200  # compression errors occurred, and were made up later
+    assert [int(state.inner) for state in states] == [int(n) for n in np.round(total[:, -1])]
 
 
 def test_one_upload_is_the_compressed_sum_of_delta_and_residual():
@@ -165,20 +166,19 @@ def in_engine(wrap, timing="window:length=0.7"):
     return given._replace(components=given.components._replace(client=wrap(client())))
 
 
+@pytest.mark.slow_cases("feedback")
+@pytest.mark.float64
 @pytest.mark.parametrize("wrap", [feedback, ef21])
 def test_with_the_identity_nothing_changes_and_nothing_is_left(wrap):
-    with jax.enable_x64(True):
-        close(
-            run_waves(*in_engine(lambda c: wrap(c, identity()))).params,
-            run_waves(*in_engine(lambda c: c)).params,
-            1e-12,
-        )
-        who = wrap(local_training(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
-        _, state = jax.jit(
-            lambda: run_job(who, jax.random.key(0), message(), who.init(start_params()), client_data(), 3)
-        )()
-        if wrap is feedback:
-            assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state.kept))
+    close(
+        run_waves(*in_engine(lambda c: wrap(c, identity()))).params,
+        run_waves(*in_engine(lambda c: c)).params,
+        1e-12,
+    )
+    who = wrap(local_training(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
+    _, state = jax.jit(lambda: run_job(who, jax.random.key(0), message(), who.init(start_params()), client_data(), 3))()
+    if wrap is feedback:
+        assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state.kept))
 
 
 def test_training_is_that_of_the_client_alone():

@@ -40,6 +40,7 @@ def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
     return w
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -55,10 +56,10 @@ def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
     ],
 )
 def test_optimisers_are_their_formulas(name, options, expected):
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(descend(OPTIMIZERS[name](0.1, **options)), expected, rtol=1e-9)
+    np.testing.assert_allclose(descend(OPTIMIZERS[name](0.1, **options)), expected, rtol=1e-9)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -68,15 +69,14 @@ def test_optimisers_are_their_formulas(name, options, expected):
     ],
 )
 def test_hyperparameters_may_be_traced(name, options, expected):
-    with jax.enable_x64(True):
 
-        def end(values):
-            return descend(OPTIMIZERS[name](**values))
+    def end(values):
+        return descend(OPTIMIZERS[name](**values))
 
-        values = {key: jnp.asarray([value, value / 2]) for key, value in {"lr": 0.1, **options}.items()}
-        found = jax.jit(jax.vmap(end))(values)
-        np.testing.assert_allclose(found[0], expected, rtol=1e-9)
-        assert np.abs(found[1] - expected).max() > 1e-3
+    values = {key: jnp.asarray([value, value / 2]) for key, value in {"lr": 0.1, **options}.items()}
+    found = jax.jit(jax.vmap(end))(values)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-9)
+    assert np.abs(found[1] - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -46,19 +46,19 @@ def asam(g, w):
     return 0.4 * t * t * g / np.linalg.norm(t * g)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("name", "climb"), [("sam", sam), ("asam", asam)])
 def test_local_training_takes_sharpness_aware_steps(name, climb):
-    with jax.enable_x64(True):
-        have = trained(OPTIMIZERS[name](LR, rho=0.4), proximal=MU)
-        plain = trained(optax.sgd(LR), proximal=MU)
+    have = trained(OPTIMIZERS[name](LR, rho=0.4), proximal=MU)
+    plain = trained(optax.sgd(LR), proximal=MU)
     np.testing.assert_allclose(have, sharp(climb, MU), rtol=1e-9, atol=1e-12)
     assert np.abs(have - plain).max() > 1e-3
 
 
+@pytest.mark.float64
 def test_sam_with_a_tiny_radius_is_its_base():
-    with jax.enable_x64(True):
-        near = trained(OPTIMIZERS["sam"](LR, rho=1e-12, base="adam"))
-        np.testing.assert_allclose(near, trained(optax.adam(LR)), rtol=1e-6)
+    near = trained(OPTIMIZERS["sam"](LR, rho=1e-12, base="adam"))
+    np.testing.assert_allclose(near, trained(optax.adam(LR)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sam", "asam"])
@@ -84,11 +84,11 @@ def test_bad_options_are_refused(name, options, message_):
 # --- proximal metrics -------------------------------------------------------------------------
 
 
+@pytest.mark.float64
 def test_the_euclidean_metric_is_the_proximal_term_of_fedprox():
-    with jax.enable_x64(True):
-        for metric in (PROXIMAL_METRICS["euclidean"](), "euclidean"):
-            given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (metric, None))
-            np.testing.assert_allclose(given, usual, rtol=1e-12)
+    for metric in (PROXIMAL_METRICS["euclidean"](), "euclidean"):
+        given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (metric, None))
+        np.testing.assert_allclose(given, usual, rtol=1e-12)
 
 
 def test_a_metric_of_no_such_name_is_refused():
@@ -130,8 +130,8 @@ def test_the_hyperbolic_metric_is_eq_24_near_and_finite_far_away():
         assert np.isfinite(value) and np.all(np.isfinite(slope))
 
 
+@pytest.mark.float64
 def test_a_hyperbolic_term_near_the_start_pulls_as_mu_over_sigma():
-    with jax.enable_x64(True):
-        # almost flat space, and small steps: the penalty is 1 + |w - w_0|^2 / sigma
-        have = trained(optax.sgd(1e-4), proximal=MU, metric=hyperbolic(sigma=2.0, beta=1e8))
-        np.testing.assert_allclose(have, trained(optax.sgd(1e-4), proximal=MU / 2), rtol=1e-5)
+    # almost flat space, and small steps: the penalty is 1 + |w - w_0|^2 / sigma
+    have = trained(optax.sgd(1e-4), proximal=MU, metric=hyperbolic(sigma=2.0, beta=1e8))
+    np.testing.assert_allclose(have, trained(optax.sgd(1e-4), proximal=MU / 2), rtol=1e-5)

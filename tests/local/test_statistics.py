@@ -88,29 +88,29 @@ def sent(mean=0.25):
 OPTIONS = {"lr": 0.3, "decay": 0.1, "momentum": 0.8, "mu": 0.4}
 
 
+@pytest.mark.float64
 def test_statistics_move_and_the_optimiser_never_touches_them():
     """Seven steps in batches of 8, 8, 7: decay, momentum and the proximal term act on the weights alone."""
-    with jax.enable_x64(True):
-        upload, state = run_job(algorithm(), KEY, sent(), (), client_data(), 7)
-        w, b, mean = expected_of(7, **OPTIONS, mean=np.full(FEATURES, 0.25))
-        (w0, b0) = start_arrays()
-        assert state == ()
-        np.testing.assert_allclose(upload["params"]["w"], w - w0, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(upload["params"]["b"], b - b0, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
+    upload, state = run_job(algorithm(), KEY, sent(), (), client_data(), 7)
+    w, b, mean = expected_of(7, **OPTIONS, mean=np.full(FEATURES, 0.25))
+    (w0, b0) = start_arrays()
+    assert state == ()
+    np.testing.assert_allclose(upload["params"]["w"], w - w0, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(upload["params"]["b"], b - b0, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 def test_private_statistics_stay_with_the_client():
     """The second job continues from the first's statistics, not from the message's; zeros are uploaded."""
-    with jax.enable_x64(True):
-        client, mean = algorithm(is_statistic), np.full(FEATURES, 0.25)
-        state = client.init(sent().params)
-        for message in (sent(99.0), sent(-5.0)):
-            upload, state = run_job(client, KEY, message, state, client_data(), 4)
-            w, _, mean = expected_of(4, **OPTIONS, mean=mean)
-            np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
-            np.testing.assert_allclose(state[1]["batch_stats"]["mean"], mean, rtol=1e-12)
-            np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
+    client, mean = algorithm(is_statistic), np.full(FEATURES, 0.25)
+    state = client.init(sent().params)
+    for message in (sent(99.0), sent(-5.0)):
+        upload, state = run_job(client, KEY, message, state, client_data(), 4)
+        w, _, mean = expected_of(4, **OPTIONS, mean=mean)
+        np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
+        np.testing.assert_allclose(state[1]["batch_stats"]["mean"], mean, rtol=1e-12)
+        np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
 
 
 def test_finishing_twice_gives_the_same():
@@ -121,21 +121,21 @@ def test_finishing_twice_gives_the_same():
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+@pytest.mark.float64
 def test_a_private_head_is_trained_and_kept():
     """In a model without statistics: the bias is private, trained, and starts where the client's last job ended."""
     model = softmax_regression()._replace(private=lambda path: path == ("b",))
-    with jax.enable_x64(True):
-        client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
-        message = Message(start_params(), version=jnp.int32(0))
-        (w, b), (x, y, _) = start_arrays(), pool()
-        state = client.init(message.params)
-        for _ in range(2):
-            elsewhere = message._replace(params={**message.params, "b": jnp.full(CLASSES, 7.0)})
-            upload, state = run_job(client, KEY, elsewhere, state, client_data(), 5)
-            new_w, b = textbook.train(w, b, x, y, minibatches(5), lr=0.3, proximal=0.5)
-            np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
-            np.testing.assert_array_equal(upload["b"], 0.0)
-            np.testing.assert_allclose(state[1]["b"], b, rtol=1e-9)
+    client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
+    message = Message(start_params(), version=jnp.int32(0))
+    (w, b), (x, y, _) = start_arrays(), pool()
+    state = client.init(message.params)
+    for _ in range(2):
+        elsewhere = message._replace(params={**message.params, "b": jnp.full(CLASSES, 7.0)})
+        upload, state = run_job(client, KEY, elsewhere, state, client_data(), 5)
+        new_w, b = textbook.train(w, b, x, y, minibatches(5), lr=0.3, proximal=0.5)
+        np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
+        np.testing.assert_array_equal(upload["b"], 0.0)
+        np.testing.assert_allclose(state[1]["b"], b, rtol=1e-9)
 
 
 def test_clients_vmapped_equal_one_by_one():
@@ -157,34 +157,35 @@ def test_clients_vmapped_equal_one_by_one():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), have, expected)
 
 
+@pytest.mark.slow_cases("loop")
+@pytest.mark.float64
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
 def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
-    with jax.enable_x64(True):
-        given = case("fedbuff", "buffer:size=2")
-        given = given._replace(
-            components=given.components._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
-        )
-        want, have = run_reference(*given), run_waves(*given, batching=batching)
-        close(have.params, want.params, 1e-10)
-        # nothing was uploaded for it, and the rest was trained
-        close(have.params["hidden"], given.params["hidden"], 0)
-        assert float(np.abs(have.params["output"]["kernel"] - given.params["output"]["kernel"]).max()) > 0.01
+    given = case("fedbuff", "buffer:size=2")
+    given = given._replace(
+        components=given.components._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
+    )
+    want, have = run_reference(*given), run_waves(*given, batching=batching)
+    close(have.params, want.params, 1e-10)
+    # nothing was uploaded for it, and the rest was trained
+    close(have.params["hidden"], given.params["hidden"], 0)
+    assert float(np.abs(have.params["output"]["kernel"] - given.params["output"]["kernel"]).max()) > 0.01
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("size", "batches"), [(1, []), (2, [2]), (BATCH + 1, [BATCH]), (BATCH + 2, [BATCH, 2])])
 def test_a_batch_of_one_example_leaves_the_statistics_alone(size, batches):
     """Two steps of one epoch: a client with a single example, and last batches of one and of two examples."""
-    with jax.enable_x64(True):
-        upload, _ = run_job(algorithm(), KEY, sent(), (), client_data(size=size), -(-size // BATCH))
-        positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, -(-size // BATCH))
-        mean, (x, _, _) = np.full(FEATURES, 0.25), pool()
-        for p in (p for p in positions if len(p) > 1):
-            mean = 0.9 * mean + 0.1 * x[rows_of(size=size)[p]].mean(axis=0)
-        assert [len(p) for p in positions if len(p) > 1] == batches
-        np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
-        if not batches:
-            np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
-        assert np.abs(upload["params"]["b"]).max() > 0  # the weights are trained all the same
+    upload, _ = run_job(algorithm(), KEY, sent(), (), client_data(size=size), -(-size // BATCH))
+    positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, -(-size // BATCH))
+    mean, (x, _, _) = np.full(FEATURES, 0.25), pool()
+    for p in (p for p in positions if len(p) > 1):
+        mean = 0.9 * mean + 0.1 * x[rows_of(size=size)[p]].mean(axis=0)
+    assert [len(p) for p in positions if len(p) > 1] == batches
+    np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
+    if not batches:
+        np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
+    assert np.abs(upload["params"]["b"]).max() > 0  # the weights are trained all the same
 
 
 class Normalised(nn.Module):
@@ -223,6 +224,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_cases("curves", "simplices", "policy")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_running_variance_decays_where_every_client_has_one_example(way):
     """Mean 0 and variance 1 to the last bit, for every kind of run; each says it before it starts."""

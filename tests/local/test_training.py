@@ -81,26 +81,26 @@ def test_training_is_the_textbooks(client, steps, options, version):
     assert np.abs(expected[0] - w).max() > 0.05
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("batch_size", [23, 40])
 def test_a_full_batch_is_gradient_descent_in_any_order(batch_size):
-    with jax.enable_x64(True):
-        (w, b), (x, y, _) = start_arrays(), pool()
-        expected = textbook.train(w, b, x, y, [rows_of(0)] * 4, lr=0.5)
-        run = jax.jit(lambda key: job(plain(0.5, batch_size=batch_size), key, 4)[0])
-        for seed in range(3):
-            np.testing.assert_allclose(run(jax.random.key(seed))["w"] + w, expected[0], rtol=1e-9)
+    (w, b), (x, y, _) = start_arrays(), pool()
+    expected = textbook.train(w, b, x, y, [rows_of(0)] * 4, lr=0.5)
+    run = jax.jit(lambda key: job(plain(0.5, batch_size=batch_size), key, 4)[0])
+    for seed in range(3):
+        np.testing.assert_allclose(run(jax.random.key(seed))["w"] + w, expected[0], rtol=1e-9)
 
 
+@pytest.mark.float64
 def test_the_batches_of_an_epoch_are_unbiased_together():
     """Weighted by their sizes, the gradients of an epoch at one point average to the full gradient."""
-    with jax.enable_x64(True):
-        algorithm, data, sent = plain(1.0, batch_size=8), client_data(0), message()
-        step = jax.jit(algorithm.step)
-        work = algorithm.begin(jax.random.key(0), sent, (), data)
-        gradients = [sent.params["w"] - step(work, jnp.int32(k), sent, data).params["w"] for k in range(3)]
-        (w, b), (x, y, _) = start_arrays(), pool()
-        full, _ = textbook.gradient(w, b, x[rows_of(0)], y[rows_of(0)])
-        np.testing.assert_allclose(np.average(gradients, axis=0, weights=[8, 8, 7]), full, rtol=1e-9, atol=1e-12)
+    algorithm, data, sent = plain(1.0, batch_size=8), client_data(0), message()
+    step = jax.jit(algorithm.step)
+    work = algorithm.begin(jax.random.key(0), sent, (), data)
+    gradients = [sent.params["w"] - step(work, jnp.int32(k), sent, data).params["w"] for k in range(3)]
+    (w, b), (x, y, _) = start_arrays(), pool()
+    full, _ = textbook.gradient(w, b, x[rows_of(0)], y[rows_of(0)])
+    np.testing.assert_allclose(np.average(gradients, axis=0, weights=[8, 8, 7]), full, rtol=1e-9, atol=1e-12)
 
 
 def test_a_job_is_its_steps_and_uploads_trained_minus_start():

@@ -51,6 +51,7 @@ def narrow(shape, **options):
     return make(spec, num_classes=3, input_shape=shape)
 
 
+@pytest.mark.slow_cases("shape1")
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1)])
 def test_one_local_step_vmapped_over_clients_equals_one_at_a_time(shape):
     model, rng = narrow(shape, lowering="lax"), np.random.default_rng(0)  # the quickest to compile

@@ -50,6 +50,7 @@ def agree(a, b, tolerance=1e-10):
 sizes = st.integers(1, 5)
 
 
+@pytest.mark.float64
 @settings(max_examples=5)
 @given(
     kernel=st.tuples(sizes, sizes),
@@ -61,46 +62,46 @@ sizes = st.integers(1, 5)
     seed=st.integers(0, 99),
 )
 def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        x = jnp.asarray(rng.normal(size=(2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])))
-        theirs = nn.Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
-        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-        expected = compiled(theirs.apply, params, x)
-        for name in LOWERINGS:
-            ours = Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, lowering=name)
-            mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
-            assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
-            agree(compiled(ours.apply, params, x), expected)
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])))
+    theirs = nn.Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
+    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+    expected = compiled(theirs.apply, params, x)
+    for name in LOWERINGS:
+        ours = Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, lowering=name)
+        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
+        agree(compiled(ours.apply, params, x), expected)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_equals_the_definition(lowering, strides):
     rng = np.random.default_rng(1)
     x, kernel = rng.normal(size=(2, 7, 6, 3)), rng.normal(size=(3, 2, 3, 4))
     padding = ((1, 0), (2, 1))
-    with jax.enable_x64(True):
-        out = jax.jit(lambda x, k: LOWERINGS[lowering](x, k, strides, padding))(jnp.asarray(x), jnp.asarray(kernel))
+    out = jax.jit(lambda x, k: LOWERINGS[lowering](x, k, strides, padding))(jnp.asarray(x), jnp.asarray(kernel))
     np.testing.assert_allclose(out, brute_force(x, kernel, strides, padding), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_clients_with_their_own_kernels(lowering):
     """vmap over parameters and data = one client after the other."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(2)
-        conv = Conv(4, 5, lowering=lowering)
-        x = jnp.asarray(rng.normal(size=(3, 2, 8, 8, 2)))
-        params = {"kernel": jnp.asarray(rng.normal(size=(3, 5, 5, 2, 4))), "bias": jnp.asarray(rng.normal(size=(3, 4)))}
-        together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-        plain = nn.Conv(4, (5, 5), param_dtype=jnp.float64)
-        for i in range(3):
-            row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-            agree(have, compiled(plain.apply, *row))
+    rng = np.random.default_rng(2)
+    conv = Conv(4, 5, lowering=lowering)
+    x = jnp.asarray(rng.normal(size=(3, 2, 8, 8, 2)))
+    params = {"kernel": jnp.asarray(rng.normal(size=(3, 5, 5, 2, 4))), "bias": jnp.asarray(rng.normal(size=(3, 4)))}
+    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
+    plain = nn.Conv(4, (5, 5), param_dtype=jnp.float64)
+    for i in range(3):
+        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
+        agree(have, compiled(plain.apply, *row))
 
 
+@pytest.mark.float64
 @settings(max_examples=5)
 @given(
     size=st.tuples(st.integers(6, 11), st.integers(6, 11)),
@@ -113,26 +114,26 @@ def test_clients_with_their_own_kernels(lowering):
 )
 def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, use_bias, blank, seed):
     """Also on images with blank regions, where all entries of a pooling window are equal."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=(2, *size, 2))
-        x[:, : size[0] // 2] = 0.5 if blank else x[:, : size[0] // 2]
-        # multiples of 1/64: sums are then exact, so that equal windows are equal in every lowering
-        x, draw = jnp.asarray(np.round(x * 8) / 8), lambda p: jnp.asarray(np.round(rng.normal(size=p.shape) * 8) / 8)
-        conv = nn.Conv(3, kernel, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
-        flax_pool = {"max": nn.max_pool, "avg": nn.avg_pool}[pool]
-        params = jax.tree.map(draw, jax.eval_shape(conv.init, jax.random.key(0), x)["params"])
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(2, *size, 2))
+    x[:, : size[0] // 2] = 0.5 if blank else x[:, : size[0] // 2]
+    # multiples of 1/64: sums are then exact, so that equal windows are equal in every lowering
+    x, draw = jnp.asarray(np.round(x * 8) / 8), lambda p: jnp.asarray(np.round(rng.normal(size=p.shape) * 8) / 8)
+    conv = nn.Conv(3, kernel, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
+    flax_pool = {"max": nn.max_pool, "avg": nn.avg_pool}[pool]
+    params = jax.tree.map(draw, jax.eval_shape(conv.init, jax.random.key(0), x)["params"])
 
-        def plain(variables, x):
-            return flax_pool(nn.relu(conv.apply(variables, x)), (2, 2), (2, 2))
+    def plain(variables, x):
+        return flax_pool(nn.relu(conv.apply(variables, x)), (2, 2), (2, 2))
 
-        with jax.numpy_dtype_promotion("standard"):  # flax's avg_pool divides by a NumPy integer
-            expected = compiled(plain, params, x)
-        for name in LOWERINGS:
-            ours = ConvPool(3, kernel, padding, pool, use_bias, name)
-            agree(compiled(ours.apply, params, x), expected)
+    with jax.numpy_dtype_promotion("standard"):  # flax's avg_pool divides by a NumPy integer
+        expected = compiled(plain, params, x)
+    for name in LOWERINGS:
+        ours = ConvPool(3, kernel, padding, pool, use_bias, name)
+        agree(compiled(ours.apply, params, x), expected)
 
 
+@pytest.mark.float64
 @given(
     size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     kernel=st.tuples(sizes, sizes),
@@ -145,18 +146,18 @@ def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
     for n, k, t, s in zip(size, kernel, tile, strides):
         if ((n - k) // s + 1) % t:
             return
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(3)
-        x, k = jnp.asarray(rng.normal(size=(2, *size, 3))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
-        forward = jax.jit(lambda x, k: (unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)))
-        step = (tile[0] * strides[0], tile[1] * strides[1])
-        adjoint = jax.jit(lambda p, q: (fold(p, *size, step), untile_kernel(q, k.shape, tile, strides)))
-        out = forward(x, k)
-        other = [rng.normal(size=leaf.shape) for leaf in out]
-        for leaf, dual, start, back in zip(out, other, (x, k), adjoint(*map(jnp.asarray, other))):
-            np.testing.assert_allclose(np.vdot(leaf, dual), np.vdot(start, back), rtol=1e-10, atol=1e-10)
+    rng = np.random.default_rng(3)
+    x, k = jnp.asarray(rng.normal(size=(2, *size, 3))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
+    forward = jax.jit(lambda x, k: (unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)))
+    step = (tile[0] * strides[0], tile[1] * strides[1])
+    adjoint = jax.jit(lambda p, q: (fold(p, *size, step), untile_kernel(q, k.shape, tile, strides)))
+    out = forward(x, k)
+    other = [rng.normal(size=leaf.shape) for leaf in out]
+    for leaf, dual, start, back in zip(out, other, (x, k), adjoint(*map(jnp.asarray, other))):
+        np.testing.assert_allclose(np.vdot(leaf, dual), np.vdot(start, back), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.float64
 @settings(max_examples=4)
 @given(
     size=st.tuples(st.integers(5, 8), st.integers(5, 8)),
@@ -167,17 +168,17 @@ def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
     seed=st.integers(0, 99),
 )
 def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        options = {"padding": padding, "feature_group_count": channels}
-        x = jnp.asarray(rng.normal(size=(2, *size, channels)))
-        theirs = nn.Conv(channels, kernel, strides, param_dtype=jnp.float64, **options)
-        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-        expected = compiled(theirs.apply, params, x)
-        agree(compiled(Conv(channels, kernel, strides, lowering="taps", **options).apply, params, x), expected)
+    rng = np.random.default_rng(seed)
+    options = {"padding": padding, "feature_group_count": channels}
+    x = jnp.asarray(rng.normal(size=(2, *size, channels)))
+    theirs = nn.Conv(channels, kernel, strides, param_dtype=jnp.float64, **options)
+    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+    expected = compiled(theirs.apply, params, x)
+    agree(compiled(Conv(channels, kernel, strides, lowering="taps", **options).apply, params, x), expected)
 
 
+@pytest.mark.float64
 @settings(max_examples=3)
 @given(
     length=st.integers(6, 12),
@@ -189,31 +190,30 @@ def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
 )
 def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
     """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        options = {"padding": padding, "feature_group_count": groups}
-        x = jnp.asarray(rng.normal(size=(2, length, 3)))
-        theirs = nn.Conv(3, (kernel,), (stride,), param_dtype=jnp.float64, **options)
-        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-        expected = compiled(theirs.apply, params, x)
-        for name in [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps"):
-            agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
+    rng = np.random.default_rng(seed)
+    options = {"padding": padding, "feature_group_count": groups}
+    x = jnp.asarray(rng.normal(size=(2, length, 3)))
+    theirs = nn.Conv(3, (kernel,), (stride,), param_dtype=jnp.float64, **options)
+    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+    expected = compiled(theirs.apply, params, x)
+    for name in [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps"):
+        agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
 
 
+@pytest.mark.float64
 def test_clients_with_their_own_depthwise_kernels():
     """vmap over parameters and data at stride 2 = one client after the other."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(7)
-        options = {"padding": 1, "feature_group_count": 4}
-        conv, plain = Conv(4, 3, 2, **options), nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
-        x = jnp.asarray(rng.normal(size=(3, 2, 6, 5, 4)))
-        kernel, bias = rng.normal(size=(3, 3, 3, 1, 4)), rng.normal(size=(3, 4))
-        params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
-        together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-        for i in range(3):
-            row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-            agree(have, compiled(plain.apply, *row))
+    rng = np.random.default_rng(7)
+    options = {"padding": 1, "feature_group_count": 4}
+    conv, plain = Conv(4, 3, 2, **options), nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
+    x = jnp.asarray(rng.normal(size=(3, 2, 6, 5, 4)))
+    kernel, bias = rng.normal(size=(3, 3, 3, 1, 4)), rng.normal(size=(3, 4))
+    params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
+    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
+    for i in range(3):
+        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
+        agree(have, compiled(plain.apply, *row))
 
 
 def test_grouped_convolution_equals_flax():
@@ -239,19 +239,19 @@ def test_same_start_as_flax():
     agree(ours, theirs, 0.0)
 
 
+@pytest.mark.float64
 def test_second_derivatives_reverse_over_reverse():
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(6)
-        x, v = jnp.asarray(rng.normal(size=(2, 6, 6, 1))), jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
-        k = jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
+    rng = np.random.default_rng(6)
+    x, v = jnp.asarray(rng.normal(size=(2, 6, 6, 1))), jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
+    k = jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
 
-        def product(lowering):
-            def f(k):
-                return (LOWERINGS[lowering](x, k, (1, 1), ((1, 1), (1, 1))) ** 3).sum()
+    def product(lowering):
+        def f(k):
+            return (LOWERINGS[lowering](x, k, (1, 1), ((1, 1), (1, 1))) ** 3).sum()
 
-            return jax.jit(jax.grad(lambda k: (jax.grad(f)(k) * v).sum()))(k)
+        return jax.jit(jax.grad(lambda k: (jax.grad(f)(k) * v).sum()))(k)
 
-        np.testing.assert_allclose(product("tiled"), product("lax"), rtol=1e-10)
+    np.testing.assert_allclose(product("tiled"), product("lax"), rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,7 @@ def test_adapters_add_to_query_and_value(folders, kind):
     np.testing.assert_allclose(model.apply(params, texts()), expected, atol=1e-4)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("hidden", [False, True])
 def test_only_adapters_and_classifier_are_params(folders, hidden):
     model, params = started(folders["bert"], hidden=hidden)
@@ -272,6 +273,7 @@ def test_vmap_over_clients_equals_one_at_a_time(folders):
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
 
 
+@pytest.mark.slow
 def test_other_dtypes_and_rematerialisation(folders):
     model, params = started(folders["bert"])
     params = moved(params)

@@ -37,6 +37,9 @@ SIZES = {
 }
 
 
+@pytest.mark.slow_cases(
+    "mobilenetv2:num_classes=10", "mobilenetv2", "mobilenetv2:variant=full", "resnet18:norm=local,variant=full"
+)
 @pytest.mark.parametrize("spec", SIZES)
 def test_number_of_parameters(spec):
     options, expected, normalised = SIZES[spec]
@@ -71,6 +74,18 @@ TINY = {
 }
 
 
+@pytest.mark.slow_cases(
+    "mobilenetv2-small-batch",
+    "mobilenetv2-full-local",
+    "resnet18-full-local",
+    "resnet18_1d-full-local",
+    "mobilenetv2-small-group",
+    "vgg11-full-local",
+    "mobilenetv2-full-off",
+    "resnet18-small-batch",
+    "resnet18_1d-small-batch",
+    "resnet18-full-off",
+)
 @pytest.mark.parametrize(
     ("variant", "norm"), [("small", "batch"), ("full", "local"), ("small", "group"), ("full", "off")]
 )
@@ -99,33 +114,34 @@ SHORT = {
 }
 
 
+@pytest.mark.slow_cases("mobilenetv2", "resnet18_1d of OrthoFL", "resnet18_1d", "resnet18")
+@pytest.mark.float64
 @pytest.mark.parametrize("name", SHORT)
 def test_training_vmapped_over_clients_equals_one_at_a_time(name):
     """Gradients and statistics; every client has its own weights, data and padded rows."""
     module, shape = SHORT[name]
     model = from_flax(module(), input_shape=shape)
-    with jax.enable_x64(True):
-        rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
-        params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape))), shapes)
-        x = jnp.asarray(rng.normal(size=(2, 4, *shape)))
-        y, mask = jnp.array([[0, 1, 2, 0], [2, 2, 1, 1]]), jnp.array([[1, 1, 1, 0], [1, 1, 1, 1]], bool)
+    rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape))), shapes)
+    x = jnp.asarray(rng.normal(size=(2, 4, *shape)))
+    y, mask = jnp.array([[0, 1, 2, 0], [2, 2, 1, 1]]), jnp.array([[1, 1, 1, 0], [1, 1, 1, 1]], bool)
 
-        def step(params, x, y, mask):
-            def loss(weights):
-                out, moved = model.train({**params, "params": weights}, x, jax.random.key(0), mask)
-                return jnp.where(mask, model.loss(out, y), 0).sum(), moved["batch_stats"]
+    def step(params, x, y, mask):
+        def loss(weights):
+            out, moved = model.train({**params, "params": weights}, x, jax.random.key(0), mask)
+            return jnp.where(mask, model.loss(out, y), 0).sum(), moved["batch_stats"]
 
-            return jax.grad(loss, has_aux=True)(params["params"])
+        return jax.grad(loss, has_aux=True)(params["params"])
 
-        quick = {"xla_backend_optimization_level": 0}
-        together = jax.jit(jax.vmap(step), compiler_options=quick)(params, x, y, mask)
-        one = jax.jit(step, compiler_options=quick)
-        for i in range(2):
-            alone = one(*jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], (params, x, y, mask)))
-            for have, want in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
-                scale = float(np.abs(want).max()) + 1e-6
-                np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)
-        assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(together[0])) > 0.1
+    quick = {"xla_backend_optimization_level": 0}
+    together = jax.jit(jax.vmap(step), compiler_options=quick)(params, x, y, mask)
+    one = jax.jit(step, compiler_options=quick)
+    for i in range(2):
+        alone = one(*jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], (params, x, y, mask)))
+        for have, want in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
+            scale = float(np.abs(want).max()) + 1e-6
+            np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)
+    assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(together[0])) > 0.1
 
 
 def convolved(x, kernel, strides, padding):
@@ -159,17 +175,17 @@ def orthofls(variables, x):
     return halves @ params["output"]["kernel"]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("length", [28, 32, 7])
 def test_orthofls_resnet_is_its_definition(length):
     """The last stage has 4 positions for 28 steps, 5 for 32, and 1 for 7."""
     model = from_flax(ResNet(3, BatchNorm, "orthofl", width=0.125, stages=(64, 128)), input_shape=(length, 2))
-    with jax.enable_x64(True):
-        rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0))
-        variables = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-1, 1, leaf.shape)), shapes)
-        variables["batch_stats"] = jax.tree.map(lambda leaf: np.abs(leaf) + 0.5, variables["batch_stats"])
-        x = rng.normal(size=(3, length, 2))
-        out = jax.jit(model.apply)(variables, jnp.asarray(x))
-        np.testing.assert_allclose(out, orthofls(jax.tree.map(np.asarray, variables), x), rtol=1e-10, atol=1e-10)
+    rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-1, 1, leaf.shape)), shapes)
+    variables["batch_stats"] = jax.tree.map(lambda leaf: np.abs(leaf) + 0.5, variables["batch_stats"])
+    x = rng.normal(size=(3, length, 2))
+    out = jax.jit(model.apply)(variables, jnp.asarray(x))
+    np.testing.assert_allclose(out, orthofls(jax.tree.map(np.asarray, variables), x), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("norm", ["batch", "local", "group", "off"])
@@ -185,29 +201,30 @@ def test_orthofls_resnet_takes_every_norm(norm):
     assert [name for name in weights if "join" in name] == ["stage2_join", "stage3_join", "stage4_join"]
 
 
+@pytest.mark.slow
+@pytest.mark.float64
 def test_orthofls_resnet_is_the_same_in_every_lowering():
     """Outputs, and gradients that reach every weight; Winograd's need 3 x 3 kernels and fall back to ``im2col``."""
     rng = np.random.default_rng(4)
-    with jax.enable_x64(True):
-        x, y = jnp.asarray(rng.normal(size=(3, 25, 2))), jnp.array([0, 2, 1])
+    x, y = jnp.asarray(rng.normal(size=(3, 25, 2))), jnp.array([0, 2, 1])
 
-        def run(lowering):
-            net = ResNet(3, BatchNorm, "orthofl", width=0.125, lowering=lowering, stages=(64, 128))
-            model = from_flax(net, input_shape=x.shape[1:])
-            shapes = jax.eval_shape(model.init, jax.random.key(0))
-            params = jax.tree.map(lambda leaf: jnp.asarray(np.random.default_rng(5).normal(size=leaf.shape)), shapes)
+    def run(lowering):
+        net = ResNet(3, BatchNorm, "orthofl", width=0.125, lowering=lowering, stages=(64, 128))
+        model = from_flax(net, input_shape=x.shape[1:])
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.tree.map(lambda leaf: jnp.asarray(np.random.default_rng(5).normal(size=leaf.shape)), shapes)
 
-            def loss(weights):
-                out, _ = model.train({**params, "params": weights}, x, jax.random.key(0), jnp.ones(3, bool))
-                return model.loss(out, y).sum()
+        def loss(weights):
+            out, _ = model.train({**params, "params": weights}, x, jax.random.key(0), jnp.ones(3, bool))
+            return model.loss(out, y).sum()
 
-            return jax.jit(jax.value_and_grad(loss))(params["params"])
+        return jax.jit(jax.value_and_grad(loss))(params["params"])
 
-        expected = run("lax")
-        assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected[1]))
-        for lowering in (None, *(name for name in LOWERINGS if name != "lax" and "winograd" not in name)):
-            for have, want in zip(jax.tree.leaves(run(lowering)), jax.tree.leaves(expected), strict=True):
-                np.testing.assert_allclose(have, want, rtol=1e-8, atol=1e-10)
+    expected = run("lax")
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected[1]))
+    for lowering in (None, *(name for name in LOWERINGS if name != "lax" and "winograd" not in name)):
+        for have, want in zip(jax.tree.leaves(run(lowering)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-8, atol=1e-10)
 
 
 def test_means_of_parts_may_share_a_position():

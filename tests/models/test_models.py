@@ -61,6 +61,7 @@ def test_number_of_parameters_on_other_shapes():
     assert two == 785 * 32 + 33 * 32 + 33 * 10
 
 
+@pytest.mark.slow_cases("lenet5_cifar", "lenet5_orthofl", "cnn", "lenet5")
 @pytest.mark.parametrize("name", SIZES)
 def test_a_few_steps_reduce_the_loss(name):
     model, shape = small(name)
@@ -79,6 +80,7 @@ def test_a_few_steps_reduce_the_loss(name):
     assert losses[10] < 0.8 * losses[0]
 
 
+@pytest.mark.slow_cases("cnn")
 @pytest.mark.parametrize("name", ["logistic", "mlp", "lenet5_orthofl", "cnn"])
 def test_vmap_over_clients_equals_one_at_a_time(name):
     """Every client has its own weights and its own data."""
@@ -93,6 +95,7 @@ def test_vmap_over_clients_equals_one_at_a_time(name):
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
 
 
+@pytest.mark.slow_cases("cnn")
 @pytest.mark.parametrize("name", ["lenet5", "cnn"])
 def test_every_lowering_gives_the_same_network(name):
     reference, shape = small(name, lowering="lax")
@@ -170,6 +173,7 @@ def test_decoded_takes_raw_rows():
     np.testing.assert_array_equal(jax.jit(decoded(model, decode).apply)(params, raw), by_hand(params, raw))
 
 
+@pytest.mark.slow_cases("lenet5")
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn"])
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters(name):
     model, shape = small(name)

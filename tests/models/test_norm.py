@@ -43,6 +43,7 @@ def started(module, x, seed=0):
     return jax.tree.map(lambda p: jnp.asarray(rng.uniform(0.5, 2.0, p.shape), x.dtype), shapes)
 
 
+@pytest.mark.float64
 @settings(max_examples=4)
 @given(
     shape=st.sampled_from([(5, 3), (4, 6, 2), (3, 2, 4, 3)]),
@@ -51,33 +52,32 @@ def started(module, x, seed=0):
     seed=st.integers(0, 99),
 )
 def test_batch_norm_is_the_textbooks(shape, padded, shift, seed):
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(seed)
-        x, mask = rng.normal(size=shape) + shift, (np.arange(shape[0]) < shape[0] - padded).astype(float)
-        dy = rng.normal(size=shape) * mask.reshape(-1, *(1,) * (len(shape) - 1))
-        module = BatchNorm()
-        variables = started(module, jnp.asarray(x))
-        fixed = variables["batch_stats"]
+    rng = np.random.default_rng(seed)
+    x, mask = rng.normal(size=shape) + shift, (np.arange(shape[0]) < shape[0] - padded).astype(float)
+    dy = rng.normal(size=shape) * mask.reshape(-1, *(1,) * (len(shape) - 1))
+    module = BatchNorm()
+    variables = started(module, jnp.asarray(x))
+    fixed = variables["batch_stats"]
 
-        @jax.jit
-        def run(x, params, dy):
-            def total(x, params):
-                variables = {"params": params, "batch_stats": fixed}
-                out, moved = module.apply(variables, x, True, jnp.asarray(mask), mutable=["batch_stats"])
-                return (out * dy).sum(), (out, moved["batch_stats"])
+    @jax.jit
+    def run(x, params, dy):
+        def total(x, params):
+            variables = {"params": params, "batch_stats": fixed}
+            out, moved = module.apply(variables, x, True, jnp.asarray(mask), mutable=["batch_stats"])
+            return (out * dy).sum(), (out, moved["batch_stats"])
 
-            return jax.grad(total, argnums=(0, 1), has_aux=True)(x, params)
+        return jax.grad(total, argnums=(0, 1), has_aux=True)(x, params)
 
-        gradients, (out, moved) = run(jnp.asarray(x), variables["params"], jnp.asarray(dy))
-        scale, bias = (np.asarray(variables["params"][name]) for name in ("scale", "bias"))
-        expected, mean, var, count = textbook(x, mask, scale, bias)
-        np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(moved["mean"], 0.9 * fixed["mean"] + 0.1 * mean, rtol=1e-12)
-        np.testing.assert_allclose(moved["var"], 0.9 * fixed["var"] + 0.1 * var * count / max(count - 1, 1), rtol=1e-9)
-        dx, dscale, dbias = textbook_gradient(x, mask, scale, dy)
-        np.testing.assert_allclose(gradients[0], dx, rtol=1e-7, atol=1e-7)
-        np.testing.assert_allclose(gradients[1]["scale"], dscale, rtol=1e-8, atol=1e-8)
-        np.testing.assert_allclose(gradients[1]["bias"], dbias, rtol=1e-10, atol=1e-10)
+    gradients, (out, moved) = run(jnp.asarray(x), variables["params"], jnp.asarray(dy))
+    scale, bias = (np.asarray(variables["params"][name]) for name in ("scale", "bias"))
+    expected, mean, var, count = textbook(x, mask, scale, bias)
+    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(moved["mean"], 0.9 * fixed["mean"] + 0.1 * mean, rtol=1e-12)
+    np.testing.assert_allclose(moved["var"], 0.9 * fixed["var"] + 0.1 * var * count / max(count - 1, 1), rtol=1e-9)
+    dx, dscale, dbias = textbook_gradient(x, mask, scale, dy)
+    np.testing.assert_allclose(gradients[0], dx, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(gradients[1]["scale"], dscale, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(gradients[1]["bias"], dbias, rtol=1e-10, atol=1e-10)
 
 
 def test_padded_rows_do_not_matter_whatever_they_hold():
@@ -94,26 +94,26 @@ def test_padded_rows_do_not_matter_whatever_they_hold():
         jax.tree.map(np.testing.assert_array_equal, run(x.at[2].set(junk)), run(x))
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("momentum", [0.9, 0.6])
 def test_running_statistics_after_three_steps_are_pytorchs(momentum):
     """PyTorch: running = (1 - m) running + m new with m = 1 - momentum, and the unbiased variance."""
     rng = np.random.default_rng(1)
     batches = rng.normal(size=(3, 4, 5, 2)) * [1.0, 3.0] + [0.5, -2.0]
     mean, var, m = np.zeros(2), np.ones(2), 1 - momentum
-    with jax.enable_x64(True):
-        module = BatchNorm(momentum=momentum)
-        variables = module.init(jax.random.key(0), jnp.asarray(batches[0]))
-        variables = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
-        train = jax.jit(lambda v, x: module.apply(v, x, True, jnp.ones(4, bool), mutable=["batch_stats"])[1])
-        for x in batches:
-            mean = (1 - m) * mean + m * x.reshape(-1, 2).mean(axis=0)
-            var = (1 - m) * var + m * x.reshape(-1, 2).var(axis=0, ddof=1)
-            variables = {**variables, **train(variables, jnp.asarray(x))}
-        statistics = variables["batch_stats"]
-        np.testing.assert_allclose(statistics["mean"], mean, rtol=1e-10)
-        np.testing.assert_allclose(statistics["var"], var, rtol=1e-10)
-        out = module.apply(variables, jnp.asarray(batches[0]))
-        np.testing.assert_allclose(out, (batches[0] - mean) / np.sqrt(var + EPS), rtol=1e-9)
+    module = BatchNorm(momentum=momentum)
+    variables = module.init(jax.random.key(0), jnp.asarray(batches[0]))
+    variables = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
+    train = jax.jit(lambda v, x: module.apply(v, x, True, jnp.ones(4, bool), mutable=["batch_stats"])[1])
+    for x in batches:
+        mean = (1 - m) * mean + m * x.reshape(-1, 2).mean(axis=0)
+        var = (1 - m) * var + m * x.reshape(-1, 2).var(axis=0, ddof=1)
+        variables = {**variables, **train(variables, jnp.asarray(x))}
+    statistics = variables["batch_stats"]
+    np.testing.assert_allclose(statistics["mean"], mean, rtol=1e-10)
+    np.testing.assert_allclose(statistics["var"], var, rtol=1e-10)
+    out = module.apply(variables, jnp.asarray(batches[0]))
+    np.testing.assert_allclose(out, (batches[0] - mean) / np.sqrt(var + EPS), rtol=1e-9)
 
 
 def test_a_negative_running_variance_counts_as_zero():
@@ -131,18 +131,18 @@ def test_a_single_number_gives_finite_statistics():
     np.testing.assert_allclose(moved["batch_stats"]["var"], 0.9, rtol=1e-6)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("channels", "asked", "groups"), [(6, 32, 6), (6, 4, 3), (7, 3, 1), (8, 4, 4)])
 def test_group_norm_is_the_textbooks(channels, asked, groups):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3, 4, channels)) * 2 + 1
-    with jax.enable_x64(True):
-        module = GroupNorm(groups=asked)
-        variables = started(module, jnp.asarray(x))
-        out = jax.jit(module.apply)(variables, jnp.asarray(x))
-        scale, bias = (np.asarray(variables["params"][name]) for name in ("scale", "bias"))
-        cut = x.reshape(3, 4, groups, -1)
-        unit = (cut - cut.mean(axis=(1, 3), keepdims=True)) / np.sqrt(cut.var(axis=(1, 3), keepdims=True) + EPS)
-        np.testing.assert_allclose(out, unit.reshape(x.shape) * scale + bias, rtol=1e-10, atol=1e-10)
+    module = GroupNorm(groups=asked)
+    variables = started(module, jnp.asarray(x))
+    out = jax.jit(module.apply)(variables, jnp.asarray(x))
+    scale, bias = (np.asarray(variables["params"][name]) for name in ("scale", "bias"))
+    cut = x.reshape(3, 4, groups, -1)
+    unit = (cut - cut.mean(axis=(1, 3), keepdims=True)) / np.sqrt(cut.var(axis=(1, 3), keepdims=True) + EPS)
+    np.testing.assert_allclose(out, unit.reshape(x.shape) * scale + bias, rtol=1e-10, atol=1e-10)
 
 
 class Small(nn.Module):

@@ -154,6 +154,7 @@ def test_params_of_attention_are_refused():
     assert not has_torch_names(arrays_of(params), params)  # files of our names are read as before
 
 
+@pytest.mark.slow_cases("vgg11:width=0.05-shape0")
 @pytest.mark.parametrize(
     ("spec", "shape"),
     [

@@ -64,6 +64,7 @@ def arrays(size, channels, padding, batch=2, clients=()):
     return [rng.normal(size=(*clients, *shape)) for shape in shapes]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize(
     ("size", "padding"), [((8, 8), "SAME"), ((5, 11), "VALID"), ((6, 3), "uneven"), ((2, 1), "SAME")]
@@ -71,13 +72,13 @@ def arrays(size, channels, padding, batch=2, clients=()):
 def test_equals_lax_in_double_precision(name, size, padding):
     """Also where H and W are not multiples of the tile."""
     pads = PADDING[padding]
-    with jax.enable_x64(True):
-        given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads)]
-        results = [value_and_gradients(how, pads)(*given) for how in (name, "lax")]
-        for got, expected in zip(*results):
-            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+    given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads)]
+    results = [value_and_gradients(how, pads)(*given) for how in (name, "lax")]
+    for got, expected in zip(*results):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", TILES)
 def test_clients_in_a_loop_have_their_own_kernels(name):
     """``vmap`` over clients of two steps in a ``fori_loop`` = lax, one client at a time, step by step."""
@@ -91,10 +92,9 @@ def test_clients_in_a_loop_have_their_own_kernels(name):
 
         return job
 
-    with jax.enable_x64(True):
-        given = [jnp.asarray(a) for a in arrays((6, 5), (2, 3), pads, clients=(3,))]
-        together = jax.jit(jax.vmap(stepped(name)))(*given)
-        plain = jax.jit(lambda *a: jax.lax.map(lambda row: stepped("lax")(*row), a))(*given)
+    given = [jnp.asarray(a) for a in arrays((6, 5), (2, 3), pads, clients=(3,))]
+    together = jax.jit(jax.vmap(stepped(name)))(*given)
+    plain = jax.jit(lambda *a: jax.lax.map(lambda row: stepped("lax")(*row), a))(*given)
     np.testing.assert_allclose(together, plain, rtol=0, atol=1e-10)
 
 

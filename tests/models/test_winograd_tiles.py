@@ -36,15 +36,13 @@ def drawn(size, channels, batch=2):
     return rng.normal(size=(batch, *size, channels[0])), rng.normal(size=(5, 5, *channels))
 
 
+@pytest.mark.float64
 def test_equals_lax_in_double_precision():
     padding = ((1, 2), (0, 1))
-    with jax.enable_x64(True):
-        given = [jnp.asarray(a) for a in drawn((7, 9), (2, 3))]
-        ways = [
-            results(lambda x, k, n=n: LOWERINGS[n](x, k, (1, 1), padding), *given) for n in ("winograd_tiled", "lax")
-        ]
-        for got, expected in zip(*ways, strict=True):
-            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+    given = [jnp.asarray(a) for a in drawn((7, 9), (2, 3))]
+    ways = [results(lambda x, k, n=n: LOWERINGS[n](x, k, (1, 1), padding), *given) for n in ("winograd_tiled", "lax")]
+    for got, expected in zip(*ways, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
 
 
 def test_error_in_single_precision_with_pooling_in_the_same_pass():
@@ -61,6 +59,7 @@ def test_error_in_single_precision_with_pooling_in_the_same_pass():
         assert 0 < np.abs(np.asarray(got, np.float64) - expected).max() / np.abs(expected).max() < 1e-5
 
 
+@pytest.mark.slow_cases("3-8-strides0-float32")
 @pytest.mark.parametrize(
     ("side", "size", "strides", "dtype"),
     [(3, 8, (1, 1), "float32"), (5, 9, (2, 2), "float32"), (5, 7, (1, 1), "float32"), (5, 8, (1, 1), "bfloat16")],

@@ -24,6 +24,8 @@ from fedjax_async.types import ClientData, Message
 from tests.engine.problem import data
 from tests.peers.test_methods import MODEL, nothing_stays
 
+pytestmark = pytest.mark.float64
+
 SIZES, K, LR, LAMBDA = (9, 4, 13, 6, 7), 4, 0.05, 0.3
 CLUSTERED = pushcen(nothing_stays, k=K)
 FULL = full_models(nothing_stays)
@@ -91,58 +93,56 @@ class Followed:
 
 @pytest.mark.parametrize("policy", ["merge", "carry"])
 def test_what_moves_the_weighted_mean(policy):
-    with jax.enable_x64(True):
-        run = Followed(CLUSTERED, ANCHORED, planned(policy, "gossip:receivers=2", 60), spread=False)
-        moved = 0.0
-        for e in range(60):
-            (x, y), (whole, step, given, error, carried) = run.total(), run.event(e)
-            later, mass = run.total()
-            np.testing.assert_allclose((y, mass), 5, rtol=1e-12)
-            # eq. 102 times Y_tot, its perturbation as eq. 57 has it, and what the buffer moved
-            np.testing.assert_allclose(later - x, whole * step + given * error + carried, rtol=1e-9, atol=1e-11)
-            degree = np.count_nonzero(run.schedule.push_event == e)
-            assert given == pytest.approx(degree / (degree + 1) * whole), "c_t of eq. 103"
-            moved += np.abs(carried).sum()
-        assert (moved > 0) == (policy == "carry")
+    run = Followed(CLUSTERED, ANCHORED, planned(policy, "gossip:receivers=2", 60), spread=False)
+    moved = 0.0
+    for e in range(60):
+        (x, y), (whole, step, given, error, carried) = run.total(), run.event(e)
+        later, mass = run.total()
+        np.testing.assert_allclose((y, mass), 5, rtol=1e-12)
+        # eq. 102 times Y_tot, its perturbation as eq. 57 has it, and what the buffer moved
+        np.testing.assert_allclose(later - x, whole * step + given * error + carried, rtol=1e-9, atol=1e-11)
+        degree = np.count_nonzero(run.schedule.push_event == e)
+        assert given == pytest.approx(degree / (degree + 1) * whole), "c_t of eq. 103"
+        moved += np.abs(carried).sum()
+    assert (moved > 0) == (policy == "carry")
 
 
+@pytest.mark.slow_cases("merge-ring:directed=true")
 @pytest.mark.parametrize(("policy", "topology"), [("merge", "ring:directed=true"), ("carry", "exponential")])
 def test_without_learning_only_the_buffer_moves_the_mean(policy, topology):
-    with jax.enable_x64(True):
-        count = 900
-        run = Followed(FULL, STILL, planned(policy, topology, count), spread=True)
-        start = run.total()[0] / 5
-        carried = sum(run.event(e)[4] for e in range(count)) + 0 * start
-        x, y = run.total()
-        assert y == pytest.approx(5, rel=1e-12)
-        np.testing.assert_allclose(x / y - start, carried / y, atol=1e-11)
-        assert np.std([flat(one) for one in run.starts], axis=0).max() > 0.1
-        np.testing.assert_allclose(np.array(run.models), np.broadcast_to(x / y, (5, len(start))), atol=1e-4)
-        if policy == "merge":
-            np.testing.assert_allclose(x / y, start, atol=1e-11)
+    count = 900
+    run = Followed(FULL, STILL, planned(policy, topology, count), spread=True)
+    start = run.total()[0] / 5
+    carried = sum(run.event(e)[4] for e in range(count)) + 0 * start
+    x, y = run.total()
+    assert y == pytest.approx(5, rel=1e-12)
+    np.testing.assert_allclose(x / y - start, carried / y, atol=1e-11)
+    assert np.std([flat(one) for one in run.starts], axis=0).max() > 0.1
+    np.testing.assert_allclose(np.array(run.models), np.broadcast_to(x / y, (5, len(start))), atol=1e-4)
+    if policy == "merge":
+        np.testing.assert_allclose(x / y, start, atol=1e-11)
 
 
 def test_the_anchor_contracts():
     """Lemma C.5: ``|u'|^2 <= (1 - eta lambda) |u|^2 + (eta / lambda) |g|^2`` with the anchor and gradient made here."""
-    with jax.enable_x64(True):
-        whole, size = data(SIZES), SIZES[2]
-        client = anchored_training(MODEL, optimizer=optax.sgd(LR), batch_size=16, anchor=LAMBDA)
-        params = MODEL.init(jax.random.key(1))
-        part = ClientData(*map(jnp.asarray, (whole.x, whole.y, whole.order)), whole.offset[2], jnp.int32(size))
-        start = centroids.random_tables(params, K, jax.random.key(5))
-        message = Message(params, Dictionary(start, jnp.bool_(True)), version=jnp.int32(0), local_steps=jnp.int32(6))
-        work = jax.jit(client.begin)(jax.random.key(3), message, client.init(params), part)
-        anchor, mask = (np.asarray(getattr(work.anchor, name)["w"]) for name in ("weights", "mask"))
-        assert 0 < mask.sum() < mask.size, "some weights must be pruned"
-        mask = mask.astype(float)
-        rows = part.order[part.offset : part.offset + size]
-        slope = jax.jit(jax.grad(lambda w: jnp.mean(MODEL.loss(MODEL.apply(w, part.x[rows]), part.y[rows]))))
-        step = jax.jit(client.step)
-        for k in range(6):
-            before = {**work.inner.params, "w": work.inner.params["w"] * mask}  # one step an epoch: masked in each
-            g, u = np.asarray(slope(before)["w"]), np.asarray(before["w"]) - anchor
-            work = step(work, jnp.int32(k), message, part)
-            after = np.asarray(work.inner.params["w"]) - anchor
-            np.testing.assert_allclose(after, (1 - 2 * LR * LAMBDA) * u - LR * g, rtol=1e-9, atol=1e-12)
-            bound = (1 - LR * LAMBDA) * np.sum(u**2) + LR / LAMBDA * np.sum(g**2)
-            assert np.sum(after**2) <= bound
+    whole, size = data(SIZES), SIZES[2]
+    client = anchored_training(MODEL, optimizer=optax.sgd(LR), batch_size=16, anchor=LAMBDA)
+    params = MODEL.init(jax.random.key(1))
+    part = ClientData(*map(jnp.asarray, (whole.x, whole.y, whole.order)), whole.offset[2], jnp.int32(size))
+    start = centroids.random_tables(params, K, jax.random.key(5))
+    message = Message(params, Dictionary(start, jnp.bool_(True)), version=jnp.int32(0), local_steps=jnp.int32(6))
+    work = jax.jit(client.begin)(jax.random.key(3), message, client.init(params), part)
+    anchor, mask = (np.asarray(getattr(work.anchor, name)["w"]) for name in ("weights", "mask"))
+    assert 0 < mask.sum() < mask.size, "some weights must be pruned"
+    mask = mask.astype(float)
+    rows = part.order[part.offset : part.offset + size]
+    slope = jax.jit(jax.grad(lambda w: jnp.mean(MODEL.loss(MODEL.apply(w, part.x[rows]), part.y[rows]))))
+    step = jax.jit(client.step)
+    for k in range(6):
+        before = {**work.inner.params, "w": work.inner.params["w"] * mask}  # one step an epoch: masked in each
+        g, u = np.asarray(slope(before)["w"]), np.asarray(before["w"]) - anchor
+        work = step(work, jnp.int32(k), message, part)
+        after = np.asarray(work.inner.params["w"]) - anchor
+        np.testing.assert_allclose(after, (1 - 2 * LR * LAMBDA) * u - LR * g, rtol=1e-9, atol=1e-12)
+        bound = (1 - LR * LAMBDA) * np.sum(u**2) + LR / LAMBDA * np.sum(g**2)
+        assert np.sum(after**2) <= bound

@@ -61,52 +61,55 @@ def compare(found, nodes):
         np.testing.assert_allclose(np.asarray(found.params[name]), want, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow_cases("sgp-True")
+@pytest.mark.float64
 @pytest.mark.parametrize(("peer", "masses"), [(full_models, False), (sgp, True)])
 def test_full_models(peer, masses):
-    with jax.enable_x64(True):
-        schedule = made_up()
-        found, w, b = run(peer(nothing_stays), plain(), schedule)
-        nodes = [textbook.Full(w, b, masses) for _ in range(5)]
-        compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
+    schedule = made_up()
+    found, w, b = run(peer(nothing_stays), plain(), schedule)
+    nodes = [textbook.Full(w, b, masses) for _ in range(5)]
+    compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
     assert np.abs(np.asarray(found.params["w"]) - w).max() > 0.1
 
 
 # the released clustering puts centroids on entries: equal entries, such as pruned ones, are ties, decided by rounding
+@pytest.mark.slow_cases("released-40-1", "released-200-0")
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("reference", "events", "mask"), [("paper", 200, 1), ("released", 200, 0), ("released", 40, 1)]
 )
 def test_pushcen(reference, events, mask):
     released = reference == "released"
-    with jax.enable_x64(True):
-        schedule = made_up(events, steps=5, first_alone=released, seed=2 * released)
-        client = anchored(reference, bool(mask))
-        found, w, b = run(pushcen(nothing_stays, k=textbook.K, reference=reference), client, schedule)
-        nodes = [textbook.PushCen(w, b, released, bool(mask)) for _ in range(5)]
-        compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
+    schedule = made_up(events, steps=5, first_alone=released, seed=2 * released)
+    client = anchored(reference, bool(mask))
+    found, w, b = run(pushcen(nothing_stays, k=textbook.K, reference=reference), client, schedule)
+    nodes = [textbook.PushCen(w, b, released, bool(mask)) for _ in range(5)]
+    compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
     assert (found.records["quantisation_error"] > 0).all()
 
 
+@pytest.mark.slow_cases("0.34")
+@pytest.mark.float64
 @pytest.mark.parametrize("omega", [0.34, 0.2])
 def test_divshare(omega):
     fragments = 2 if omega == 0.34 else 5
-    with jax.enable_x64(True):
-        schedule = made_up(fragments=fragments)
-        counts = {}  # the mean of each entry: all messages with the same fragment weigh alike
-        for e in range(200):
-            for d in range(schedule.inbox_bounds[e], schedule.inbox_bounds[e + 1]):
-                counts[e, schedule.fragment[d]] = counts.get((e, schedule.fragment[d]), 0) + 1
-        reader = np.repeat(np.arange(200), np.diff(schedule.inbox_bounds))
-        weight = [1 / (1 + counts[e, f]) for e, f in zip(reader, schedule.fragment)]
-        schedule = schedule._replace(weight=np.array(weight))
-        found, w, b = run(divshare(nothing_stays, omega=omega), plain(), schedule)
-        rng = np.random.default_rng(0)
-        tables = {"b": cut(b.size, fragments, rng), "w": cut(w.size, fragments, rng)}
-        pieces = [
-            tuple(t[f][t[f] < s] for t, s in ((tables["w"], w.size), (tables["b"], b.size))) for f in range(fragments)
-        ]
-        assert sorted(np.concatenate([p[0] for p in pieces])) == list(range(w.size)), "each entry is in one fragment"
-        nodes = [textbook.DivShare(w, b, pieces) for _ in range(5)]
-        compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
+    schedule = made_up(fragments=fragments)
+    counts = {}  # the mean of each entry: all messages with the same fragment weigh alike
+    for e in range(200):
+        for d in range(schedule.inbox_bounds[e], schedule.inbox_bounds[e + 1]):
+            counts[e, schedule.fragment[d]] = counts.get((e, schedule.fragment[d]), 0) + 1
+    reader = np.repeat(np.arange(200), np.diff(schedule.inbox_bounds))
+    weight = [1 / (1 + counts[e, f]) for e, f in zip(reader, schedule.fragment)]
+    schedule = schedule._replace(weight=np.array(weight))
+    found, w, b = run(divshare(nothing_stays, omega=omega), plain(), schedule)
+    rng = np.random.default_rng(0)
+    tables = {"b": cut(b.size, fragments, rng), "w": cut(w.size, fragments, rng)}
+    pieces = [
+        tuple(t[f][t[f] < s] for t, s in ((tables["w"], w.size), (tables["b"], b.size))) for f in range(fragments)
+    ]
+    assert sorted(np.concatenate([p[0] for p in pieces])) == list(range(w.size)), "each entry is in one fragment"
+    nodes = [textbook.DivShare(w, b, pieces) for _ in range(5)]
+    compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
 
 
 def rounds(nodes, events):
@@ -127,14 +130,14 @@ def rounds(nodes, events):
     )  # fmt: skip
 
 
+@pytest.mark.float64
 def test_choco():
-    with jax.enable_x64(True):
-        schedule = rounds(5, 200)
-        keep = 4
-        peer = choco(nothing_stays, topk(ratio=keep / 18), gamma=0.3)
-        found, w, b = run(peer, plain(), schedule)
-        nodes = [textbook.Choco(w, b, keep, 0.3) for _ in range(5)]
-        compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2), who_sends=True))
+    schedule = rounds(5, 200)
+    keep = 4
+    peer = choco(nothing_stays, topk(ratio=keep / 18), gamma=0.3)
+    found, w, b = run(peer, plain(), schedule)
+    nodes = [textbook.Choco(w, b, keep, 0.3) for _ in range(5)]
+    compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2), who_sends=True))
 
 
 def test_choco_compresses_with_random_numbers_that_no_local_step_draws():

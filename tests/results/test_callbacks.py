@@ -73,6 +73,7 @@ def accuracy(params):
 # --- numbers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("reference")
 @pytest.mark.parametrize("engine", ["waves", "reference"])
 def test_callbacks_change_no_number(tmp_path, engine):
     want, seen = whole(engine=engine), []
@@ -102,6 +103,7 @@ def test_callbacks_change_no_number(tmp_path, engine):
     assert lines[0] == "evaluation,time,update,step,accuracy,loss" and len(lines) == 14
 
 
+@pytest.mark.slow_cases("uneven reference", "uneven")
 @pytest.mark.parametrize("changes", [{}, {"engine": "reference"}, UNEVEN, UNEVEN | {"engine": "reference"}],
                          ids=["waves", "reference", "uneven", "uneven reference"])  # fmt: skip
 def test_a_stopped_run_is_the_start_of_the_whole_one(changes):

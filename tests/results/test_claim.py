@@ -255,6 +255,7 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
     assert seen == places
 
 
+@pytest.mark.slow
 def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
     """The lock file is removed each time; no thread may hold a lock on a removed file."""
     inside, most, turns, stop = [], [], [0] * 6, time.monotonic() + 2

@@ -35,6 +35,7 @@ def loss_of(settings, params, rows):
     return float(np.mean(np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(rows)), data.y[rows]]))
 
 
+@pytest.mark.slow
 def test_a_run_in_memory_telescopes_to_the_change_of_its_loss():
     said = []
     run = simulate(**BASE, method="fedasync")

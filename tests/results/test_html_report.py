@@ -119,6 +119,9 @@ def final_accuracies(shown: dict[str, list]) -> list[float]:
     return shown[f"accuracy, {metrics.FINALS[metrics.FINAL]} (%)"]
 
 
+@pytest.mark.slow_cases(
+    "five seeds", "another baseline", "a method's target", "other evaluations", "unequal times", "a missing target"
+)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
     runs, options = COMPARISONS[name]

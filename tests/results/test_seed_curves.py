@@ -200,6 +200,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow_cases("quickstart", "by updates", "a tail")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_the_picture_of_a_command(tmp_path, drawn, command):
     small = ("--model", "logistic", "--clients", "4", "--seeds", "2", "--quiet", "--out", str(tmp_path))

@@ -95,6 +95,7 @@ def test_two_own_methods_never_share_a_folder_or_a_checkpoint(tmp_path):
         simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.6)), out=tmp_path / "two", plots=False)
 
 
+@pytest.mark.slow_cases("resume with a bare object", "simulate")
 @pytest.mark.parametrize("again", ["simulate", "resume", "resume with a bare object"])
 def test_an_own_method_is_continued_bit_for_bit(tmp_path, again):
     whole = simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.5)), out=tmp_path / "whole", plots=False)
@@ -186,6 +187,7 @@ method.server_lr = [0.5, 1.0]
 """
 
 
+@pytest.mark.slow
 def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     path = tmp_path / "own_rule.py"
     path.write_text(PLUGIN.format(factor=1.0))

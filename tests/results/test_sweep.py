@@ -68,6 +68,7 @@ def test_started_again_it_trains_nothing(engine, tmp_path):
     assert engine.trained == [] and tree(tmp_path) == before
 
 
+@pytest.mark.slow_cases("1", "2", "4", "5", "6")
 @pytest.mark.parametrize("after", range(8))
 def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     sweep_engine.use(monkeypatch)
@@ -226,6 +227,7 @@ def test_no_sweep_and_a_broken_definition(engine, tmp_path):
             collect(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_real_sweep_equals_its_runs_alone():
     """With the real engine: 2 methods x 2 rates x 2 seeds of logistic regression."""
     from fedjax_async.config import execute, prepare

@@ -65,15 +65,15 @@ def path_of(server, uploads, *, offsets=True):
     return plain_path(server, uploads, arrivals)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("step", ["curve", "line"])
 def test_without_displacements_it_is_orthodyns_straight_step(step):
     uploads = random_uploads(2)
-    with jax.enable_x64(True):
-        have, _ = path_of(asynccurve(server_lr=0.4, step=step, **PLAIN), uploads, offsets=False)
-        want, _ = plain_path(orthodyn(server_lr=0.4), uploads)
-        np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
-        bent, _ = path_of(asynccurve(server_lr=0.4, **PLAIN), uploads)
-        assert np.abs(bent - want).max() > 0.1
+    have, _ = path_of(asynccurve(server_lr=0.4, step=step, **PLAIN), uploads, offsets=False)
+    want, _ = plain_path(orthodyn(server_lr=0.4), uploads)
+    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
+    bent, _ = path_of(asynccurve(server_lr=0.4, **PLAIN), uploads)
+    assert np.abs(bent - want).max() > 0.1
 
 
 INSTANCES = {
@@ -83,56 +83,56 @@ INSTANCES = {
 }
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("options", "instance"), INSTANCES.values(), ids=INSTANCES)
 def test_other_methods_are_instances_on_the_line(options, instance):
     uploads = random_uploads(5)
-    with jax.enable_x64(True):
-        have, _ = path_of(asynccurve(step="line", **options, **PLAIN), uploads)
-        want, _ = plain_path(instance, uploads)
-        np.testing.assert_allclose(have, want, rtol=1e-11, atol=1e-13)
+    have, _ = path_of(asynccurve(step="line", **options, **PLAIN), uploads)
+    want, _ = plain_path(instance, uploads)
+    np.testing.assert_allclose(have, want, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ["fedasync", "asynccurve"])
 def test_fedasync_is_the_sum_of_eq_7(name):
     """Updates from one model, applied one after the other, are ASGD with the rate ``alpha (1 - alpha)^(k - i)``."""
     alpha = 0.3
-    with jax.enable_x64(True):
-        start = flat(start_params())
-        uploads = [u._replace(start=start) for u in closing(random_uploads(8, 6, rejected=0.0))]
-        if name == "fedasync":
-            path, _ = plain_path(fedasync(mixing=alpha, staleness="constant"), uploads)
-        else:
-            path, _ = path_of(asynccurve(correction="fedasync", step="line", server_lr=alpha, **PLAIN), uploads)
+    start = flat(start_params())
+    uploads = [u._replace(start=start) for u in closing(random_uploads(8, 6, rejected=0.0))]
+    if name == "fedasync":
+        path, _ = plain_path(fedasync(mixing=alpha, staleness="constant"), uploads)
+    else:
+        path, _ = path_of(asynccurve(correction="fedasync", step="line", server_lr=alpha, **PLAIN), uploads)
     for k in range(len(uploads)):
         gradients = [-u.delta for u in uploads[: k + 1]]
         want = start - sum(alpha * (1 - alpha) ** (k - i) * g for i, g in enumerate(gradients))
         np.testing.assert_allclose(path[k], want, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("control", CONTROLS)
 def test_a_step_along_the_curve_is_its_point(control):
     """In changes and offsets, against ``geometry`` in points."""
     chance = np.random.default_rng(1)
-    with jax.enable_x64(True):
-        old, start, delta, change, offset = (unflat(chance.normal(size=9)) for _ in range(5))
+    old, start, delta, change, offset = (unflat(chance.normal(size=9)) for _ in range(5))
 
-        def plus(*trees):
-            return jax.tree.map(lambda *leaves: sum(leaves), *trees)
+    def plus(*trees):
+        return jax.tree.map(lambda *leaves: sum(leaves), *trees)
 
-        old, start, delta, change, offset = jax.tree.map(np.asarray, (old, start, delta, change, offset))
-        ends = (old, plus(old, delta)), (start, plus(start, change))
+    old, start, delta, change, offset = jax.tree.map(np.asarray, (old, start, delta, change, offset))
+    ends = (old, plus(old, delta)), (start, plus(start, change))
 
-        @jax.jit
-        def by_points(ends, t):
-            phi = plus(geometry.line(*ends[0], 0.5), offset)
-            return geometry.bezier((ends[1][0], geometry.CONTROL_POINTS[control](phi, *ends), ends[1][1]), t)
+    @jax.jit
+    def by_points(ends, t):
+        phi = plus(geometry.line(*ends[0], 0.5), offset)
+        return geometry.bezier((ends[1][0], geometry.CONTROL_POINTS[control](phi, *ends), ends[1][1]), t)
 
-        @jax.jit
-        def by_changes(t):
-            return STEPS["curve"](start, change, CONTROLS[control](offset, delta, change), t)
+    @jax.jit
+    def by_changes(t):
+        return STEPS["curve"](start, change, CONTROLS[control](offset, delta, change), t)
 
-        point, moved = by_points(ends, jnp.asarray(0.3)), by_changes(jnp.asarray(0.3))
-        np.testing.assert_allclose(flat(plus(start, moved)), flat(point), rtol=1e-12)
+    point, moved = by_points(ends, jnp.asarray(0.3)), by_changes(jnp.asarray(0.3))
+    np.testing.assert_allclose(flat(plus(start, moved)), flat(point), rtol=1e-12)
     assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
 
@@ -157,33 +157,33 @@ def one(server, client, delta, *, extra, state=None, upload=None):
     return compiled(server)(state, arrival)
 
 
+@pytest.mark.float64
 def test_messages_hold_the_last_step_that_moved():
-    with jax.enable_x64(True):
-        server = known(asynccurve(), Facts(CLIENTS, True, 3, 3))
-        state = server.init(start_params())[0]
+    server = known(asynccurve(), Facts(CLIENTS, True, 3, 3))
+    state = server.init(start_params())[0]
+    message, _ = server.dispatch(state, (), Request())
+    assert not np.any(flat(message.extra))
+    deltas = np.random.default_rng(0).normal(size=(2, 9))
+    before = flat(server.params(state))
+    for client, delta in enumerate(deltas):
+        state, _ = one(server, client, delta, extra=message.extra, state=state)
+        now = flat(server.params(state))
         message, _ = server.dispatch(state, (), Request())
-        assert not np.any(flat(message.extra))
-        deltas = np.random.default_rng(0).normal(size=(2, 9))
-        before = flat(server.params(state))
-        for client, delta in enumerate(deltas):
-            state, _ = one(server, client, delta, extra=message.extra, state=state)
-            now = flat(server.params(state))
-            message, _ = server.dispatch(state, (), Request())
-            np.testing.assert_allclose(flat(message.extra), before - now, rtol=1e-12)
-            assert np.abs(before - now).max() > 0.01
-            before = now
-        off = asynccurve(warm="off")
-        assert off.dispatch(off.init(start_params())[0], (), Request())[0].extra == ()
+        np.testing.assert_allclose(flat(message.extra), before - now, rtol=1e-12)
+        assert np.abs(before - now).max() > 0.01
+        before = now
+    off = asynccurve(warm="off")
+    assert off.dispatch(off.init(start_params())[0], (), Request())[0].extra == ()
 
 
+@pytest.mark.float64
 def test_the_dominance_penalty_is_eta_over_n_p_up_to_the_end_of_the_curve():
     clients = [0, 0, 0, 1, 0, 2, 2]
-    with jax.enable_x64(True):
-        server = known(asynccurve(server_lr=0.5, lowest=1.0), Facts(4, True, 7, 7))
-        state, positions = None, []
-        for client in clients:
-            state, info = one(server, client, np.ones(9), extra=(), state=state)
-            positions.append(float(info.weight))
+    server = known(asynccurve(server_lr=0.5, lowest=1.0), Facts(4, True, 7, 7))
+    state, positions = None, []
+    for client in clients:
+        state, info = one(server, client, np.ones(9), extra=(), state=state)
+        positions.append(float(info.weight))
     want = [min(1.0, 0.5 * (i + 1) / (4 * clients[: i + 1].count(c))) for i, c in enumerate(clients)]
     np.testing.assert_allclose(positions, want, rtol=1e-12)
     assert min(want) < 0.2 and max(want) > 0.7
@@ -198,21 +198,21 @@ def dominated(uploads, limit):
     return np.array(factors)
 
 
+@pytest.mark.float64
 def test_the_dominance_penalty_works_in_other_rules():
     uploads = random_uploads(3)
-    with jax.enable_x64(True):
-        fair = rule(scale_by_dominance(1.5), optimizer=optax.sgd(1.0))
-        have, weights = plain_path(fair, uploads)
-        want = dominated(uploads, 1.5)
-        np.testing.assert_allclose(weights, want, rtol=1e-12)
-        scaled = [u._replace(delta=f * u.delta) for u, f in zip(uploads, want)]
-        np.testing.assert_allclose(have, plain_path(asgd(), scaled)[0], rtol=1e-11, atol=1e-13)
+    fair = rule(scale_by_dominance(1.5), optimizer=optax.sgd(1.0))
+    have, weights = plain_path(fair, uploads)
+    want = dominated(uploads, 1.5)
+    np.testing.assert_allclose(weights, want, rtol=1e-12)
+    scaled = [u._replace(delta=f * u.delta) for u, f in zip(uploads, want)]
+    np.testing.assert_allclose(have, plain_path(asgd(), scaled)[0], rtol=1e-11, atol=1e-13)
 
-        average = rule(towards_client(), scale_by_dominance(1.0), optimizer=optax.sgd(0.6))
-        ortho, weights = plain_path(by_average(average, orthogonal("layer")), uploads)
-        np.testing.assert_allclose(weights, dominated(uploads, 1.0), rtol=1e-12)
-        assert np.abs(ortho - plain_path(orthofl(staleness="constant"), uploads)[0]).max() > 1e-3
-        assert np.sum((want > 0) & (want < 1)) > 0
+    average = rule(towards_client(), scale_by_dominance(1.0), optimizer=optax.sgd(0.6))
+    ortho, weights = plain_path(by_average(average, orthogonal("layer")), uploads)
+    np.testing.assert_allclose(weights, dominated(uploads, 1.0), rtol=1e-12)
+    assert np.abs(ortho - plain_path(orthofl(staleness="constant"), uploads)[0]).max() > 1e-3
+    assert np.sum((want > 0) & (want < 1)) > 0
 
 
 def averages(path, uploads, start, every):
@@ -229,22 +229,22 @@ def averages(path, uploads, start, every):
     return np.array(out)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("make", [fedbuff, orthofl], ids=["fedbuff", "orthofl"])
 def test_any_rule_may_be_evaluated_by_its_average(make):
     uploads = random_uploads(4)
-    with jax.enable_x64(True):
-        plain, _ = plain_path(make(), uploads)
-        have, _ = plain_path(averaged(make(), start=0.2, every=2), uploads)
-        np.testing.assert_allclose(have, averages(plain, uploads, 0.2, 2), rtol=1e-11, atol=1e-13)
-        assert np.abs(have - plain).max() > 0.1
-        never, _ = plain_path(averaged(make(), start=1.0), uploads)
-        np.testing.assert_allclose(never, plain, rtol=1e-12)
+    plain, _ = plain_path(make(), uploads)
+    have, _ = plain_path(averaged(make(), start=0.2, every=2), uploads)
+    np.testing.assert_allclose(have, averages(plain, uploads, 0.2, 2), rtol=1e-11, atol=1e-13)
+    assert np.abs(have - plain).max() > 0.1
+    never, _ = plain_path(averaged(make(), start=1.0), uploads)
+    np.testing.assert_allclose(never, plain, rtol=1e-12)
 
 
+@pytest.mark.float64
 def test_periodic_averaging_overwrites_the_model():
     uploads = closing(random_uploads(6, rejected=0.0))
-    with jax.enable_x64(True):
-        x, models, want = flat(start_params()), [], []
+    x, models, want = flat(start_params()), [], []
     for tau, u in enumerate(uploads):
         x = x + u.delta
         if tau >= 0.2 * len(uploads):
@@ -252,8 +252,7 @@ def test_periodic_averaging_overwrites_the_model():
         if models and tau % 5 == 0:
             x = np.mean(models, axis=0)
         want.append(np.mean(models, axis=0) if models else x)
-    with jax.enable_x64(True):
-        have, _ = plain_path(averaged(asgd(), start=0.2, overwrite=5), uploads)
+    have, _ = plain_path(averaged(asgd(), start=0.2, overwrite=5), uploads)
     np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
 
 

@@ -54,15 +54,15 @@ def by_hand(name, e):
     return mean - 1.5 * np.sqrt(variance) if name == "alie" else -0.5 * mean
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_uploads_equal_numpy(name):
-    with jax.enable_x64(True):
-        attack = ATTACKS[name](**{"sign_flip": {"scale": 2.0}, "scaled": {"factor": 7.0}}.get(name, {}))
-        found, info = received_uploads(attack)
-        want = [by_hand(name, e) if MALICIOUS[e] and ACCEPTED[e] else HONEST[e] for e in range(COUNT)]
-        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
-        np.testing.assert_array_equal(info.columns["malicious"], MALICIOUS)
-        np.testing.assert_allclose(info.columns["sent_norm"], np.linalg.norm(want, axis=1), rtol=1e-9)
+    attack = ATTACKS[name](**{"sign_flip": {"scale": 2.0}, "scaled": {"factor": 7.0}}.get(name, {}))
+    found, info = received_uploads(attack)
+    want = [by_hand(name, e) if MALICIOUS[e] and ACCEPTED[e] else HONEST[e] for e in range(COUNT)]
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(info.columns["malicious"], MALICIOUS)
+    np.testing.assert_allclose(info.columns["sent_norm"], np.linalg.norm(want, axis=1), rtol=1e-9)
     if name == "alie":  # at most ten uploads: plain mean and variance
         mean, variance, count = seen_before(9)
         rows = HONEST[:9][ACCEPTED[:9] & ~MALICIOUS[:9]]
@@ -145,6 +145,7 @@ def accuracy(method, attack=None):
     return 100 * simulate(**USUAL, method=method, attack=attack).evaluations["accuracy"][-1]
 
 
+@pytest.mark.slow_cases("sign_flip:scale=5")
 @pytest.mark.parametrize(
     "attack", [pytest.param(a, marks=[] if a.startswith("sign") else [pytest.mark.slow]) for a in HARM]
 )

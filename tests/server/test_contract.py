@@ -131,6 +131,7 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
             assert isinstance(parameter.default, parameter.annotation)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_sweep_over_any_option_equals_separate_runs(name):
     """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge.
@@ -142,24 +143,23 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
     fixed = {key: value for key, value in needed if key not in TRACED}
     neutral = {option: TRACED[option][0] for option in traced_options(factory) if option != "exponent"}
     settings = [neutral, *[neutral | {option: TRACED[option][1]} for option in neutral]]
-    with jax.enable_x64(True):
-        params, arrivals = start_params(), stacked(random_uploads(11, 24))
+    params, arrivals = start_params(), stacked(random_uploads(11, 24))
 
-        def play(options):
-            _, path, weights = receive_all(factory(**fixed, **options), params, uploading(name, arrivals))
-            return path["scale"], weights
+    def play(options):
+        _, path, weights = receive_all(factory(**fixed, **options), params, uploading(name, arrivals))
+        return path["scale"], weights
 
-        alone = jax.jit(play)
-        numbers = {option: np.array([given[option] for given in settings]) for option in neutral}
-        paths, weights = jax.jit(jax.vmap(play))(numbers)
-        for path, weight, given in zip(paths, weights, settings):
-            expected, effective = alone(given)
-            np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(weight, effective, rtol=1e-9)
-        changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
-        # FedDyn's h grows with alpha and is divided by it: at the server it cancels, at the clients it does not.
-        # FLOCO's spread moves the vertices, but the centroid starts at the same params
-        assert dict(zip(neutral, changed)) == {option: option not in ("alpha", "spread") for option in neutral}
+    alone = jax.jit(play)
+    numbers = {option: np.array([given[option] for given in settings]) for option in neutral}
+    paths, weights = jax.jit(jax.vmap(play))(numbers)
+    for path, weight, given in zip(paths, weights, settings):
+        expected, effective = alone(given)
+        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(weight, effective, rtol=1e-9)
+    changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
+    # FedDyn's h grows with alpha and is divided by it: at the server it cancels, at the clients it does not.
+    # FLOCO's spread moves the vertices, but the centroid starts at the same params
+    assert dict(zip(neutral, changed)) == {option: option not in ("alpha", "spread") for option in neutral}
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -49,112 +49,113 @@ def end(factory, uploads, **options):
 # --- identities -------------------------------------------------------------------------------
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25)
 @given(seed=seeds)
 def test_without_drift_every_rule_is_asgd(name, seed):
     """All clients of the first server step started from its params; the fourth arrival closes it."""
-    with jax.enable_x64(True):
-        start = flat(start_params())
-        uploads = [u._replace(start=start) for u in closing(random_uploads(seed, 4, rejected=0.2), at=[3])]
-        np.testing.assert_allclose(end(SERVERS[name], uploads), end(asgd, uploads), rtol=1e-12, atol=1e-14)
+    start = flat(start_params())
+    uploads = [u._replace(start=start) for u in closing(random_uploads(seed, 4, rejected=0.2), at=[3])]
+    np.testing.assert_allclose(end(SERVERS[name], uploads), end(asgd, uploads), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", NAMES)
 def test_a_zero_delta_moves_nothing(name):
-    with jax.enable_x64(True):
-        first, *others = closing(random_uploads(1, 6, rejected=0.0))
-        uploads = [first, *(u._replace(delta=np.zeros(D)) for u in others)]
-        _, path, weights = run(SERVERS[name], start_params(), uploads)
-        np.testing.assert_array_equal(path, np.broadcast_to(path[0], path.shape))
-        assert np.all(weights == 1.0)  # still accepted
+    first, *others = closing(random_uploads(1, 6, rejected=0.0))
+    uploads = [first, *(u._replace(delta=np.zeros(D)) for u in others)]
+    _, path, weights = run(SERVERS[name], start_params(), uploads)
+    np.testing.assert_array_equal(path, np.broadcast_to(path[0], path.shape))
+    assert np.all(weights == 1.0)  # still accepted
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 1.0))
 def test_orthostrict_moves_orthogonally_to_the_drift(seed, lr):
-    with jax.enable_x64(True):
-        (upload,) = closing(random_uploads(seed, 1, rejected=0.0))
-        start = flat(start_params())
-        step = end(orthostrict, [upload], server_lr=lr) - start
-        assert np.linalg.norm(step) > 0 and abs(step @ (start - upload.start)) < 1e-12
+    (upload,) = closing(random_uploads(seed, 1, rejected=0.0))
+    start = flat(start_params())
+    step = end(orthostrict, [upload], server_lr=lr) - start
+    assert np.linalg.norm(step) > 0 and abs(step @ (start - upload.start)) < 1e-12
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 1.0))
 def test_orthograd_and_orthopos_never_undo_the_drift(seed, lr):
     """OrthoGrad's step never points back along the drift; OrthoPos's does only if it ends at the client's model."""
-    with jax.enable_x64(True):
-        (upload,) = closing(random_uploads(seed, 1, rejected=0.0))
-        start = flat(start_params())
-        drift = start - upload.start
-        assert (end(orthograd, [upload], server_lr=lr) - start) @ drift > -1e-12
-        moved = end(orthopos, [upload], server_lr=lr)
-        if upload.delta @ drift > 0:
-            mixed = end(fedasync, [upload], mixing=lr, staleness="constant")
-            np.testing.assert_allclose(moved, mixed, atol=1e-11)
-        else:
-            assert abs((moved - start) @ drift) < 1e-11
+    (upload,) = closing(random_uploads(seed, 1, rejected=0.0))
+    start = flat(start_params())
+    drift = start - upload.start
+    assert (end(orthograd, [upload], server_lr=lr) - start) @ drift > -1e-12
+    moved = end(orthopos, [upload], server_lr=lr)
+    if upload.delta @ drift > 0:
+        mixed = end(fedasync, [upload], mixing=lr, staleness="constant")
+        np.testing.assert_allclose(moved, mixed, atol=1e-11)
+    else:
+        assert abs((moved - start) @ drift) < 1e-11
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 2.0))
 def test_dc_asgd_without_strength_is_asgd(seed, lr):
-    with jax.enable_x64(True):
-        uploads = random_uploads(seed, 12)
-        corrected = end(dc_asgd, uploads, strength=0.0, server_lr=lr)
-        # two programs may fuse the sums differently
-        np.testing.assert_allclose(corrected, end(asgd, uploads, server_lr=lr), rtol=1e-14, atol=1e-14)
+    uploads = random_uploads(seed, 12)
+    corrected = end(dc_asgd, uploads, strength=0.0, server_lr=lr)
+    # two programs may fuse the sums differently
+    np.testing.assert_allclose(corrected, end(asgd, uploads, server_lr=lr), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, a=st.floats(0.01, 1.0))
 def test_the_correction_of_fedasync_is_fedasync(seed, a):
     """``x + a (Delta - b) = (1 - a) x + a x_i``, several arrivals a step and rejected ones included."""
-    with jax.enable_x64(True):
-        uploads = random_uploads(seed, 20)
-        want = end(fedasync, uploads, mixing=a, staleness="constant")
-        np.testing.assert_allclose(end(with_correction, uploads, correction="fedasync", server_lr=a), want, atol=1e-11)
+    uploads = random_uploads(seed, 20)
+    want = end(fedasync, uploads, mixing=a, staleness="constant")
+    np.testing.assert_allclose(end(with_correction, uploads, correction="fedasync", server_lr=a), want, atol=1e-11)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, a=st.floats(0.01, 0.99), k=st.integers(1, 12))
 def test_the_correction_of_fedasync_from_one_dispatch_gives_the_sum_of_eq_7(seed, a, k):
     """``x_k = x_0 + sum_i a (1 - a)^(k - i) Delta_i`` when all k clients started from x_0."""
-    with jax.enable_x64(True):
-        start = flat(start_params())
-        uploads = [u._replace(start=start) for u in closing(random_uploads(seed, k, rejected=0.0))]
-        want = start + sum(a * (1 - a) ** (k - i) * u.delta for i, u in enumerate(uploads, start=1))
-        np.testing.assert_allclose(end(with_correction, uploads, correction="fedasync", server_lr=a), want, atol=1e-11)
+    start = flat(start_params())
+    uploads = [u._replace(start=start) for u in closing(random_uploads(seed, k, rejected=0.0))]
+    want = start + sum(a * (1 - a) ** (k - i) * u.delta for i, u in enumerate(uploads, start=1))
+    np.testing.assert_allclose(end(with_correction, uploads, correction="fedasync", server_lr=a), want, atol=1e-11)
 
 
+@pytest.mark.slow_cases("orthograd")
+@pytest.mark.float64
 @pytest.mark.parametrize("name", NAMES)
 def test_a_buffer_averages_deltas_that_are_corrected_one_by_one(name):
     """Each is corrected as by a rule of its own, from the same params and with the memory so far."""
     options = {"strength": 0.2} if name == "dc_asgd_a" else {}
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(3, 5, rejected=0.0), at=[4])
-        start = flat(start_params())
-        correction = geometry.CORRECTIONS[name](**options)
-        state, total = correction.init(jnp.asarray(start)), 0.0
-        for u in uploads:
-            one, state = correction.correct(jnp.asarray(u.delta), jnp.asarray(start - u.start), state)
-            total = total + np.asarray(one)
-        have = end(SERVERS[name], uploads, **options)
-        np.testing.assert_allclose(have, start + total / 5, rtol=1e-10)
-        assert np.abs(have - end(asgd, uploads)).max() > 1e-3
+    uploads = closing(random_uploads(3, 5, rejected=0.0), at=[4])
+    start = flat(start_params())
+    correction = geometry.CORRECTIONS[name](**options)
+    state, total = correction.init(jnp.asarray(start)), 0.0
+    for u in uploads:
+        one, state = correction.correct(jnp.asarray(u.delta), jnp.asarray(start - u.start), state)
+        total = total + np.asarray(one)
+    have = end(SERVERS[name], uploads, **options)
+    np.testing.assert_allclose(have, start + total / 5, rtol=1e-10)
+    assert np.abs(have - end(asgd, uploads)).max() > 1e-3
 
 
 def clipped_first(*, limit):
     return rule(clip_by_norm(limit), delay_corrected(geometry.dc_asgd(strength=0.2)), optimizer=optax.sgd(1.0))
 
 
+@pytest.mark.float64
 def test_a_clipped_delta_may_be_corrected_too():
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(4, 8, rejected=0.0))
-        short = [u._replace(delta=u.delta * min(1.0, 2.0 / np.linalg.norm(u.delta))) for u in uploads]
-        want = end(dc_asgd, short, strength=0.2)
-        np.testing.assert_allclose(end(clipped_first, uploads, limit=2.0), want, rtol=1e-10)
+    uploads = closing(random_uploads(4, 8, rejected=0.0))
+    short = [u._replace(delta=u.delta * min(1.0, 2.0 / np.linalg.norm(u.delta))) for u in uploads]
+    want = end(dc_asgd, short, strength=0.2)
+    np.testing.assert_allclose(end(clipped_first, uploads, limit=2.0), want, rtol=1e-10)
 
 
 # --- rejected arrivals and running statistics -------------------------------------------------
@@ -202,24 +203,24 @@ def test_running_statistics_become_the_clients_and_have_no_part_in_the_correctio
 # --- OrthoDyn ---------------------------------------------------------------------------------
 
 
+@pytest.mark.float64
 def test_orthodyn_switches_after_a_share_of_the_run():
     """The first 30 % of the arrivals as in OrthoGrad, the others as in OrthoPos, in both engines and with a buffer."""
-    with jax.enable_x64(True):
-        for timing in ("every", "buffer:size=3"):
-            given = case(orthodyn(switch="share", fraction=0.3), timing, updates=20)
-            want, have = run_reference(*given), run_waves(*given)
-            close(have.params, want.params, 1e-9)
-            for each in (want, have):
-                np.testing.assert_array_equal(each.records["correction_phase"], [0] * 6 + [1] * 14)
-            if timing != "every":
-                continue  # the effect of the phases does not depend on when steps close
-            never = run_reference(*case(orthograd(), timing, updates=20)).params
-            always = run_reference(*case(orthopos(), timing, updates=20)).params
-            for other in (never, always):
-                assert np.abs(want.params["output"]["kernel"] - other["output"]["kernel"]).max() > 1e-6
-            for fraction, other in ((1.0, never), (0.0, always)):
-                edge = run_reference(*case(orthodyn(switch="share", fraction=fraction), timing, updates=20))
-                close(edge.params, other, 1e-12)
+    for timing in ("every", "buffer:size=3"):
+        given = case(orthodyn(switch="share", fraction=0.3), timing, updates=20)
+        want, have = run_reference(*given), run_waves(*given)
+        close(have.params, want.params, 1e-9)
+        for each in (want, have):
+            np.testing.assert_array_equal(each.records["correction_phase"], [0] * 6 + [1] * 14)
+        if timing != "every":
+            continue  # the effect of the phases does not depend on when steps close
+        never = run_reference(*case(orthograd(), timing, updates=20)).params
+        always = run_reference(*case(orthopos(), timing, updates=20)).params
+        for other in (never, always):
+            assert np.abs(want.params["output"]["kernel"] - other["output"]["kernel"]).max() > 1e-6
+        for fraction, other in ((1.0, never), (0.0, always)):
+            edge = run_reference(*case(orthodyn(switch="share", fraction=fraction), timing, updates=20))
+            close(edge.params, other, 1e-12)
 
 
 def test_a_rejected_arrival_leaves_the_phase_as_it_was():
@@ -243,17 +244,17 @@ def test_without_the_facts_of_a_run_a_share_never_passes():
     np.testing.assert_array_equal(server.params(state), 1.0)  # OrthoGrad's step; OrthoPos would end at 0
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("switch", "fractions"), [("norm", (0.5, 0.25)), ("share", (0.5, 0.75))])
 def test_the_second_fraction_has_a_default(switch, fractions):
     uploads = [u._replace(delta=u.delta * 0.9**i) for i, u in enumerate(random_uploads(8))]
     options = {"switch": switch, "phases": "orthograd+asgd+orthopos", "decay": 0.5, "server_lr": 0.3}
-    with jax.enable_x64(True):
-        have = end(orthodyn, uploads, **options)
-        first, second = fractions
-        given = end(orthodyn, uploads, **options, fraction=first, second_fraction=second)
-        np.testing.assert_allclose(have, given, rtol=1e-12)
-        for other in (options | {"phases": "orthograd+asgd"}, options | {"phases": "orthograd+orthopos"}):
-            assert np.abs(end(orthodyn, uploads, **other) - have).max() > 1e-4
+    have = end(orthodyn, uploads, **options)
+    first, second = fractions
+    given = end(orthodyn, uploads, **options, fraction=first, second_fraction=second)
+    np.testing.assert_allclose(have, given, rtol=1e-12)
+    for other in (options | {"phases": "orthograd+asgd"}, options | {"phases": "orthograd+orthopos"}):
+        assert np.abs(end(orthodyn, uploads, **other) - have).max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -275,6 +276,8 @@ def test_choices_are_checked(options, message):
 # --- by name ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("dc_asgd_a-strength-values1")
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("method", "path", "values"),
     [
@@ -293,15 +296,14 @@ def test_a_sweep_over_an_option_compiles_once(method, path, values):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(str(details.get("fun_name", "")))
 
-    with jax.enable_x64(True):
-        groups = plan_groups(runs)
-        found = {}
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        for group in groups:
-            execute_group(runs, group, on_finished=found.__setitem__)
-        jax.monitoring.unregister_event_duration_listener(listen)
-        assert len(groups) == 1
-        assert len([name for name in compiled if "receive" in name]) <= 1
-        for i, one in enumerate(runs):
-            close(found[i].params, execute(prepare(one)).params, 1e-9)
+    groups = plan_groups(runs)
+    found = {}
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    for group in groups:
+        execute_group(runs, group, on_finished=found.__setitem__)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(groups) == 1
+    assert len([name for name in compiled if "receive" in name]) <= 1
+    for i, one in enumerate(runs):
+        close(found[i].params, execute(prepare(one)).params, 1e-9)
     assert len({run.evaluations["loss"][-1] for run in found.values()}) == len(values)

@@ -46,46 +46,46 @@ def simplex_of(vertices):
     return back(jnp.asarray(centre)), jax.vmap(back)(jnp.asarray(vertices[1:] - centre))
 
 
+@pytest.mark.float64
 def test_the_first_simplex_lies_around_the_models_initialisation():
-    with jax.enable_x64(True):
-        x = flat(start_params())
-        for spread in (1.0, 0.5, 0.0):
-            server = floco(spread=spread)
-            message, sent = first_message(server), jax.jit(lambda p, s=server: s.params(s.init(p)[0]))
-            vertices = vertices_of(message.params, message.extra)
-            np.testing.assert_array_equal(flat(message.params), x)
-            np.testing.assert_array_equal(flat(sent(start_params())), x)
-            moved = (vertices - x) / (spread or 1.0)
-            if spread:  # vertex 0 is not shuffled: x - mean; the others differ from it by shuffles of each tensor
-                shuffled = moved + x - moved[0]
-                for part in (slice(0, 3), slice(3, D)):
-                    np.testing.assert_allclose(np.sort(shuffled[:, part]), np.sort([x[part]] * V), atol=1e-12)
-                assert np.abs(moved).max() > 0.3
-            else:
-                np.testing.assert_array_equal(moved, 0.0)
+    x = flat(start_params())
+    for spread in (1.0, 0.5, 0.0):
+        server = floco(spread=spread)
+        message, sent = first_message(server), jax.jit(lambda p, s=server: s.params(s.init(p)[0]))
+        vertices = vertices_of(message.params, message.extra)
+        np.testing.assert_array_equal(flat(message.params), x)
+        np.testing.assert_array_equal(flat(sent(start_params())), x)
+        moved = (vertices - x) / (spread or 1.0)
+        if spread:  # vertex 0 is not shuffled: x - mean; the others differ from it by shuffles of each tensor
+            shuffled = moved + x - moved[0]
+            for part in (slice(0, 3), slice(3, D)):
+                np.testing.assert_allclose(np.sort(shuffled[:, part]), np.sort([x[part]] * V), atol=1e-12)
+            assert np.abs(moved).max() > 0.3
+        else:
+            np.testing.assert_array_equal(moved, 0.0)
 
 
+@pytest.mark.float64
 def test_the_server_averages_every_vertex_by_examples():
     chance = np.random.default_rng(0)
     weights = [3.0, 1.0, 0.0, 2.0]  # one is rejected
-    with jax.enable_x64(True):
-        server = known(floco(server_lr=0.5), Facts(4, False, 4, 1))
-        state, memory = server.init(start_params())
-        message, _ = server.dispatch(state, memory, Request())
-        before = vertices_of(message.params, message.extra)
-        changes = chance.normal(size=(4, V, D))
-        for i, (weight, change) in enumerate(zip(weights, changes)):
-            upload = Simplex(*simplex_of(change * (weight > 0)))
-            arrival = Arrival(
-                upload, message.params, jnp.int32(0), jnp.asarray(weight), jnp.int32(i), jnp.asarray(0.0),
-                jnp.bool_(i == 3), extra=message.extra,
-            )  # fmt: skip
-            state, memory, _ = server.receive(state, memory, arrival)
-        state, memory = closed(server, state, memory)
-        message, _ = server.dispatch(state, memory, Request())
-        want = before + 0.5 * np.average(changes, axis=0, weights=weights)
-        np.testing.assert_allclose(vertices_of(message.params, message.extra), want, rtol=1e-12)
-        np.testing.assert_allclose(flat(server.params(state)), want.mean(axis=0), rtol=1e-12)
+    server = known(floco(server_lr=0.5), Facts(4, False, 4, 1))
+    state, memory = server.init(start_params())
+    message, _ = server.dispatch(state, memory, Request())
+    before = vertices_of(message.params, message.extra)
+    changes = chance.normal(size=(4, V, D))
+    for i, (weight, change) in enumerate(zip(weights, changes)):
+        upload = Simplex(*simplex_of(change * (weight > 0)))
+        arrival = Arrival(
+            upload, message.params, jnp.int32(0), jnp.asarray(weight), jnp.int32(i), jnp.asarray(0.0),
+            jnp.bool_(i == 3), extra=message.extra,
+        )  # fmt: skip
+        state, memory, _ = server.receive(state, memory, arrival)
+    state, memory = closed(server, state, memory)
+    message, _ = server.dispatch(state, memory, Request())
+    want = before + 0.5 * np.average(changes, axis=0, weights=weights)
+    np.testing.assert_allclose(vertices_of(message.params, message.extra), want, rtol=1e-12)
+    np.testing.assert_allclose(flat(server.params(state)), want.mean(axis=0), rtol=1e-12)
 
 
 def by_hand(vertices, steps, lr, mu, floor=1.0):
@@ -105,26 +105,26 @@ def by_hand(vertices, steps, lr, mu, floor=1.0):
     return now - start
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("mu", "floor"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.2)])
 def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
-    with jax.enable_x64(True):
-        scale = None if floor == 1 else DECAYS["linear"](floor=floor)
-        client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu, scale=scale)
-        message = first_message(floco())
-        upload, _ = job(client, message, 9)
-        want = by_hand(vertices_of(message.params, message.extra), 9, 0.3, mu, floor)
-        np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
-        assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
+    scale = None if floor == 1 else DECAYS["linear"](floor=floor)
+    client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu, scale=scale)
+    message = first_message(floco())
+    upload, _ = job(client, message, 9)
+    want = by_hand(vertices_of(message.params, message.extra), 9, 0.3, mu, floor)
+    np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
+    assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
 
 
+@pytest.mark.float64
 def test_with_one_vertex_it_is_fedavg():
-    with jax.enable_x64(True):
-        message = first_message(floco(vertices=1))
-        client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
-        plain = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
-        upload, _ = job(client, message, 5)
-        delta, _ = job(plain, Message(start_params()), 5)
-        np.testing.assert_allclose(flat(upload.params), flat(delta), rtol=1e-12)
+    message = first_message(floco(vertices=1))
+    client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
+    plain = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
+    upload, _ = job(client, message, 5)
+    delta, _ = job(plain, Message(start_params()), 5)
+    np.testing.assert_allclose(flat(upload.params), flat(delta), rtol=1e-12)
     small = {"model": "logistic", "clients": 5, "updates": 20, "delay": "exponential", "lr": 0.05}
     runs = [simulate(method=f"{name}@buffer:size=4", **small) for name in ("floco:vertices=1", "fedavg")]
     for a, b in zip(*(jax.tree.leaves(run.params) for run in runs)):
@@ -180,13 +180,13 @@ def test_reaggregation_keeps_equal_directions_and_lengthens_others():
         np.testing.assert_array_equal(mean_of([a, -a]), 0.0)
 
 
+@pytest.mark.float64
 def test_fedmrurs_client_is_fedprox_in_flat_space():
-    with jax.enable_x64(True):
-        given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
-        mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)
-        prox = local_training(MODEL, **given, proximal=0.4)
-        ours, theirs = (job(c, Message(start_params()), 6)[0] for c in (mrur, prox))
-        np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-6)
+    given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
+    mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)
+    prox = local_training(MODEL, **given, proximal=0.4)
+    ours, theirs = (job(c, Message(start_params()), 6)[0] for c in (mrur, prox))
+    np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-6)
 
 
 def test_without_reaggregation_the_server_is_fedavgs():

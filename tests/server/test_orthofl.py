@@ -102,32 +102,32 @@ VERSIONS = {
 }
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("per", GROUPINGS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
-    with jax.enable_x64(True):
-        have = play(known(SERVERS[version.split(",")[0]](per=per, **options), Facts(CLIENTS)))
-        for mine, theirs in zip(have, book(SLICES[per])):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+    have = play(known(SERVERS[version.split(",")[0]](per=per, **options), Facts(CLIENTS)))
+    for mine, theirs in zip(have, book(SLICES[per])):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.float64
 def test_a_client_that_nobody_overtook_keeps_its_own_weights():
     """Equal up to rounding, because ``W - W_seen`` is exactly zero."""
-    with jax.enable_x64(True):
-        server = SERVERS["orthofl"]()
-        state, row = server.init(start_params())
-        start = flat(start_params())
-        for k in range(3):
-            change = trained(start, 0)
-            given = Arrival(
-                unflat(change, float), unflat(start, float), jnp.int32(0), jnp.asarray(1.0), jnp.int32(0),
-                jnp.asarray(float(k)), True,
-            )  # fmt: skip
-            state, row, _ = received(server)(state, row, given)
-            message, row = server.dispatch(state, row, Request())
-            np.testing.assert_array_equal(flat(message.params), start + change)
-            start = flat(message.params)
+    server = SERVERS["orthofl"]()
+    state, row = server.init(start_params())
+    start = flat(start_params())
+    for k in range(3):
+        change = trained(start, 0)
+        given = Arrival(
+            unflat(change, float), unflat(start, float), jnp.int32(0), jnp.asarray(1.0), jnp.int32(0),
+            jnp.asarray(float(k)), True,
+        )  # fmt: skip
+        state, row, _ = received(server)(state, row, given)
+        message, row = server.dispatch(state, row, Request())
+        np.testing.assert_array_equal(flat(message.params), start + change)
+        start = flat(message.params)
 
 
 STATISTICS_CASES = [
@@ -139,47 +139,47 @@ STATISTICS_CASES = [
 ]
 
 
+@pytest.mark.float64
 def test_running_statistics_stay_the_clients_own():
-    with jax.enable_x64(True):
-        for name, options in STATISTICS_CASES:
-            server = known(SERVERS[name](**options), Facts(2))
-            params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
-            state, row = server.init(params)
-            other = row
-            up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
-            given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), jnp.bool_(True))
-            state, row, _ = received(server)(state, row, given)
-            late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
-            state, other, _ = received(server)(state, other, late)
-            sent = server.dispatch(state, other, Request())[0].params
-            np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
-            assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
+    for name, options in STATISTICS_CASES:
+        server = known(SERVERS[name](**options), Facts(2))
+        params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
+        state, row = server.init(params)
+        other = row
+        up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
+        given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), jnp.bool_(True))
+        state, row, _ = received(server)(state, row, given)
+        late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
+        state, other, _ = received(server)(state, other, late)
+        sent = server.dispatch(state, other, Request())[0].params
+        np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
+        assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
 
 
+@pytest.mark.float64
 def test_statistics_do_not_decide_what_is_orthogonal():
     """``per="whole"``: the same weights are sent whatever the statistics are."""
-    with jax.enable_x64(True):
-        sent = []
-        for size in (0.0, 5.0):
-            server = SERVERS["orthofl"](per="whole")
-            params = {"params": {"w": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(1)}}
-            state, row = server.init(params)
-            other = row
-            for client, change in enumerate(([1.0, 1.0], [1.0, 0.0])):
-                up = {"params": {"w": jnp.asarray(change)}, "batch_stats": {"mean": jnp.full(1, size)}}
-                given = Arrival(
-                    up,
-                    params,
-                    jnp.int32(client),
-                    jnp.asarray(1.0),
-                    jnp.int32(client),
-                    jnp.asarray(0.0),
-                    jnp.bool_(True),
-                )
-                state, other, _ = received(server)(state, row, given)
-            sent.append(server.dispatch(state, other, Request())[0].params["params"]["w"])
-        np.testing.assert_array_equal(sent[0], sent[1])
-        np.testing.assert_allclose(sent[0], [1.0, 0.6])
+    sent = []
+    for size in (0.0, 5.0):
+        server = SERVERS["orthofl"](per="whole")
+        params = {"params": {"w": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(1)}}
+        state, row = server.init(params)
+        other = row
+        for client, change in enumerate(([1.0, 1.0], [1.0, 0.0])):
+            up = {"params": {"w": jnp.asarray(change)}, "batch_stats": {"mean": jnp.full(1, size)}}
+            given = Arrival(
+                up,
+                params,
+                jnp.int32(client),
+                jnp.asarray(1.0),
+                jnp.int32(client),
+                jnp.asarray(0.0),
+                jnp.bool_(True),
+            )
+            state, other, _ = received(server)(state, row, given)
+        sent.append(server.dispatch(state, other, Request())[0].params["params"]["w"])
+    np.testing.assert_array_equal(sent[0], sent[1])
+    np.testing.assert_allclose(sent[0], [1.0, 0.6])
 
 
 @pytest.mark.parametrize("name", ["orthofl", "orthofl_pairwise"])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_async.server import closed, orthofl_released
 from fedjax_async.types import Arrival, Facts, Request
+
+pytestmark = pytest.mark.float64
 
 N, STEPS = 5, 50
 SHAPES = {
@@ -97,35 +100,33 @@ def played(start):
 def test_fifty_arrivals_equal_the_numpy_loop():
     start = random_tree(np.random.default_rng(3))
     want = textbook({p: get(start, p) for p in PATHS})
-    with jax.enable_x64(True):
-        have = played(jax.tree.map(jnp.asarray, start))
-        for (shared, average, weight), (sent, evaluated, recorded) in zip(want, have, strict=True):
-            assert abs(recorded - weight) < 1e-12
-            for p in PATHS:
-                np.testing.assert_allclose(get(sent, p), shared[p], rtol=0, atol=1e-12)
-                np.testing.assert_allclose(get(evaluated, p), average[p], rtol=0, atol=1e-12)
+    have = played(jax.tree.map(jnp.asarray, start))
+    for (shared, average, weight), (sent, evaluated, recorded) in zip(want, have, strict=True):
+        assert abs(recorded - weight) < 1e-12
+        for p in PATHS:
+            np.testing.assert_allclose(get(sent, p), shared[p], rtol=0, atol=1e-12)
+            np.testing.assert_allclose(get(evaluated, p), average[p], rtol=0, atol=1e-12)
     assert want[0][2] == 1.0 and len({round(b, 6) for *_, b in want}) > 5
 
 
 def test_tensors_are_projected_apart_and_batch_norm_comes_back():
     """One client moved S; each tensor of the next client adds only the part orthogonal to its own change."""
     chance = np.random.default_rng(4)
-    with jax.enable_x64(True):
-        rule = orthofl_released()
-        start = jax.tree.map(jnp.asarray, random_tree(chance))
-        state, row = rule.init(start)
-        rows = [row, row]
-        changes = [jax.tree.map(jnp.asarray, random_tree(chance)) for _ in range(2)]
-        for m, change in enumerate(changes):
-            arrival = Arrival(
-                change, start, jnp.int32(0), jnp.asarray(1.0), jnp.int32(m), jnp.asarray(0.0), jnp.bool_(True)
-            )
-            state, rows[m], _ = rule.receive(state, rows[m], arrival)
-            state, rows[m] = rule.close(state, rows[m])
-        sent = rule.dispatch(state, rows[1], Request(1))[0].params
-        for p in PATHS:
-            taken = np.asarray(get(sent, p) - get(start, p) - get(changes[1], p))
-            if p[1] == "norm":
-                np.testing.assert_allclose(taken, 0.0, atol=1e-15)
-            else:
-                assert abs((taken * np.asarray(get(changes[1], p))).sum()) < 1e-12 and np.abs(taken).max() > 1e-2
+    rule = orthofl_released()
+    start = jax.tree.map(jnp.asarray, random_tree(chance))
+    state, row = rule.init(start)
+    rows = [row, row]
+    changes = [jax.tree.map(jnp.asarray, random_tree(chance)) for _ in range(2)]
+    for m, change in enumerate(changes):
+        arrival = Arrival(
+            change, start, jnp.int32(0), jnp.asarray(1.0), jnp.int32(m), jnp.asarray(0.0), jnp.bool_(True)
+        )
+        state, rows[m], _ = rule.receive(state, rows[m], arrival)
+        state, rows[m] = rule.close(state, rows[m])
+    sent = rule.dispatch(state, rows[1], Request(1))[0].params
+    for p in PATHS:
+        taken = np.asarray(get(sent, p) - get(start, p) - get(changes[1], p))
+        if p[1] == "norm":
+            np.testing.assert_allclose(taken, 0.0, atol=1e-15)
+        else:
+            assert abs((taken * np.asarray(get(changes[1], p))).sum()) < 1e-12 and np.abs(taken).max() > 1e-2

@@ -102,12 +102,12 @@ BOOKS = {
 }  # fmt: skip
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("spec", BOOKS)
 def test_fifty_arrivals_are_those_of_numpy(spec):
     uploads = random_uploads(11)
-    with jax.enable_x64(True):
-        have, _ = path_of(spec, uploads)
-        want = Book(**BOOKS[spec]).path(uploads, flat(start_params()))
+    have, _ = path_of(spec, uploads)
+    want = Book(**BOOKS[spec]).path(uploads, flat(start_params()))
     np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
     assert len(uploads) == 50 and sum(u.closes for u in uploads) > 15
 
@@ -144,21 +144,22 @@ SAME = {
 }
 
 
+@pytest.mark.slow_cases("geodesic")
+@pytest.mark.float64
 @pytest.mark.parametrize(("spec", "option"), SAME.values(), ids=SAME)
 def test_a_part_is_the_option_of_rules_that_have_one(spec, option):
     uploads = [u._replace(closes=True) for u in random_uploads(12, 20)]
-    with jax.enable_x64(True):
-        have, _ = path_of(spec, uploads)
-        want, _ = path_of(option, uploads)
-        np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
+    have, _ = path_of(spec, uploads)
+    want, _ = path_of(option, uploads)
+    np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.float64
 def test_parts_that_do_nothing_leave_the_rule_as_it_is():
     uploads = random_uploads(13)
-    with jax.enable_x64(True):
-        still = "+correction:by=asgd+cyclic:lowest=1+momentum:beta=0+swa:start=1"
-        have, weights = path_of(f"fedbuff{still}", uploads)
-        want, same = path_of("fedbuff", uploads)
+    still = "+correction:by=asgd+cyclic:lowest=1+momentum:beta=0+swa:start=1"
+    have, weights = path_of(f"fedbuff{still}", uploads)
+    want, same = path_of("fedbuff", uploads)
     np.testing.assert_allclose(have, want, rtol=1e-12)
     np.testing.assert_allclose(weights, same, rtol=1e-12)
 
@@ -288,11 +289,11 @@ def test_a_rule_that_cannot_take_a_part_is_refused_before_it_is_built():
         direct(steps, (), jnp.zeros(2), None)
 
 
+@pytest.mark.float64
 def test_rules_that_know_the_number_of_clients_count_them_in_every_room():
     """The dominance penalty also gets N in the rules that ``server.rule`` does not make."""
     uploads = [u._replace(closes=True) for u in random_uploads(14, 20)]
-    with jax.enable_x64(True):
-        _, want = path_of("asgd+dominance", uploads)
-        for name in ("ca2fl", "feddyn", "orthofl_no_average"):
-            np.testing.assert_allclose(path_of(f"{name}+dominance", uploads)[1], want, err_msg=name)
+    _, want = path_of("asgd+dominance", uploads)
+    for name in ("ca2fl", "feddyn", "orthofl_no_average"):
+        np.testing.assert_allclose(path_of(f"{name}+dominance", uploads)[1], want, err_msg=name)
     assert np.sum((want > 0) & (want < 1)) > 0

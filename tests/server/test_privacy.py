@@ -70,31 +70,31 @@ def adapted(uploads, clip, quantile, rate, draws):
     return np.array(found)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("adapts", [False, True])
 def test_clip_and_noise_equal_numpy(adapts):
-    with jax.enable_x64(True):
-        rule = fedbuff(staleness="constant", server_lr=1.0)
-        own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
-        path, columns = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
-        zero = jax.tree.map(jnp.zeros_like, start_params())
-        units = np.array([flat(noised(key, zero, jnp.float64(1.0))) for key in KEYS])
-        draws = [0.3 * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
-        clips = adapted(UPLOADS, 2.5, 0.4, 0.7, draws) if adapts else np.full(12, 2.5)
-        np.testing.assert_allclose(path, averaged(UPLOADS, clips, 0.2 * clips[:, None] * units), rtol=1e-12)
-        np.testing.assert_allclose(columns["clip"], clips, rtol=1e-12)
-        assert len(set(clips.tolist())) == (4 if adapts else 1)
-        accepted = np.array([u.examples > 0 for u in UPLOADS])
-        np.testing.assert_array_equal(columns["clipped"], accepted & (norms(UPLOADS) > clips))
-        assert 0 < columns["clipped"].sum() < 12 > accepted.sum(), "the uploads must try both sides of the clip"
+    rule = fedbuff(staleness="constant", server_lr=1.0)
+    own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
+    path, columns = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
+    zero = jax.tree.map(jnp.zeros_like, start_params())
+    units = np.array([flat(noised(key, zero, jnp.float64(1.0))) for key in KEYS])
+    draws = [0.3 * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
+    clips = adapted(UPLOADS, 2.5, 0.4, 0.7, draws) if adapts else np.full(12, 2.5)
+    np.testing.assert_allclose(path, averaged(UPLOADS, clips, 0.2 * clips[:, None] * units), rtol=1e-12)
+    np.testing.assert_allclose(columns["clip"], clips, rtol=1e-12)
+    assert len(set(clips.tolist())) == (4 if adapts else 1)
+    accepted = np.array([u.examples > 0 for u in UPLOADS])
+    np.testing.assert_array_equal(columns["clipped"], accepted & (norms(UPLOADS) > clips))
+    assert 0 < columns["clipped"].sum() < 12 > accepted.sum(), "the uploads must try both sides of the clip"
 
 
+@pytest.mark.float64
 def test_a_rule_without_close_has_an_adaptive_clip_too():
-    with jax.enable_x64(True):
-        closed = asgd()
-        open_one = closed._replace(receive=received(closed), close=None, given=None)
-        rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
-        found = [path_of(rule, closing(UPLOADS))[1]["clip"] for rule in rules]
-        np.testing.assert_array_equal(*found)
+    closed = asgd()
+    open_one = closed._replace(receive=received(closed), close=None, given=None)
+    rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
+    found = [path_of(rule, closing(UPLOADS))[1]["clip"] for rule in rules]
+    np.testing.assert_array_equal(*found)
 
 
 def test_noise_is_gaussian_independent_and_of_the_key():
@@ -138,12 +138,12 @@ def results(name):
     return jax.vmap(lambda upload: after(upload)[0])(both)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in ("fedasync", "asynfl") else [pytest.mark.slow]) for n in sorted(SUMMING)]
 )
 def test_rules_of_sums_use_uploads_only_through_their_weighted_sum(name):
-    with jax.enable_x64(True):
-        one, other = flat(jax.jit(results, static_argnums=0)(name))
+    one, other = flat(jax.jit(results, static_argnums=0)(name))
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
     assert np.abs(one - flat(start_params())).max() > 1e-4
 

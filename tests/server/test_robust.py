@@ -60,34 +60,35 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("name", "options", "combine"), SETTINGS, ids=[f"{n}-{o}" for n, o, _ in SETTINGS])
 def test_many_steps_equal_the_numpy_loop(name, options, combine):
     """60 server steps of 1 to 12 uploads, some rejected, and a last one that does not close."""
     ends = np.cumsum(np.random.default_rng(21).integers(1, 13, size=60))
     last = int(ends[-1])
     uploads = closing(random_uploads(21, last + 6), at=(ends - 1).tolist())
-    with jax.enable_x64(True):
-        params = start_params()
-        _, path, weights = play(ROBUST[name], params, uploads, exponent=0.5, **options)
-        expected, effective = textbook.play(flat(params), uploads, textbook.robust(combine))
-        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weights, effective, rtol=1e-12)
+    params = start_params()
+    _, path, weights = play(ROBUST[name], params, uploads, exponent=0.5, **options)
+    expected, effective = textbook.play(flat(params), uploads, textbook.robust(combine))
+    np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(weights, effective, rtol=1e-12)
     np.testing.assert_array_equal(path[last:], path[[last - 1]].repeat(6, axis=0))
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("n", range(1, 17))
 def test_every_fill_of_the_buffer_equals_numpy(n):
     deltas = np.random.default_rng(n).normal(size=(n, D))
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(once(fedmedian, deltas), np.median(deltas, axis=0), rtol=1e-12)
-        for trim in (0.1, 0.25, 0.45):
-            expected = textbook.trimmed_mean(deltas, trim)
-            np.testing.assert_allclose(once(trimmed_mean, deltas, trim=trim), expected, rtol=1e-12)
-        for f in range(5):
-            expected = textbook.krum(deltas, f, 2)
-            np.testing.assert_allclose(once(krum, deltas, byzantine=f, select=2), expected, rtol=1e-12)
+    np.testing.assert_allclose(once(fedmedian, deltas), np.median(deltas, axis=0), rtol=1e-12)
+    for trim in (0.1, 0.25, 0.45):
+        expected = textbook.trimmed_mean(deltas, trim)
+        np.testing.assert_allclose(once(trimmed_mean, deltas, trim=trim), expected, rtol=1e-12)
+    for f in range(5):
+        expected = textbook.krum(deltas, f, 2)
+        np.testing.assert_allclose(once(krum, deltas, byzantine=f, select=2), expected, rtol=1e-12)
 
 
+@pytest.mark.float64
 def test_a_robust_aggregate_goes_with_any_optimiser_and_transform():
     def made():
         weight = scale_by_staleness(staleness_weight("hinge"))
@@ -96,16 +97,15 @@ def test_a_robust_aggregate_goes_with_any_optimiser_and_transform():
     step, state = textbook.adam(0.1, 0.9, 0.999, 1e-8)
     book = textbook.averaging(step, state, s=textbook.hinge)._replace(combine=lambda d, shares: textbook.median(d))
     uploads = random_uploads(5)
-    with jax.enable_x64(True):
-        params = start_params()
-        _, path, _ = run(made, params, uploads)
-        np.testing.assert_allclose(path, textbook.play(flat(params), uploads, book)[0], rtol=1e-9, atol=1e-12)
+    params = start_params()
+    _, path, _ = run(made, params, uploads)
+    np.testing.assert_allclose(path, textbook.play(flat(params), uploads, book)[0], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 def test_distances_are_those_of_the_whole_tree():
     rows = np.random.default_rng(0).normal(size=(6, D))
-    with jax.enable_x64(True):
-        found = np.asarray(squared_distances(unflat(rows), jnp.int32(6)))
+    found = np.asarray(squared_distances(unflat(rows), jnp.int32(6)))
     np.testing.assert_allclose(found, ((rows[:, None] - rows[None]) ** 2).sum(-1), rtol=1e-12)
     np.testing.assert_array_equal(found, found.T)
 
@@ -113,25 +113,25 @@ def test_distances_are_those_of_the_whole_tree():
 # --- identities ---------------------------------------------------------------------------------
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ROBUST)
 @settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 16))
 def test_equal_uploads_give_that_upload(name, seed, n):
     delta = np.random.default_rng(seed).normal(size=D)
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(once(ROBUST[name], [delta] * n), delta, rtol=1e-14)
+    np.testing.assert_allclose(once(ROBUST[name], [delta] * n), delta, rtol=1e-14)
 
 
+@pytest.mark.float64
 @settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 16))
 def test_the_ends_of_the_ranges_are_the_mean_and_the_median(seed, n):
     deltas = np.random.default_rng(seed).normal(size=(n, D))
-    with jax.enable_x64(True):
-        average = once(plain_mean, deltas)
-        np.testing.assert_allclose(average, deltas.mean(axis=0), rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(once(trimmed_mean, deltas, trim=0.0), average, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(once(krum, deltas, byzantine=0, select=16), average, rtol=1e-9, atol=1e-12)
-        np.testing.assert_array_equal(once(trimmed_mean, deltas, trim=0.5), once(fedmedian, deltas))
+    average = once(plain_mean, deltas)
+    np.testing.assert_allclose(average, deltas.mean(axis=0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(once(trimmed_mean, deltas, trim=0.0), average, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(once(krum, deltas, byzantine=0, select=16), average, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(once(trimmed_mean, deltas, trim=0.5), once(fedmedian, deltas))
 
 
 def plain_mean(*, size, exponent):
@@ -140,17 +140,18 @@ def plain_mean(*, size, exponent):
     return fedbuff(exponent=exponent, server_lr=1.0)
 
 
+@pytest.mark.float64
 @settings(max_examples=20)
 @given(seed=seeds, data=st.data())
 def test_a_step_knows_no_order(seed, data):
     deltas = np.random.default_rng(seed).normal(size=(9, D))
     shuffled = deltas[data.draw(st.permutations(range(9)))]
-    with jax.enable_x64(True):
-        for factory, options in ((fedmedian, {}), (trimmed_mean, {"trim": 0.3}), (krum, {"byzantine": 2, "select": 3})):
-            ends = [once(factory, some, **options) for some in (deltas, shuffled)]
-            np.testing.assert_allclose(*ends, rtol=1e-10, atol=1e-13)
+    for factory, options in ((fedmedian, {}), (trimmed_mean, {"trim": 0.3}), (krum, {"byzantine": 2, "select": 3})):
+        ends = [once(factory, some, **options) for some in (deltas, shuffled)]
+        np.testing.assert_allclose(*ends, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, f=st.integers(0, 6), extra=st.integers(0, 3), data=st.data())
 def test_bad_uploads_do_not_get_through(seed, f, extra, data):
@@ -163,43 +164,42 @@ def test_bad_uploads_do_not_get_through(seed, f, extra, data):
     order = chance.permutation(n)
     deltas = np.concatenate([honest, bad])[order]
     low, high = honest.min(axis=0) - 1e-12, honest.max(axis=0) + 1e-12
-    with jax.enable_x64(True):
-        one = once(krum, deltas, byzantine=f)
-        assert (one == honest).all(axis=1).any()
-        several = once(krum, deltas, byzantine=f, select=n - f)
-        np.testing.assert_allclose(several, honest.mean(axis=0), rtol=1e-9)
-        middle = once(fedmedian, deltas)
-        trimmed = once(trimmed_mean, deltas, trim=min(np.ceil(100 * f / n) / 100, 0.5))
-        assert np.all((low <= middle) & (middle <= high)) and np.all((low <= trimmed) & (trimmed <= high))
-        assert f == 0 or np.linalg.norm(once(plain_mean, deltas)) > 1e4
+    one = once(krum, deltas, byzantine=f)
+    assert (one == honest).all(axis=1).any()
+    several = once(krum, deltas, byzantine=f, select=n - f)
+    np.testing.assert_allclose(several, honest.mean(axis=0), rtol=1e-9)
+    middle = once(fedmedian, deltas)
+    trimmed = once(trimmed_mean, deltas, trim=min(np.ceil(100 * f / n) / 100, 0.5))
+    assert np.all((low <= middle) & (middle <= high)) and np.all((low <= trimmed) & (trimmed <= high))
+    assert f == 0 or np.linalg.norm(once(plain_mean, deltas)) > 1e4
 
 
+@pytest.mark.float64
 def test_krum_with_too_few_uploads_guards_against_as_many_as_it_can():
     """With n = 5 and f = 3 requested, f = 1 is used; with n = 2 the first upload is used, with n = 1 the only one."""
     honest = np.random.default_rng(0).normal(size=(4, D))
-    with jax.enable_x64(True):
-        five = np.concatenate([np.full((1, D), 1e6), honest])
-        np.testing.assert_array_equal(once(krum, five, byzantine=3), once(krum, five, byzantine=1))
-        assert (once(krum, five, byzantine=3) == honest).all(axis=1).any()
-        np.testing.assert_allclose(once(krum, five, byzantine=3, select=9), honest.mean(axis=0), rtol=1e-9)
-        np.testing.assert_array_equal(once(krum, honest[:2]), honest[0])
-        np.testing.assert_array_equal(once(krum, honest[:1]), honest[0])
-        near = [honest[0], honest[1], honest[0] + 0.01]
-        np.testing.assert_array_equal(once(krum, near), honest[0])
+    five = np.concatenate([np.full((1, D), 1e6), honest])
+    np.testing.assert_array_equal(once(krum, five, byzantine=3), once(krum, five, byzantine=1))
+    assert (once(krum, five, byzantine=3) == honest).all(axis=1).any()
+    np.testing.assert_allclose(once(krum, five, byzantine=3, select=9), honest.mean(axis=0), rtol=1e-9)
+    np.testing.assert_array_equal(once(krum, honest[:2]), honest[0])
+    np.testing.assert_array_equal(once(krum, honest[:1]), honest[0])
+    near = [honest[0], honest[1], honest[0] + 0.01]
+    np.testing.assert_array_equal(once(krum, near), honest[0])
 
 
+@pytest.mark.float64
 def test_rejected_and_too_stale_uploads_take_no_part():
     good = [u._replace(staleness=0) for u in random_uploads(1, 5, rejected=0.0)]
     lost = random_uploads(2, 1, rejected=1.0)[0]
     stale = good[0]._replace(delta=np.full(D, 1e6), staleness=9)
     mixed = [lost, good[0], stale, good[1], good[2], lost, good[3], stale, good[4], lost]
     five = {"size": 5, "overstale_after": 8}
-    with jax.enable_x64(True):
-        for factory in ROBUST.values():
-            _, path, weights = play(factory, start_params(), closing(mixed, at=[9]), **five)
-            _, plain, _ = play(factory, start_params(), closing(good, at=[4]), **five)
-            np.testing.assert_array_equal(path[-1], plain[-1])
-            np.testing.assert_array_equal(np.flatnonzero(weights), [1, 3, 4, 6, 8])
+    for factory in ROBUST.values():
+        _, path, weights = play(factory, start_params(), closing(mixed, at=[9]), **five)
+        _, plain, _ = play(factory, start_params(), closing(good, at=[4]), **five)
+        np.testing.assert_array_equal(path[-1], plain[-1])
+        np.testing.assert_array_equal(np.flatnonzero(weights), [1, 3, 4, 6, 8])
 
 
 def test_bfloat16_medians_are_exact_and_means_rounded_once():
@@ -218,38 +218,38 @@ def test_bfloat16_medians_are_exact_and_means_rounded_once():
     np.testing.assert_allclose(moved["trimmed_mean"], textbook.trimmed_mean(rounded, 0.2), rtol=2**-8)
 
 
+@pytest.mark.float64
 def test_a_sweep_over_runs_that_close_at_different_times_equals_the_runs():
     """The stacked runs of a sweep have schedules of their own."""
     runs = [random_uploads(seed, 20) for seed in (1, 2, 3)]
-    with jax.enable_x64(True):
-        together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(stacked, runs))
-        for factory in ROBUST.values():
-            stack = jax.jit(jax.vmap(lambda a, f=factory: receive_all(f(exponent=0.0), start_params(), a)[1]))
-            for path, uploads in zip(flat(stack(together)), runs):
-                alone = play(factory, start_params(), uploads)[1]
-                np.testing.assert_allclose(path, alone, rtol=1e-9, atol=1e-12, err_msg=str(factory))
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(stacked, runs))
+    for factory in ROBUST.values():
+        stack = jax.jit(jax.vmap(lambda a, f=factory: receive_all(f(exponent=0.0), start_params(), a)[1]))
+        for path, uploads in zip(flat(stack(together)), runs):
+            alone = play(factory, start_params(), uploads)[1]
+            np.testing.assert_allclose(path, alone, rtol=1e-9, atol=1e-12, err_msg=str(factory))
 
 
 # --- the buffer ---------------------------------------------------------------------------------
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ROBUST)
 def test_a_step_longer_than_the_buffer_is_not_silently_wrong(name):
     deltas = np.random.default_rng(0).normal(size=(6, D))
     five = {"size": 5, "overstale_after": 8}
-    with jax.enable_x64(True):
-        assert np.isfinite(once(ROBUST[name], deltas[:5], **five)).all()
-        assert np.isnan(once(ROBUST[name], deltas, **five)).all()
+    assert np.isfinite(once(ROBUST[name], deltas[:5], **five)).all()
+    assert np.isnan(once(ROBUST[name], deltas, **five)).all()
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ROBUST)
 def test_a_buffer_forgets_when_its_step_closes(name):
     first, second = random_uploads(1, 8, rejected=0.0), random_uploads(2, 5, rejected=0.0)
-    with jax.enable_x64(True):
-        zero = unflat(np.zeros(D))
-        _, both, _ = play(ROBUST[name], zero, closing(first + second, at=[7, 12]))
-        _, alone, _ = play(ROBUST[name], zero, closing(second, at=[4]))
-        np.testing.assert_allclose(both[12] - both[7], alone[4], rtol=1e-9, atol=1e-12)
+    zero = unflat(np.zeros(D))
+    _, both, _ = play(ROBUST[name], zero, closing(first + second, at=[7, 12]))
+    _, alone, _ = play(ROBUST[name], zero, closing(second, at=[4]))
+    np.testing.assert_allclose(both[12] - both[7], alone[4], rtol=1e-9, atol=1e-12)
 
 
 SCHEDULES = [("every", 1), ("buffer:size=4", 4), ("cohort:size=6", 6), ("window:length=0.9", None)]

@@ -128,15 +128,15 @@ CASES = [
 ]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("name", "options", "book"), CASES, ids=[f"{n}-{[*o.values()]}" for n, o, _ in CASES])
 def test_rule_equals_its_numpy_loop(name, options, book):
     uploads = random_uploads(sum(map(ord, name)))
-    with jax.enable_x64(True):
-        params = start_params()
-        _, path, weights = run(SERVERS[name], params, uploads, **options)
-        expected, effective = textbook.play(flat(params), uploads, book)
-        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weights, effective, rtol=1e-12)
+    params = start_params()
+    _, path, weights = run(SERVERS[name], params, uploads, **options)
+    expected, effective = textbook.play(flat(params), uploads, book)
+    np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(weights, effective, rtol=1e-12)
     assert len(np.unique(expected[:, 0])) > 10
 
 
@@ -300,37 +300,37 @@ def test_every_rule_and_every_option_has_a_textbook_version():
     assert {key for _, options, _ in SWEEPS for key in options} >= DISCOUNT
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(("name", "options", "book"), SWEEPS, ids=[f"{n}-{'-'.join(o)}" for n, o, _ in SWEEPS])
 def test_hyperparameters_may_be_traced(name, options, book):
     fixed = {key: value for key, value in options.items() if not isinstance(value, list)}
     swept = {key: value for key, value in options.items() if isinstance(value, list)}
     uploads = random_uploads(12, 30)
-    with jax.enable_x64(True):
-        params, arrivals = start_params(), stacked(uploads)
+    params, arrivals = start_params(), stacked(uploads)
 
-        @jax.jit
-        @jax.vmap
-        def sweep(values):
-            _, path, weights = receive_all(SERVERS[name](**fixed, **values), params, uploading(name, arrivals))
-            return path, weights
+    @jax.jit
+    @jax.vmap
+    def sweep(values):
+        _, path, weights = receive_all(SERVERS[name](**fixed, **values), params, uploading(name, arrivals))
+        return path, weights
 
-        paths, weights = sweep({key: jnp.asarray(value) for key, value in swept.items()})
-        for i, values in enumerate(zip(*swept.values())):
-            expected, effective = textbook.play(flat(params), uploads, book(*values))
-            np.testing.assert_allclose(flat(paths)[i], expected, rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(weights[i], effective, rtol=1e-12)
+    paths, weights = sweep({key: jnp.asarray(value) for key, value in swept.items()})
+    for i, values in enumerate(zip(*swept.values())):
+        expected, effective = textbook.play(flat(params), uploads, book(*values))
+        np.testing.assert_allclose(flat(paths)[i], expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(weights[i], effective, rtol=1e-12)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
     uploads = closing(random_uploads(7))
-    with jax.enable_x64(True):
-        state, path, weights = run(SERVERS[name], start_params(), uploads)
-        always, always_path, always_weights = run(SERVERS[name], start_params(), uploads, always_closes=True)
-        np.testing.assert_allclose(always_path, path, rtol=1e-12, atol=1e-14)
-        np.testing.assert_array_equal(always_weights, weights)
-        states = (without_accumulated(always), without_accumulated(state))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), *states)
+    state, path, weights = run(SERVERS[name], start_params(), uploads)
+    always, always_path, always_weights = run(SERVERS[name], start_params(), uploads, always_closes=True)
+    np.testing.assert_allclose(always_path, path, rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(always_weights, weights)
+    states = (without_accumulated(always), without_accumulated(state))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), *states)
 
 
 def without_accumulated(state):
@@ -349,21 +349,22 @@ GUARDED = {
 }
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("guards", GUARDED.values(), ids=GUARDED)
 @pytest.mark.parametrize("name", SERVERS)
 def test_guard_rails_equal_their_numpy_loop(name, guards):
     options, book = BOOKS[name]
     uploads = random_uploads(31)
-    with jax.enable_x64(True):
-        params = start_params()
-        _, path, weights = run(SERVERS[name], params, uploads, **options, **guards)
-        expected, effective = textbook.play(flat(params), uploads, book, textbook.Guards(**guards))
-        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weights, effective, rtol=1e-12)
-        unguarded, _ = textbook.play(flat(params), uploads, book)
+    params = start_params()
+    _, path, weights = run(SERVERS[name], params, uploads, **options, **guards)
+    expected, effective = textbook.play(flat(params), uploads, book, textbook.Guards(**guards))
+    np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(weights, effective, rtol=1e-12)
+    unguarded, _ = textbook.play(flat(params), uploads, book)
     assert np.abs(expected - unguarded).max() > 1e-4
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize(
     ("name", "always_closes"),
     # orthofl_released counts staleness itself, see its guard rails above
@@ -373,12 +374,11 @@ def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
     good = closing(random_uploads(3, 4, rejected=0.0, most_stale=5))
     bad = [u._replace(staleness=5 + i) for i, u in enumerate(closing(random_uploads(4, 5, rejected=0.0)))]
     options = BOOKS[name][0] | {"clip": np.inf, "overstale_after": 4, "overstale": 0.0}
-    with jax.enable_x64(True):
-        before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes, **options)
-        after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes, **options)
-        jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
-        np.testing.assert_array_equal(weights[len(good) :], 0.0)
-        assert np.abs(path[-1] - path[0]).min() > 0
+    before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes, **options)
+    after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes, **options)
+    jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
+    np.testing.assert_array_equal(weights[len(good) :], 0.0)
+    assert np.abs(path[-1] - path[0]).min() > 0
 
 
 def counted(state):
@@ -387,30 +387,30 @@ def counted(state):
     return state._replace(accumulated=inner[1]) if isinstance(inner, Buffer) else state
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("always_closes", [False, True])
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_step_with_none_accepted_changes_nothing(name, always_closes):
     good = closing(random_uploads(3, 4, rejected=0.0))
     bad = closing(random_uploads(4, 5, rejected=1.0))
-    with jax.enable_x64(True):
-        before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes)
-        after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes)
-        jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
-        np.testing.assert_array_equal(weights[len(good) :], 0.0)
-        assert np.abs(path[-1] - path[0]).min() > 0
+    before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes)
+    after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes)
+    jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
+    np.testing.assert_array_equal(weights[len(good) :], 0.0)
+    assert np.abs(path[-1] - path[0]).min() > 0
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", [name for name in SERVERS if name != "orthofl_no_average"])  # never accumulates
 def test_a_rejected_arrival_adds_nothing_but_still_closes(name):
     first, second, third = closing(random_uploads(5, 3, rejected=0.0), at=[])
     lost = random_uploads(6, 1, rejected=1.0)[0]
     with_lost = closing([first, lost, second, lost, third], at=[3, 4])
-    with jax.enable_x64(True):
-        _, path, _ = run(SERVERS[name], start_params(), with_lost)
-        _, plain, _ = run(SERVERS[name], start_params(), closing([first, second, third], at=[1, 2]))
-        np.testing.assert_allclose(path[[3, 4]], plain[[1, 2]], rtol=1e-12)
-        np.testing.assert_array_equal(path[2], flat(start_params()))
-        assert np.abs(path[4] - path[3]).min() > 0 and np.abs(path[3] - path[2]).min() > 0
+    _, path, _ = run(SERVERS[name], start_params(), with_lost)
+    _, plain, _ = run(SERVERS[name], start_params(), closing([first, second, third], at=[1, 2]))
+    np.testing.assert_allclose(path[[3, 4]], plain[[1, 2]], rtol=1e-12)
+    np.testing.assert_array_equal(path[2], flat(start_params()))
+    assert np.abs(path[4] - path[3]).min() > 0 and np.abs(path[3] - path[2]).min() > 0
 
 
 OPTAX = {
@@ -440,11 +440,11 @@ def lion():
     return rule(optimizer=optax.lion(0.25, weight_decay=0.0))
 
 
+@pytest.mark.float64
 def test_any_optax_optimiser_serves_as_a_rule():
     """Lion's steps have the size of the learning rate, whatever the deltas."""
-    with jax.enable_x64(True):
-        _, path, _ = run(lion, start_params(), closing(random_uploads(1, 6, rejected=0.0)))
-        np.testing.assert_allclose(np.abs(np.diff(path, axis=0)), 0.25, rtol=1e-12)
+    _, path, _ = run(lion, start_params(), closing(random_uploads(1, 6, rejected=0.0)))
+    np.testing.assert_allclose(np.abs(np.diff(path, axis=0)), 0.25, rtol=1e-12)
 
 
 # --- identities --------------------------------------------------------------------------------
@@ -457,101 +457,101 @@ def end(factory, uploads, **options):
     return run(factory, start_params(), uploads, **options)[1][-1]
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, a=st.floats(0.01, 0.99), k=st.integers(1, 12))
 def test_fedasync_from_one_dispatch_is_asgd_with_geometric_weights(seed, a, k):
     """``x_k = x_0 + sum_i a (1 - a)^(k - i) Delta_i`` when all k clients started from x_0."""
-    with jax.enable_x64(True):
-        uploads = [u._replace(start=flat(start_params())) for u in closing(random_uploads(seed, k, rejected=0.0))]
-        weighted = [u._replace(delta=a * (1 - a) ** (k - i) * u.delta) for i, u in enumerate(uploads, start=1)]
-        mixed = end(fedasync, uploads, mixing=a, staleness="constant")
-        np.testing.assert_allclose(mixed, end(asgd, weighted, server_lr=1.0), rtol=1e-9, atol=1e-12)
+    uploads = [u._replace(start=flat(start_params())) for u in closing(random_uploads(seed, k, rejected=0.0))]
+    weighted = [u._replace(delta=a * (1 - a) ** (k - i) * u.delta) for i, u in enumerate(uploads, start=1)]
+    mixed = end(fedasync, uploads, mixing=a, staleness="constant")
+    np.testing.assert_allclose(mixed, end(asgd, weighted, server_lr=1.0), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, a=st.floats(0.01, 1.0))
 def test_fedasync_stays_between_the_server_and_the_clients(seed, a):
-    with jax.enable_x64(True):
-        uploads = random_uploads(seed, 12)
-        models = np.array([flat(start_params()), *(u.start + u.delta for u in uploads if u.examples)])
-        mixed = end(fedasync, uploads, mixing=a, staleness="constant")
-        assert np.all(mixed >= models.min(axis=0) - 1e-12) and np.all(mixed <= models.max(axis=0) + 1e-12)
+    uploads = random_uploads(seed, 12)
+    models = np.array([flat(start_params()), *(u.start + u.delta for u in uploads if u.examples)])
+    mixed = end(fedasync, uploads, mixing=a, staleness="constant")
+    assert np.all(mixed >= models.min(axis=0) - 1e-12) and np.all(mixed <= models.max(axis=0) + 1e-12)
 
 
+@pytest.mark.float64
 def test_fedasync_with_full_mixing_takes_over_the_clients_model():
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(2, 10, rejected=0.0))
-        _, path, _ = run(fedasync, start_params(), uploads, mixing=1.0, staleness="constant")
-        np.testing.assert_allclose(path, [u.start + u.delta for u in uploads], rtol=1e-12, atol=1e-14)
+    uploads = closing(random_uploads(2, 10, rejected=0.0))
+    _, path, _ = run(fedasync, start_params(), uploads, mixing=1.0, staleness="constant")
+    np.testing.assert_allclose(path, [u.start + u.delta for u in uploads], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 2.0))
 def test_fedbuff_over_all_clients_without_staleness_is_uniform_fedavg(seed, lr):
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(seed, 12, rejected=0.0), at=range(3, 12, 4))
-        expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
-        constant = end(fedbuff, uploads, staleness="constant", server_lr=lr)
-        fresh = end(fedbuff, [u._replace(staleness=0) for u in uploads], server_lr=lr)
-        np.testing.assert_allclose(constant, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(fresh, expected, rtol=1e-9, atol=1e-12)
+    uploads = closing(random_uploads(seed, 12, rejected=0.0), at=range(3, 12, 4))
+    expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
+    constant = end(fedbuff, uploads, staleness="constant", server_lr=lr)
+    fresh = end(fedbuff, [u._replace(staleness=0) for u in uploads], server_lr=lr)
+    np.testing.assert_allclose(constant, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(fresh, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 2.0))
 def test_ca2fl_whose_buffer_holds_every_client_is_uniform_fedavg(seed, lr):
     """The caches cancel: ``h + mean(Delta_i - h_i) = mean Delta_i``."""
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(seed, 3 * CLIENTS, rejected=0.0), at=range(CLIENTS - 1, 3 * CLIENTS, CLIENTS))
-        expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
-        np.testing.assert_allclose(end(ca2fl, uploads, server_lr=lr), expected, atol=1e-10)
-        assert np.abs(end(ca2fl, uploads, clients=CLIENTS + 1, server_lr=lr) - expected).max() > 1e-4 * lr
+    uploads = closing(random_uploads(seed, 3 * CLIENTS, rejected=0.0), at=range(CLIENTS - 1, 3 * CLIENTS, CLIENTS))
+    expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
+    np.testing.assert_allclose(end(ca2fl, uploads, server_lr=lr), expected, atol=1e-10)
+    assert np.abs(end(ca2fl, uploads, clients=CLIENTS + 1, server_lr=lr) - expected).max() > 1e-4 * lr
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 2.0))
 def test_asgd_is_fedbuff_with_a_buffer_of_one_and_no_staleness_weight(seed, lr):
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(seed, 12))
-        buffered = end(fedbuff, uploads, staleness="constant", server_lr=lr)
-        np.testing.assert_allclose(end(asgd, uploads, server_lr=lr), buffered, rtol=1e-9, atol=1e-12)
+    uploads = closing(random_uploads(seed, 12))
+    buffered = end(fedbuff, uploads, staleness="constant", server_lr=lr)
+    np.testing.assert_allclose(end(asgd, uploads, server_lr=lr), buffered, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.float64
 @settings(max_examples=25)
 @given(seed=seeds, data=st.data())
 def test_a_round_knows_no_order_and_no_unit_of_weight(seed, data):
-    with jax.enable_x64(True):
-        uploads = random_uploads(seed, 8)
-        shuffled = [u._replace(examples=u.examples * 2.5) for u in data.draw(st.permutations(uploads))]
-        for factory in (fedavg, fedbuff):
-            ends = [end(factory, closing(some, at=[7])) for some in (uploads, shuffled)]
-            np.testing.assert_allclose(ends[0], ends[1], rtol=1e-9, atol=1e-12)
+    uploads = random_uploads(seed, 8)
+    shuffled = [u._replace(examples=u.examples * 2.5) for u in data.draw(st.permutations(uploads))]
+    for factory in (fedavg, fedbuff):
+        ends = [end(factory, closing(some, at=[7])) for some in (uploads, shuffled)]
+        np.testing.assert_allclose(ends[0], ends[1], rtol=1e-9, atol=1e-12)
 
 
 def seventeenths(*, server_lr):
     return rule(optimizer=optax.sgd(server_lr), aggregate=mean(divisor=17))
 
 
+@pytest.mark.float64
 def test_a_divisor_replaces_the_sum_of_weights():
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(8, 8, rejected=0.5), at=[7])
-        assert 0 < sum(u.examples > 0 for u in uploads) < 8
-        expected = flat(start_params()) + 3 * sum(u.delta for u in uploads) / 17
-        np.testing.assert_allclose(end(seventeenths, uploads, server_lr=3), expected, rtol=1e-12)
+    uploads = closing(random_uploads(8, 8, rejected=0.5), at=[7])
+    assert 0 < sum(u.examples > 0 for u in uploads) < 8
+    expected = flat(start_params()) + 3 * sum(u.delta for u in uploads) / 17
+    np.testing.assert_allclose(end(seventeenths, uploads, server_lr=3), expected, rtol=1e-12)
 
 
 def by_client():
     return rule(scale_by(lambda arrival: 1.0 / (arrival.client.astype(float) + 2.0)), optimizer=optax.sgd(1.0))
 
 
+@pytest.mark.float64
 def test_recorded_weights_times_deltas_rebuild_the_run():
     """With every arrival closing, ``x_E = x_0 + sum_e weight_e Delta_e`` for additive rules."""
-    with jax.enable_x64(True):
-        uploads = closing(random_uploads(9, 30))
-        _, path, weights = run(by_client, start_params(), uploads)
-        deltas = np.array([u.delta for u in uploads])
-        np.testing.assert_allclose(path[-1], flat(start_params()) + weights @ deltas, rtol=1e-9, atol=1e-12)
-        assert set(np.round(1 / weights[weights > 0])) == set(range(2, 9))
+    uploads = closing(random_uploads(9, 30))
+    _, path, weights = run(by_client, start_params(), uploads)
+    deltas = np.array([u.delta for u in uploads])
+    np.testing.assert_allclose(path[-1], flat(start_params()) + weights @ deltas, rtol=1e-9, atol=1e-12)
+    assert set(np.round(1 / weights[weights > 0])) == set(range(2, 9))
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -50,13 +50,13 @@ def after_steps(name, start, change, staleness=None, **options):
     return [np.asarray(each) for each in found]
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", AVERAGING)
 def test_statistics_become_the_mean_of_the_clients_own(name):
     """For any staleness: in the second step one client started where those of the first did, another elsewhere."""
-    with jax.enable_x64(True):
-        statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
-        np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
-        assert np.all(weights > 0)
+    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
+    np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
+    assert np.all(weights > 0)
 
 
 def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
@@ -89,19 +89,19 @@ PAIRS = st.tuples(*[st.tuples(*[st.floats(0.0, 10.0)] * 2)] * 2)
 LATE = st.tuples(*[st.tuples(*[st.integers(0, 30)] * 2)] * 2)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", sorted(SERVERS))
 @given(start=PAIRS, end=PAIRS, staleness=LATE)
 def test_no_rule_leaves_the_range_of_what_clients_hold(name, start, end, staleness):
     """So no running variance becomes negative, for any staleness."""
-    with jax.enable_x64(True):
-        statistics, _ = after_steps(name, start, np.subtract(end, start), staleness)
-        held = [1.0, *np.ravel(end)]
-        assert np.all(statistics >= min(held) - 1e-9)
-        assert np.all(statistics <= max(held) + 1e-9)
+    statistics, _ = after_steps(name, start, np.subtract(end, start), staleness)
+    held = [1.0, *np.ravel(end)]
+    assert np.all(statistics >= min(held) - 1e-9)
+    assert np.all(statistics <= max(held) + 1e-9)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", AVERAGING)
 def test_statistics_have_no_part_in_how_weights_move(name):
-    with jax.enable_x64(True):
-        small, large = (after_steps(name, [[1.0, 1.0]], [[s, s]], clip=1.5)[1] for s in (0.0, 100.0))
-        np.testing.assert_array_equal(small, large)
+    small, large = (after_steps(name, [[1.0, 1.0]], [[s, s]], clip=1.5)[1] for s in (0.0, 100.0))
+    np.testing.assert_array_equal(small, large)

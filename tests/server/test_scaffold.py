@@ -81,41 +81,41 @@ def test_a_client_keeps_what_the_server_rejected():
             assert np.abs(new - old)[job.client].max() > 0
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("every_closes", [True, False])
 def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
     """The rule must look at weight 0, not at the zeros of the upload."""
-    with jax.enable_x64(True):
-        rule = known(scaffold(), Facts(N, every_closes))
-        state, memory = rule.init(unflat(START))
-        message, memory = rule.dispatch(state, memory, Request())
-        upload, _ = job_of(client())(message, client().init(message.params), jnp.int32(0), jnp.int32(3))
-        arrival = arrival_of(message, upload, Job(0, 0), steps=3)
-        state, memory, _ = rule.receive(state, memory, arrival)
-        state, memory = closed(rule, state, memory)
-        assert np.abs(flat(state.control)).max() > 1e-3  # otherwise the test could not fail
-        lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
-        assert float(info.weight) == 0.0
-        if every_closes:
-            lost, memory = closed(rule, lost, memory)
-            np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
-            np.testing.assert_array_equal(flat(lost.control), flat(state.control))
-        ends = []
-        for before in (state, lost):  # it must not count with the next accepted upload either
-            after, memory, _ = rule.receive(before, memory, arrival)
-            ends.append(closed(rule, after, memory)[0])
-        np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
-        np.testing.assert_array_equal(flat(ends[0].control), flat(ends[1].control))
+    rule = known(scaffold(), Facts(N, every_closes))
+    state, memory = rule.init(unflat(START))
+    message, memory = rule.dispatch(state, memory, Request())
+    upload, _ = job_of(client())(message, client().init(message.params), jnp.int32(0), jnp.int32(3))
+    arrival = arrival_of(message, upload, Job(0, 0), steps=3)
+    state, memory, _ = rule.receive(state, memory, arrival)
+    state, memory = closed(rule, state, memory)
+    assert np.abs(flat(state.control)).max() > 1e-3  # otherwise the test could not fail
+    lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
+    assert float(info.weight) == 0.0
+    if every_closes:
+        lost, memory = closed(rule, lost, memory)
+        np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
+        np.testing.assert_array_equal(flat(lost.control), flat(state.control))
+    ends = []
+    for before in (state, lost):  # it must not count with the next accepted upload either
+        after, memory, _ = rule.receive(before, memory, arrival)
+        ends.append(closed(rule, after, memory)[0])
+    np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
+    np.testing.assert_array_equal(flat(ends[0].control), flat(ends[1].control))
 
 
+@pytest.mark.float64
 def test_a_first_job_is_plain_sgd():
     """To the last bit, with the same minibatches: there is no correction while c and c_i are zero."""
-    with jax.enable_x64(True):
-        start = unflat(START)
-        one = scaffold_client(MODEL, lr=LR, batch_size=2)
-        plain = local.local_training(MODEL, optimizer=optax.sgd(LR), batch_size=2)
-        key, message = jax.random.key(3), Message(start, jax.tree.map(jnp.zeros_like, start))
-        change, _ = local.run_job(one, key, message, one.init(start), data_of(2), 7)
-        delta, _ = local.run_job(plain, key, Message(start), (), data_of(2), 7)
+    start = unflat(START)
+    one = scaffold_client(MODEL, lr=LR, batch_size=2)
+    plain = local.local_training(MODEL, optimizer=optax.sgd(LR), batch_size=2)
+    key, message = jax.random.key(3), Message(start, jax.tree.map(jnp.zeros_like, start))
+    change, _ = local.run_job(one, key, message, one.init(start), data_of(2), 7)
+    delta, _ = local.run_job(plain, key, Message(start), (), data_of(2), 7)
     np.testing.assert_array_equal(flat(change.params), flat(delta))
     assert np.abs(flat(delta)).max() > 1e-2
 
@@ -185,6 +185,7 @@ def simulated(method):
     return simulate(**SMALL, method=method)
 
 
+@pytest.mark.slow_cases("cohort:size=3")
 @pytest.mark.parametrize("timing", ["every", "cohort:size=3"])
 def test_bytes_are_twice_those_of_fedavg_both_ways(timing):
     twice, once = (simulated(f"{name}@{timing}") for name in ("scaffold", "fedavg"))
@@ -193,6 +194,7 @@ def test_bytes_are_twice_those_of_fedavg_both_ways(timing):
         np.testing.assert_array_equal(twice.evaluations[column], 2 * once.evaluations[column])
 
 
+@pytest.mark.slow
 def test_compressed_uploads_are_the_same_in_both_engines():
     given = SMALL | {"method": "scaffold@every"}
     fast, slow = (simulate(**given, compress="topk:ratio=0.1", engine=engine) for engine in ("waves", "reference"))

@@ -31,22 +31,22 @@ from tests.server.textbook import Upload
 TAU = np.arange(200, dtype=np.int32)
 
 
+@pytest.mark.float64
 @settings(max_examples=30)
 @given(exponent=st.floats(0.0, 3.0), slope=st.floats(0.01, 50.0), threshold=st.floats(0.0, 20.0))
 def test_staleness_weights_are_their_formulas(exponent, slope, threshold):
-    with jax.enable_x64(True):
-        cases = [
-            (staleness_weight("constant"), textbook.constant),
-            (staleness_weight("polynomial", exponent=exponent), lambda tau: textbook.polynomial(tau, exponent)),
-            (
-                staleness_weight("hinge", slope=slope, threshold=threshold),
-                lambda tau: textbook.hinge(tau, slope, threshold),
-            ),
-        ]
-        for weight, formula in cases:
-            found = np.asarray(weight(jnp.asarray(TAU)))
-            np.testing.assert_allclose(found, [formula(int(tau)) for tau in TAU], rtol=1e-12)
-            assert found[0] == 1.0 and np.all(np.diff(found) <= 0) and np.all(found > 0)
+    cases = [
+        (staleness_weight("constant"), textbook.constant),
+        (staleness_weight("polynomial", exponent=exponent), lambda tau: textbook.polynomial(tau, exponent)),
+        (
+            staleness_weight("hinge", slope=slope, threshold=threshold),
+            lambda tau: textbook.hinge(tau, slope, threshold),
+        ),
+    ]
+    for weight, formula in cases:
+        found = np.asarray(weight(jnp.asarray(TAU)))
+        np.testing.assert_allclose(found, [formula(int(tau)) for tau in TAU], rtol=1e-12)
+        assert found[0] == 1.0 and np.all(np.diff(found) <= 0) and np.all(found > 0)
 
 
 @pytest.mark.parametrize("name", STALENESS)
@@ -98,28 +98,28 @@ def test_a_chain_weighs_as_the_product_of_its_parts():
     assert state == () and direction is arrival.upload and weight == 1.0
 
 
+@pytest.mark.float64
 def test_towards_client_points_from_the_server_to_the_trained_model():
-    with jax.enable_x64(True):
-        upload, params = random_uploads(1, 1, rejected=0.0)[0], start_params()
-        arrival = tree.gather(stacked([upload]), 0)
-        direction, _, _ = towards_client().update(arrival.upload, (), params, arrival)
-        np.testing.assert_allclose(flat(direction), upload.start + upload.delta - flat(params), rtol=1e-12, atol=1e-14)
+    upload, params = random_uploads(1, 1, rejected=0.0)[0], start_params()
+    arrival = tree.gather(stacked([upload]), 0)
+    direction, _, _ = towards_client().update(arrival.upload, (), params, arrival)
+    np.testing.assert_allclose(flat(direction), upload.start + upload.delta - flat(params), rtol=1e-12, atol=1e-14)
 
 
 def doubling():
     return rule(counting(2.0), scale_by(by_time), optimizer=optax.sgd(1.0))
 
 
+@pytest.mark.float64
 def test_the_state_of_a_transform_skips_rejected_arrivals_and_survives_closing():
     first, second, third = random_uploads(2, 3, rejected=0.0)
     lost = random_uploads(3, 1, rejected=1.0)[0]
     uploads = closing([first, lost, second, lost, third], at=[0, 3, 4])
-    with jax.enable_x64(True):
-        state, path, weights = run(doubling, start_params(), uploads)
-        deltas = first.delta + 3 * 2 * second.delta + 5 * 4 * third.delta
-        np.testing.assert_allclose(path[-1], flat(start_params()) + deltas, rtol=1e-9, atol=1e-12)
-        assert state.transforms[0] == 3
-        np.testing.assert_array_equal(weights, [1, 0, 3, 0, 5])
+    state, path, weights = run(doubling, start_params(), uploads)
+    deltas = first.delta + 3 * 2 * second.delta + 5 * 4 * third.delta
+    np.testing.assert_allclose(path[-1], flat(start_params()) + deltas, rtol=1e-9, atol=1e-12)
+    assert state.transforms[0] == 3
+    np.testing.assert_array_equal(weights, [1, 0, 3, 0, 5])
 
 
 def clipped(delta, limit):
@@ -129,17 +129,17 @@ def clipped(delta, limit):
     return flat(direction), float(weight)
 
 
+@pytest.mark.float64
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), size=st.floats(1e-6, 1e6), limit=st.floats(1e-6, 1e6))
 def test_clipping_keeps_the_direction_and_never_exceeds_the_limit(seed, size, limit):
-    with jax.enable_x64(True):
-        delta = size * np.random.default_rng(seed).normal(size=D)
-        direction, weight = clipped(delta, limit)
-        norm = np.linalg.norm(delta)
-        np.testing.assert_allclose(direction, delta * min(1.0, limit / norm), rtol=1e-12)
-        np.testing.assert_allclose(weight * delta, direction, rtol=1e-12)
-        assert np.linalg.norm(direction) <= limit * (1 + 1e-12)
-        assert (weight == 1.0) == (norm <= limit)
+    delta = size * np.random.default_rng(seed).normal(size=D)
+    direction, weight = clipped(delta, limit)
+    norm = np.linalg.norm(delta)
+    np.testing.assert_allclose(direction, delta * min(1.0, limit / norm), rtol=1e-12)
+    np.testing.assert_allclose(weight * delta, direction, rtol=1e-12)
+    assert np.linalg.norm(direction) <= limit * (1 + 1e-12)
+    assert (weight == 1.0) == (norm <= limit)
 
 
 @pytest.mark.parametrize("limit", [1e30, jnp.inf, jnp.float32(jnp.inf)])
@@ -156,14 +156,14 @@ def test_a_clipped_zero_is_a_zero():
     assert weight == 1.0 and not direction.any()
 
 
+@pytest.mark.float64
 def test_clipping_sees_the_direction_that_reaches_it():
     """It clips after the factor of 10, not before, and by the norm of the whole tree."""
-    with jax.enable_x64(True):
-        arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
-        both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))
-        direction, _, weight = both.update(arrival.upload, both.init(arrival.start), arrival.start, arrival)
-        np.testing.assert_allclose(flat(direction), np.full(D, 2.0), rtol=1e-12)
-        np.testing.assert_allclose(weight, 2.0, rtol=1e-12)
+    arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
+    both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))
+    direction, _, weight = both.update(arrival.upload, both.init(arrival.start), arrival.start, arrival)
+    np.testing.assert_allclose(flat(direction), np.full(D, 2.0), rtol=1e-12)
+    np.testing.assert_allclose(weight, 2.0, rtol=1e-12)
 
 
 def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
@@ -178,14 +178,14 @@ def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
         assert weights == expected
 
 
+@pytest.mark.float64
 def test_too_stale_uploads_are_not_counted_and_do_not_touch_the_transforms():
     fresh, stale, late = (u._replace(staleness=t) for u, t in zip(random_uploads(5, 3, rejected=0.0), (0, 9, 3)))
 
     def made():
         return rule(scale_overstale(4), counting(2.0), optimizer=optax.sgd(1.0))
 
-    with jax.enable_x64(True):
-        state, path, weights = run(made, start_params(), closing([fresh, stale, late], at=[2]))
-        np.testing.assert_allclose(path[-1], flat(start_params()) + (fresh.delta + 2 * late.delta) / 2, rtol=1e-9)
-        np.testing.assert_array_equal(weights, [1, 0, 1])
-        assert state.transforms[1] == 2
+    state, path, weights = run(made, start_params(), closing([fresh, stale, late], at=[2]))
+    np.testing.assert_allclose(path[-1], flat(start_params()) + (fresh.delta + 2 * late.delta) / 2, rtol=1e-9)
+    np.testing.assert_array_equal(weights, [1, 0, 1])
+    assert state.transforms[1] == 2

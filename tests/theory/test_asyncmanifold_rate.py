@@ -117,22 +117,22 @@ def test_the_drift_is_within_eq_63_in_spite_of_the_term_that_eq_61_drops(steps):
 points = st.lists(st.floats(-3.0, 3.0), min_size=2, max_size=2)
 
 
+@pytest.mark.float64
 @settings(max_examples=5)
 @given(end=points, control=points, centre=points, floor=st.floats(0.01, 2.0))
 def test_assumption_6_on_the_whole_curve_allows_no_q_above_one(end, control, centre, floor):
     """Erratum A9: curve and line meet at both ends, where a positive loss is equal on both."""
-    with jax.enable_x64(True):
-        a, phi, e, c = (jnp.asarray(point, float) for point in ([0.0, 0.0], control, end, centre))
-        along = np.asarray(quality(lambda x: floor + jnp.sum(jnp.square(x - c)), (a, phi, e), np.linspace(0, 1, 9)))
+    a, phi, e, c = (jnp.asarray(point, float) for point in ([0.0, 0.0], control, end, centre))
+    along = np.asarray(quality(lambda x: floor + jnp.sum(jnp.square(x - c)), (a, phi, e), np.linspace(0, 1, 9)))
     np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-9)
     assert along.min() <= 1 + 1e-9  # the largest Q that holds for every position
 
 
+@pytest.mark.float64
 def test_at_the_position_of_the_step_q_may_be_above_one():
     """A curve round a hill: Q > 1 wherever a step can end, yet 1 at the ends of the curve."""
-    with jax.enable_x64(True):
-        points = tuple(jnp.asarray(point) for point in ([-1.0, 0.0], [0.0, 3.0], [1.0, 0.0]))
-        along = np.asarray(quality(lambda x: 0.1 + jnp.exp(-2 * jnp.sum(jnp.square(x))), points, np.linspace(0, 1, 9)))
+    points = tuple(jnp.asarray(point) for point in ([-1.0, 0.0], [0.0, 3.0], [1.0, 0.0]))
+    along = np.asarray(quality(lambda x: 0.1 + jnp.exp(-2 * jnp.sum(jnp.square(x))), points, np.linspace(0, 1, 9)))
     assert (along[1:-1] > 1.05).all() and along.max() > 3
     np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-12)
 

@@ -67,6 +67,7 @@ def assert_closed_forms(cases, points, rtol, atol, gradient_atol):
             np.testing.assert_allclose(slope, field, atol=gradient_atol[k], err_msg=k)
 
 
+@pytest.mark.slow_cases("log_cosh", "shifted", "logistic")
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_theorem_3(sigma):
     features, slope = features_of(1), jax.grad(glm_loss(SIGMAS[sigma], features_of(1)))
@@ -76,6 +77,7 @@ def test_theorem_3(sigma):
     assert_closed_forms(cases, points_of(1), 1e-10, 1e-13, gradient_atol)
 
 
+@pytest.mark.slow_cases("shifted", "cosine")
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_theorem_4_corrected(sigma):
     features, gamma = features_of(1), 0.15
@@ -194,6 +196,7 @@ def test_univariate_fields(k):
     assert_closed_form(form, iterated, points, rtol=1e-7, atol=1e-14)
 
 
+@pytest.mark.slow_cases("float32")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes_and_compilation(dtype):
     features, x = features_of(0).astype(dtype), jnp.ones(5, dtype)

@@ -32,6 +32,7 @@ def test_a_control_point_at_the_midpoint_gives_one():
     np.testing.assert_allclose(theory.divergence(points, S), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_asynccurve_has_the_columns():
     settings = Settings(
         method="asynccurve", model="logistic", clients=3, updates=4, steps=2, eval_examples=20, partition="iid"

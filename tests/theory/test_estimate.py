@@ -210,6 +210,7 @@ def algorithm_1(probability):
     return Method(rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4)), f"participation:probability={probability}")
 
 
+@pytest.mark.slow_cases("1.0-1500", "0.9-4000")
 @pytest.mark.parametrize(("probability", "server_steps"), [(1.0, 1500), (0.9, 4000)])
 def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     """AsynFL on ``f_i = ||x - b_i||^2 / 2 + ...`` with noisy minibatches, at the largest rate that Theorem 1 allows.

@@ -39,6 +39,7 @@ def largest_curl(field, k, points=POINTS):
     return float(at(lambda x: curl(iterate(field, k), x), points).max())
 
 
+@pytest.mark.slow_cases("cubic_monomial")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_k_conservative_where_it_says(name):
     example = EXAMPLES[name]

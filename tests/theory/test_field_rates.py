@@ -83,6 +83,7 @@ def hessian_range(potential, points):
 # --- Proposition 5, Lemmas 9 and 10 -------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("j", [1, 2, 4])
 def test_proposition_5_on_generalised_linear_models(j):
     """Convex (softplus plus a square, slopes in [low, high]) and not (cosine)."""

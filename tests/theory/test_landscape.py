@@ -61,13 +61,13 @@ def test_no_steps_leave_the_control_point_at_the_midpoint():
     assert losses.shape == (0,)
 
 
+@pytest.mark.float64
 def test_the_control_point_is_that_of_adam_in_numpy():
     steps, lr, centre = 20, 0.05, np.array([0.3, 1.0])
-    with jax.enable_x64(True):
-        key = jax.random.key(3)
-        ends = [{"w": jnp.asarray(each["w"], jnp.float64)} for each in (START, END)]
-        found, losses = theory.learned_control_point(noiseless, *ends, key, (centre,), steps=steps, lr=lr)
-        draws = [float(jax.random.uniform(jax.random.split(one)[0])) for one in jax.random.split(key, steps)]
+    key = jax.random.key(3)
+    ends = [{"w": jnp.asarray(each["w"], jnp.float64)} for each in (START, END)]
+    found, losses = theory.learned_control_point(noiseless, *ends, key, (centre,), steps=steps, lr=lr)
+    draws = [float(jax.random.uniform(jax.random.split(one)[0])) for one in jax.random.split(key, steps)]
     a, e = (np.asarray(each["w"], np.float64) for each in (START, END))
     phi, m, v, want = (a + e) / 2, np.zeros(2), np.zeros(2), []
     for t, s in enumerate(draws, start=1):

@@ -53,6 +53,7 @@ def dense(experiment, params, number, steps):
     return np.stack([jacobian(flat, part(who, c), key, jnp.int32(k)) for c, (key, k) in enumerate(zip(keys, steps))])
 
 
+@pytest.mark.slow_cases("changes0-steps0-0-examples")
 @pytest.mark.parametrize(
     ("changes", "steps", "number", "weighting"),
     [
@@ -87,6 +88,7 @@ def curl_of(client, own, steps, point, key=None):
     ).mean.value
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("steps", [1, 5])
 def test_minibatches_of_a_quadratic_loss_as_numpy_multiplies_them(steps):
     """``I - V`` has the Jacobian ``I - prod_k (I - gamma H_k)``, H_k the Hessian of the k-th minibatch."""
@@ -161,6 +163,7 @@ def shapes(name):
         return jax.eval_shape(measured, jax.random.key(0), params, x, labels)
 
 
+@pytest.mark.slow_cases("char_transformer", "lenet5")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if n in BIG else []) for n in MODELS if n not in NEED_WEIGHTS],
