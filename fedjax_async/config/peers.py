@@ -189,7 +189,12 @@ def planned_peers(
     try:
         schedule = _plan(run, until_of(s), planning)
     except NothingArrives:
-        first = float(_plan(run, Until(updates=1), None).end[0])
+        try:
+            first = float(_plan(run, Until(updates=1), None).end[0])
+        except NothingArrives:
+            field = "faults" if s.availability is None else "availability"
+            allowed = "such that a node finishes training before all are gone"
+            raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}") from None
         allowed = f"at least {rounded_up(first)}, when the first node has trained"
         raise ValueError(f"time = {s.time}: must be {allowed}") from None
     spent = len(schedule.client) == s.updates

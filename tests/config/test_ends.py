@@ -117,6 +117,13 @@ def test_a_run_that_runs_out_of_clients_before_its_first_step_is_refused():
         said_of(method="fedbuff@buffer:size=6", availability="leaves:share=1,at=10", updates=50)
 
 
+def test_nodes_that_are_all_gone_before_one_has_trained_are_refused():
+    given = {"method": "pushcen", "availability": "leaves:share=1,by=1"}
+    for budget in ({"updates": 20}, {"time": 60.0}):
+        with pytest.raises(ValueError, match=r"^availability = 'leaves:.*: must be such that a node finishes training"):
+            prepare(Settings(**SMALL, **given, **budget))
+
+
 def test_one_warning_names_three_runs_that_ended_early():
     with pytest.warns(notices.EndedEarly, match="^a: ended; b: ended; c: ended; and 2 more runs ended early$"):
         notices.warn_about({name: {"ended_early": "ended"} for name in "abcde"})
