@@ -22,6 +22,7 @@ from fedjax_async.data.checking import layout, remedy
 from fedjax_async.data.federated import with_validation
 from fedjax_async.data.looks import warn_of_looks
 from fedjax_async.data.normalise import normalised
+from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
@@ -247,7 +248,7 @@ def initial(model: Model, compute: str) -> Any:
             params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
         return params, run_key
 
-    return jax.jit(make)
+    return jitted(make, once=True)
 
 
 PARAMS = "params.npz"  # in the folder of a run: its final parameters

@@ -215,7 +215,7 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
     """The checked model of a run on raw rows, and the shapes of its parameters."""
     model = model_of(s, data)
     contracts.check_model(s, model, data)
-    shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
+    shapes, _ = initial(model, s.compute).eval_shape(jax.random.key(s.seed))
     if s.personal is not None:
         model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)

@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
+from fedjax_async import models, simulate
+from fedjax_async.config import problem
 from fedjax_async.engine import compiling, peer_programs, programs
 
 
@@ -45,6 +48,33 @@ def test_an_option_that_xla_flags_names_is_left_to_them(monkeypatch):
     assert set(compiling.CUDA) - set(compiling.options()) == {"xla_gpu_enable_command_buffer"}
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm_int4=true")  # another option, of a longer name
     assert compiling.options() == compiling.CUDA
+
+
+def test_a_program_that_runs_once_is_compiled_in_less_time_on_a_cpu_only(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
+    assert compiling.options(once=True) == {"xla_backend_optimization_level": 1}
+    monkeypatch.setattr(compiling.jax, "devices", lambda: [device_of("PJRT C API\ncuda 13000")])
+    assert compiling.options(once=True) == {}
+
+
+def test_parameters_are_the_same_to_the_last_bit_however_far_their_program_is_optimised():
+    model = models.make("mlp", num_classes=10, input_shape=(28, 28, 1))
+    found = [
+        jax.jit(model.init, compiler_options={"xla_backend_optimization_level": level})(jax.random.key(0))
+        for level in (compiling.ONCE_ON_A_CPU["xla_backend_optimization_level"], 3)  # 3 is XLA's default
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("given", [{"method": "fedavg"}, {"method": "pushcen"}, {"method": "asgd", "policy": "oort"}])
+def test_runs_start_with_a_program_of_such_options(given, monkeypatch):
+    """The other tests have XLA_FLAGS that name the level, and so no options."""
+    monkeypatch.delenv("XLA_FLAGS")
+    problem.initial.cache_clear()
+    world = {"model": "logistic", "clients": 20, "eval_examples": 20, "steps": 1, "delay": "constant:mean=1"}
+    run = simulate(**world, **given, updates=20, timing=None if given["method"] != "asgd" else "every:concurrency=3")
+    assert run.counters["updates"] == 20
+    problem.initial.cache_clear()
 
 
 @pytest.mark.parametrize("module", [programs, peer_programs], ids=["server", "nodes"])
