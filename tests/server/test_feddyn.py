@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from fedjax_async import simulate
-from fedjax_async.server import closed, feddyn, feddyn_client, known
-from fedjax_async.types import Facts, Message, Request
+from fedjax_async.server import feddyn, feddyn_client
+from fedjax_async.types import Message
 from tests.server.textbook_drift import (
     LR,
     MODEL,
@@ -20,9 +20,7 @@ from tests.server.textbook_drift import (
     START,
     TIMETABLES,
     D,
-    Job,
-    N,
-    arrival_of,
+    check_a_rejected_upload,
     descend,
     feddyn_by_hand,
     flat,
@@ -75,27 +73,7 @@ def test_a_client_keeps_what_the_server_rejected():
 @pytest.mark.float64
 @pytest.mark.parametrize("every_closes", [True, False])
 def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
-    """The rule must look at weight 0, not at the zeros of the upload."""
-    rule = known(feddyn(alpha=ALPHA), Facts(N, every_closes))
-    state, memory = rule.init(unflat(START))
-    message, memory = rule.dispatch(state, memory, Request())
-    upload, _ = job_of(client())(message, client().init(message.params), jnp.int32(0), jnp.int32(3))
-    arrival = arrival_of(message, upload, Job(0, 0), steps=3)
-    state, memory, _ = rule.receive(state, memory, arrival)
-    state, memory = closed(rule, state, memory)
-    assert np.abs(flat(state.shift)).max() > 1e-3  # otherwise the test could not fail
-    lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
-    assert float(info.weight) == 0.0
-    if every_closes:
-        lost, memory = closed(rule, lost, memory)
-        np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
-        np.testing.assert_array_equal(flat(lost.shift), flat(state.shift))
-    ends = []
-    for before in (state, lost):  # it must not count with the next accepted upload either
-        after, memory, _ = rule.receive(before, memory, arrival)
-        ends.append(closed(rule, after, memory)[0])
-    np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
-    np.testing.assert_array_equal(flat(ends[0].shift), flat(ends[1].shift))
+    check_a_rejected_upload(feddyn(alpha=ALPHA), client(), lambda state: state.shift, every_closes)
 
 
 def test_a_job_minimises_the_shifted_objective():

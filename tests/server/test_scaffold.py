@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from fedjax_async import local, simulate
-from fedjax_async.server import closed, fedavg, known, scaffold, scaffold_client
+from fedjax_async.server import fedavg, scaffold, scaffold_client
 from fedjax_async.server.scaffold import Change
-from fedjax_async.types import Facts, Message, Request
+from fedjax_async.types import Message
 from tests.server.textbook_drift import (
     LR,
     MODEL,
@@ -24,7 +24,7 @@ from tests.server.textbook_drift import (
     D,
     Job,
     N,
-    arrival_of,
+    check_a_rejected_upload,
     data_of,
     descend,
     flat,
@@ -84,27 +84,7 @@ def test_a_client_keeps_what_the_server_rejected():
 @pytest.mark.float64
 @pytest.mark.parametrize("every_closes", [True, False])
 def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
-    """The rule must look at weight 0, not at the zeros of the upload."""
-    rule = known(scaffold(), Facts(N, every_closes))
-    state, memory = rule.init(unflat(START))
-    message, memory = rule.dispatch(state, memory, Request())
-    upload, _ = job_of(client())(message, client().init(message.params), jnp.int32(0), jnp.int32(3))
-    arrival = arrival_of(message, upload, Job(0, 0), steps=3)
-    state, memory, _ = rule.receive(state, memory, arrival)
-    state, memory = closed(rule, state, memory)
-    assert np.abs(flat(state.control)).max() > 1e-3  # otherwise the test could not fail
-    lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
-    assert float(info.weight) == 0.0
-    if every_closes:
-        lost, memory = closed(rule, lost, memory)
-        np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
-        np.testing.assert_array_equal(flat(lost.control), flat(state.control))
-    ends = []
-    for before in (state, lost):  # it must not count with the next accepted upload either
-        after, memory, _ = rule.receive(before, memory, arrival)
-        ends.append(closed(rule, after, memory)[0])
-    np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
-    np.testing.assert_array_equal(flat(ends[0].control), flat(ends[1].control))
+    check_a_rejected_upload(scaffold(), client(), lambda state: state.control, every_closes)
 
 
 @pytest.mark.float64

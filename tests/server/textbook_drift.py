@@ -205,3 +205,30 @@ def fednova_by_hand(timetable, server_lr, weighting):
         sent.append(x)
         path.append((x, np.zeros(0), np.zeros((N, 0))))
     return Played(*(np.array(column) for column in zip(*path)))
+
+
+def check_a_rejected_upload(rule, client, drift, every_closes):
+    """Assert that an upload of weight 0 leaves the server as it was; ``drift`` picks c or h of the state.
+
+    The rule must look at the weight, not at the zeros of the upload.
+    """
+    rule = known(rule, Facts(N, every_closes))
+    state, memory = rule.init(unflat(START))
+    message, memory = rule.dispatch(state, memory, Request())
+    upload, _ = job_of(client)(message, client.init(message.params), jnp.int32(0), jnp.int32(3))
+    arrival = arrival_of(message, upload, Job(0, 0), steps=3)
+    state, memory, _ = rule.receive(state, memory, arrival)
+    state, memory = closed(rule, state, memory)
+    assert np.abs(flat(drift(state))).max() > 1e-3  # otherwise the test could not fail
+    lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
+    assert float(info.weight) == 0.0
+    if every_closes:
+        lost, memory = closed(rule, lost, memory)
+        np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
+        np.testing.assert_array_equal(flat(drift(lost)), flat(drift(state)))
+    ends = []
+    for before in (state, lost):  # it must not count with the next accepted upload either
+        after, memory, _ = rule.receive(before, memory, arrival)
+        ends.append(closed(rule, after, memory)[0])
+    np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
+    np.testing.assert_array_equal(flat(drift(ends[0])), flat(drift(ends[1])))
