@@ -291,10 +291,7 @@ BAD = {
     "more clients than examples": (("--clients", "5001", "--partition", "iid"), "at most the number of examples, 5000"),
     "no clients": (("--clients", "0"), "clients = 0: must be a whole number >= 1"),
     "a buffer that never fills": (("--timing", "buffer:size=5"), "at most the 4 clients in flight"),
-    "a buffer above the concurrency": (
-        ("--timing", "buffer:size=3,concurrency=2"),
-        "at most the 2 clients in flight",
-    ),
+    "a buffer above the concurrency": (("--timing", "buffer:size=3,concurrency=2"), "at most the 2 clients in flight"),
     "an empty cohort": (("--timing", "cohort:size=0"), "size = 0: must be a whole number >= 1"),
     "a cohort of too many": (("--timing", "cohort:size=5"), "at most 4, the number of clients"),
     "both epochs and steps": (("--epochs", "1"), "give at most one of the two"),

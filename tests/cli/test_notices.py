@@ -57,17 +57,7 @@ def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
 
 
 def test_a_comparison_counts_unused_and_rejected_uploads(capsys, tmp_path):
-    command = (
-        "compare",
-        "fedbuff@buffer:size=4",
-        "asgd",
-        *SMALL,
-        "--updates",
-        "6",
-        *NONE,
-        "--out",
-        str(tmp_path),
-    )
+    command = ("compare", "fedbuff@buffer:size=4", "asgd", *SMALL, "--updates", "6", *NONE, "--out", str(tmp_path))
     assert cli.main(command) == 3
     unused, rejected = capsys.readouterr().err.splitlines()
     assert "fedbuff@buffer:size=4 seed 0: 2 uploads came" in unused

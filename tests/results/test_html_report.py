@@ -19,16 +19,7 @@ from fedjax_async.results.html_folders import table
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
-from tests.results.page import (
-    NASTY,
-    array,
-    columns,
-    content_of,
-    save_comparison,
-    save_sweep,
-    seeded,
-    traces,
-)
+from tests.results.page import NASTY, array, columns, content_of, save_comparison, save_sweep, seeded, traces
 from tests.results.test_seed_curves import ends
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
