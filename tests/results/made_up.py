@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_async.config import Prepared
 from fedjax_async.types import Run, Schedule
 
 
@@ -77,3 +78,8 @@ def make_run(
         counters={"waves": np.int64(4), "mean_width": 2.75, "ratio": float("nan")},
         schedule=schedule,
     )
+
+
+def of_settings(experiment: Prepared, **options: object) -> Run:
+    """Stands in for ``execute``: the made-up run with the settings of the experiment."""
+    return make_run()._replace(settings=experiment.described)
