@@ -82,4 +82,6 @@ def make_run(
 
 def of_settings(experiment: Prepared, **options: object) -> Run:
     """Stands in for ``execute``: the made-up run with the settings of the experiment."""
-    return make_run()._replace(settings=experiment.described)
+    run = make_run()
+    counts = dict.fromkeys(("updates", "server_steps", "local_steps", "gradients"), len(run.updates["client"]))
+    return run._replace(settings=experiment.described, counters=run.counters | counts | {"rejected": 1})

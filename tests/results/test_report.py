@@ -11,27 +11,19 @@ import pytest
 from fedjax_async import compare
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.results import Drawing, load, write_comparison, write_run
+from tests.results.folders import contents
 from tests.results.made_up import make_run
 
 PICTURES = {"accuracy.png", "staleness.png", "gantt.png"}
 
 
-def read_all(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_run_with_pictures_twice(tmp_path):
-    first = write_run(make_run(), tmp_path / "a")
-    second = write_run(make_run(), tmp_path / "b")
-    assert read_all(first) == read_all(second)
-    assert set(read_all(first)) > PICTURES
-    assert write_run(make_run(), first) == first  # again into the same folder
-    assert load(first).settings["method"] == "fedasync:mixing=0.6"
+def test_the_pictures_of_a_run(tmp_path):
+    assert set(contents(write_run(make_run(), tmp_path))) > PICTURES
 
 
 def test_a_run_without_pictures_or_without_classes(tmp_path):
-    assert not any(name.endswith(".png") for name in read_all(write_run(make_run(), tmp_path / "a", plots=False)))
-    names = set(read_all(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
+    assert not any(name.endswith(".png") for name in contents(write_run(make_run(), tmp_path / "a", plots=False)))
+    names = set(contents(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
     assert "loss.png" in names and "accuracy.png" not in names
 
 
@@ -47,7 +39,8 @@ def test_the_losses_of_diverged_runs_raise_no_warning(tmp_path, value):
 
     runs = [diverged(sign) for sign in (1, -1, 1)]
     for way in ("t", "bootstrap"):
-        text = write_comparison({"one": runs, "two": runs[::-1]}, tmp_path / "both", final="last", interval=way)
+        options = {"final": "last", "interval": way, "plots": way == "t"}
+        text = write_comparison({"one": runs, "two": runs[::-1]}, tmp_path / "both", **options)
     assert "loss, last" in text and (tmp_path / "both" / "loss.png").is_file()
     assert write_run(runs[0], tmp_path / "run").is_dir()
     scores = client_columns({"loss": np.array([[1.0, value, 2.0], [value, value, value]])})
@@ -56,12 +49,12 @@ def test_the_losses_of_diverged_runs_raise_no_warning(tmp_path, value):
 
 def test_pictures_in_other_formats(tmp_path):
     drawing = Drawing(("pdf", "svg"), "column", "Two methods")
-    names = set(read_all(write_run(make_run(), tmp_path / "a", drawing=drawing)))
+    names = set(contents(write_run(make_run(), tmp_path / "a", drawing=drawing)))
     assert {f"{name}.{ending}" for name in ("accuracy", "staleness", "gantt") for ending in drawing.formats} <= names
     assert not any(name.endswith(".png") for name in names)
     assert b"Two methods" in (tmp_path / "a" / "accuracy.svg").read_bytes()
     write_comparison({"fedavg": [make_run()]}, tmp_path / "b", drawing=drawing)
-    assert set(read_all(tmp_path / "b")) == {"comparison.csv", "comparison.md", "accuracy.pdf", "accuracy.svg"}
+    assert set(contents(tmp_path / "b")) == {"comparison.csv", "comparison.md", "accuracy.pdf", "accuracy.svg"}
 
 
 def test_data_is_safe_where_matplotlib_is_missing(tmp_path, monkeypatch):
@@ -76,13 +69,10 @@ def test_a_comparison(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".comparison.md.1234.tmp").write_text("half")  # from a killed process
     text = write_comparison(runs, tmp_path / "a")
-    assert set(read_all(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
+    assert set(contents(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
     assert "45.00 ± 7.07" in text and "45.00 ± 7.07" in (tmp_path / "a" / "comparison.md").read_text()
     target = "target: 42.75 ± 6.72 % (95 % of the lowest final accuracy among these methods; with others it may differ"
-    for shown in (
-        text,
-        (tmp_path / "a" / "comparison.md").read_text(),
-    ):  # a header: another method may change the times
+    for shown in (text, (tmp_path / "a" / "comparison.md").read_text()):  # a header: other methods may change the times
         assert shown.startswith(target) and shown.index("--target fixes it)") < shown.index("time to target (s)")
     assert float((tmp_path / "a" / "comparison.csv").read_text().splitlines()[1].split(",")[-2]) == pytest.approx(42.75)
     assert "target: 50.00 ± 0.00 % (as asked for)" in write_comparison(runs, tmp_path / "c", plots=False, target=0.5)
