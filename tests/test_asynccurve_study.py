@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,31 +14,17 @@ from fedjax_async.models import linear
 from fedjax_async.server import fedasync
 from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival
+from tests.experiment import module
 from tests.results.made_up import make_run
 
-FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "asynccurve"
-
-
-def module(name):
-    """A file of the experiment's folder, imported under a name of its own."""
-    spec = importlib.util.spec_from_file_location(f"asynccurve_{name}", FOLDER / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-phases, corrections = (module(name) for name in ("phases", "corrections"))
+phases, corrections = (module("asynccurve", name) for name in ("phases", "corrections"))
 
 
 @pytest.fixture
 def study(monkeypatch):
     """The study; the methods that it registers are removed after the test."""
     monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield module("study")
-    for name in {"variants", "common"} & (set(sys.modules) - before):
-        del sys.modules[name]
+    return module("asynccurve", "study")
 
 
 # --- smoothing, normalising, averaging --------------------------------------------------------------

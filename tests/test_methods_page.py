@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import METHODS, is_decentralised, method_of
 from fedjax_async.registry import options_of, parse_spec
-
-FOLDER = Path(__file__).resolve().parent.parent / "experiments"
+from tests.experiment import module
 
 
 @pytest.fixture(scope="module")
 def defaults():
-    spec = importlib.util.spec_from_file_location("defaults_of_methods", FOLDER / "methods" / "defaults.py")
-    made = importlib.util.module_from_spec(spec)
-    kept = sys.path[:]
-    spec.loader.exec_module(made)
-    sys.path[:] = kept
-    return made
+    return module("methods", "defaults")
 
 
 def meaning(spec):

@@ -1,4 +1,4 @@
-"""OrthoFL's experiments: values that the paper does not give are those that validation chose."""
+"""The studies of OrthoFL and of AsynFL: values that the paper does not give are those that validation chose."""
 
 from __future__ import annotations
 
@@ -6,32 +6,25 @@ import argparse
 import csv
 import functools
 import hashlib
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_async.data import load
+from tests.experiment import EXPERIMENTS, module
 from tests.results.made_up import make_run
+from tests.results.test_seed_curves import SEEDS, check_end, ends, made
 
-FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "orthofl"
-
-
-def module(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+RESULTS = EXPERIMENTS / "orthofl" / "results"
 
 
 def test_the_open_numbers_are_those_with_the_highest_validation_accuracy(monkeypatch):
-    study = module("study")
+    study = module("orthofl", "study")
     monkeypatch.setitem(sys.modules, "study", study)
-    tuning = module("tuning")
-    with (FOLDER / "results" / "tuning_laptop.csv").open(encoding="utf-8", newline="") as file:
+    tuning = module("orthofl", "tuning")
+    with (RESULTS / "tuning_laptop.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for method, (_, spec, values) in tuning.OPEN.items():
         found = {float(row["value"]): row for row in rows if row["method"] == method}
@@ -41,22 +34,23 @@ def test_the_open_numbers_are_those_with_the_highest_validation_accuracy(monkeyp
         assert study.METHODS[method] == spec.format(f"{best:g}")
 
 
-def test_the_accuracy_of_a_row_is_the_mean_of_the_last_tenth_of_its_evaluations():
-    accuracy = [0.1] * 18 + [0.5, 0.9]
-    (row,) = module("study").rows_of("mnist", {"orthofl": [make_run(accuracy)]}, "fedavg")
-    found = [row[f"{name} (%)"].mean for name in ("accuracy", "last", "best")]
-    np.testing.assert_allclose(found, [70, 90, 90], rtol=1e-6)
-
-
-def test_the_mean_dip_is_measured_below_the_best_accuracy_so_far():
-    (row,) = module("study").rows_of("mnist", {"orthofl": [make_run([0.2, 0.1, 0.5, 0.4, 0.3, 0.5])]}, "fedavg")
-    np.testing.assert_allclose(row["mean dip (points)"].mean, (0 + 10 + 0 + 10 + 20 + 0) / 6, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("accuracy", "shown"),
+    [
+        ([0.1] * 18 + [0.5, 0.9], {"accuracy (%)": 70, "last (%)": 90, "best (%)": 90}),
+        ([0.2, 0.1, 0.5, 0.4, 0.3, 0.5], {"mean dip (points)": (0 + 10 + 0 + 10 + 20 + 0) / 6}),
+    ],
+    ids=["the mean of the last tenth", "dips below the best so far"],
+)
+def test_a_row_has_numbers_of_its_evaluations(accuracy, shown):
+    (row,) = module("orthofl", "study").rows_of("mnist", {"orthofl": [make_run(accuracy)]}, "fedavg")
+    np.testing.assert_allclose([row[name].mean for name in shown], list(shown.values()), rtol=1e-5)
 
 
 def test_figure_10_compares_mixing_rates_with_as_many_epochs_of_fedavg(monkeypatch):
-    study = module("study")
+    study = module("orthofl", "study")
     monkeypatch.setitem(sys.modules, "study", study)
-    figure = module("figure_10")
+    figure = module("orthofl", "figure_10")
     for scale in ("laptop", "paper"):
         mixing = [v for v in figure.variants("mnist", scale) if v.picture == "mixing"]
         assert [v.name.partition(",")[0] for v in mixing[:5]] == ["fedavg", *(f"orthofl {r}" for r in figure.RATES)]
@@ -78,7 +72,7 @@ def test_figure_10_compares_mixing_rates_with_as_many_epochs_of_fedavg(monkeypat
 
 
 def test_figures_8_and_9_compare_the_rows_of_a_picture():
-    study = module("study")
+    study = module("orthofl", "study")
     accuracy = {"fedavg, a": [0.5, 0.6], "orthofl, a": [0.6, 0.7], "fedavg, b": [0.7, 0.8], "orthofl, b": [0.75, 0.85]}
     runs = {name: [make_run([0.1, last]) for last in each] for name, each in accuracy.items()}
     rows = study.rows_by_panel("mnist", runs, "fedavg")
@@ -89,7 +83,7 @@ def test_figures_8_and_9_compare_the_rows_of_a_picture():
 
 
 def test_rows_with_the_same_settings_are_trained_once(monkeypatch, tmp_path):
-    study = module("study")
+    study = module("orthofl", "study")
     setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6}
     variants = [study.Variant(name, {"method": "fedasync"}) for name in ("one", "two")]
     given = argparse.Namespace(name="table", out=tmp_path, seeds=2, quiet=True)
@@ -101,7 +95,7 @@ def test_rows_with_the_same_settings_are_trained_once(monkeypatch, tmp_path):
 
 
 def test_crowded_pictures_come_twice_the_second_time_with_bands(monkeypatch, tmp_path):
-    study = module("study")
+    study = module("orthofl", "study")
     names = [*study.METHODS, "one more"]
     variants = [study.Variant(f"{name}, many", {}, "many") for name in names] + [
         study.Variant("orthofl, few", {}, "few")
@@ -118,7 +112,7 @@ def test_crowded_pictures_come_twice_the_second_time_with_bands(monkeypatch, tmp
 
 
 def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, tmp_path):
-    study = module("study")
+    study = module("orthofl", "study")
     shared, known_runs = study.shared, study.known_runs
     setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6, "eval_updates": 3}
     variants = [study.Variant("fedasync", {"method": "fedasync"}), study.Variant("orthofl", {"method": "orthofl"})]
@@ -144,7 +138,7 @@ def test_known_runs_are_not_trained_again_and_give_the_same_table(monkeypatch, t
 
 
 def test_a_rate_that_was_once_the_default_has_the_key_of_older_files_and_todays_default_another():
-    known_runs = module("study").known_runs
+    known_runs = module("orthofl", "study").known_runs
     before = {"method": "fedbuff@buffer:size=2", "lr": 0.1, "seed": 1}
     older = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]  # as the files have it
     assert known_runs.key(before | {"method": "fedbuff:server_lr=1@buffer:size=2"}) == older
@@ -156,7 +150,7 @@ def test_a_rate_that_was_once_the_default_has_the_key_of_older_files_and_todays_
 
 
 def test_data_of_ones_own_count_by_their_content():
-    known_runs = module("study").known_runs
+    known_runs = module("orthofl", "study").known_runs
     data = load("fashion_mnist_6k")
     found = [
         known_runs.key({"dataset": each})
@@ -165,16 +159,15 @@ def test_data_of_ones_own_count_by_their_content():
     assert found[0] == found[1] != found[2]
 
 
-def test_only_files_of_curves_are_known(tmp_path):
-    known_runs = module("study").known_runs
+@pytest.mark.parametrize(("name", "why"), [("table.csv", "must be a file of curves"), ("nothing.csv", "no such file")])
+def test_only_files_of_curves_are_known(tmp_path, name, why):
     (tmp_path / "table.csv").write_text("task,variant\nmnist,fedavg\n")
-    for name, why in (("table.csv", "must be a file of curves"), ("nothing.csv", "no such file")):
-        with pytest.raises(argparse.ArgumentTypeError, match=why):
-            known_runs.curves_file(str(tmp_path / name))
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        module("orthofl", "study").known_runs.curves_file(str(tmp_path / name))
 
 
 def test_columns_that_only_some_runs_have_are_kept(tmp_path):
-    known_runs = module("study").known_runs
+    known_runs = module("orthofl", "study").known_runs
     plain = make_run([0.1, 0.2])
     other = plain._replace(evaluations=plain.evaluations | {"values_bytes_up": np.array([0.0, 7.5])})
     known = {"a": known_runs.Known("plain", 0, plain), "b": known_runs.Known("other", 3, other)}
@@ -186,3 +179,28 @@ def test_columns_that_only_some_runs_have_are_kept(tmp_path):
         for column, values in run.evaluations.items():
             np.testing.assert_array_equal(found[key].run.evaluations[column], values)
         assert len(found[key].run.updates["client"]) == len(run.updates["client"])
+
+
+UNEQUAL = {"fedavg": made(SEEDS["one ends earlier"]), "fedbuff": made(SEEDS["more evaluations"])}
+
+
+def test_a_figure_ends_at_the_numbers_of_the_table(tmp_path, monkeypatch):
+    study, written, figures = module("orthofl", "study"), [], {}
+    monkeypatch.setattr(study.shared, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    monkeypatch.setattr(study, "run_task", lambda *arguments, **options: UNEQUAL)
+    monkeypatch.setattr(study, "report", lambda rows, given: written.extend(rows))
+    monkeypatch.setattr(sys, "argv", ["figure", "--scale", "smoke", "--out", str(tmp_path)])
+    study.study("", "figure", ["mnist"], [study.Variant(name, {}) for name in UNEQUAL], baseline="fedavg")
+    shown = ends(figures["figure_smoke.png"])
+    assert [row["variant"] for row in written] == list(shown)
+    for row in written:
+        check_end(shown[row["variant"]], row["accuracy (%)"])
+
+
+def test_a_figure_of_asynfl_ends_at_the_numbers_of_the_table(tmp_path, monkeypatch):
+    study, figures = module("asynfl", "study"), {}
+    monkeypatch.setattr(study, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    study.draw(UNEQUAL, argparse.Namespace(out=tmp_path), "figure", "smoke")
+    assert set(figures) == {"figure_smoke.png", "figure_smoke_loss.png"}
+    for name, runs in UNEQUAL.items():
+        check_end(ends(figures["figure_smoke.png"])[name], study.summary("smoke", name, runs, 0.5)["final (%)"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
 from fedjax_async.results import accuracy_curve, html_figures, html_gantt, html_report, metrics, store, write_report
-from fedjax_async.results.html_folders import table
+from fedjax_async.results.html_folders import TableOptions, table
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
@@ -159,25 +158,25 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert len(page["sources"][0]["tables"][0]["rows"]) == 2
 
 
-def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path):
-    for name, noted in (("three seeds", True), ("no classes", False)):
-        folder = save_comparison(tmp_path / name, COMPARISONS[name][0])
-        (source,) = content(folder)["sources"]
-        assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
+@pytest.mark.parametrize(("name", "noted"), [("three seeds", True), ("no classes", False)])
+def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path, name, noted):
+    (source,) = content(save_comparison(tmp_path, COMPARISONS[name][0]))["sources"]
+    assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
 
 
-def test_tables_of_other_runs_are_not_shown(tmp_path):
+@pytest.mark.parametrize("method", ["fedavg,1", None])
+def test_tables_of_other_runs_are_not_shown(tmp_path, method):
     runs = COMPARISONS["three seeds"][0]
-    folder = save_comparison(tmp_path / "three", runs)
+    folder = save_comparison(tmp_path, runs)
     saved = (folder / "comparison.csv").read_text()
-    new = "comparison.csv is missing or of other runs: this table is new."
-    for text in (saved.replace("fedavg,", "fedavg,1"), ""):
-        (folder / "comparison.csv").write_text(text)
-        (source,) = content(folder)["sources"]
-        assert source["notes"] == [new]
-        (folder / "comparison.csv").write_text(saved)
-        shown = columns(source["tables"][0])
-        assert sorted(map(str, shown["method"])) == sorted(runs)
+    (folder / "comparison.csv").write_text("" if method is None else saved.replace("fedavg,", method))
+    (source,) = content(folder)["sources"]
+    assert source["notes"] == ["comparison.csv is missing or of other runs: this table is new."]
+    assert sorted(map(str, columns(source["tables"][0])["method"])) == sorted(runs)
+
+
+def test_runs_that_are_not_in_the_table_are_named(tmp_path):
+    folder = save_comparison(tmp_path, COMPARISONS["three seeds"][0])
     store.save(seeded(SCORES[:1], "krum")[0], folder / "runs" / "krum" / "seed_0")
     (source,) = content(folder)["sources"]
     assert source["notes"] == ["comparison.csv does not list these finished runs: krum."]
@@ -277,8 +276,7 @@ def test_clients_with_and_without_scores(tmp_path):
 def test_many_clients_become_a_histogram():
     run = make_run()
     counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[1]
-    assert "1,000 clients" in counts.note
-    assert sum(array(counts.figure["data"][0]["y"])) == 1000
+    assert "1,000 clients" in counts.note and sum(array(counts.figure["data"][0]["y"])) == 1000
 
 
 def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):
@@ -377,26 +375,6 @@ def test_cells_of_a_csv_file():
     assert first[2] == ["2 reached", None, None, 2]
 
 
-def test_what_cannot_be_reported(tmp_path, monkeypatch, capsys):
-    run = store.save(make_run(), tmp_path / "one")
-    for folders, path, message in (
-        ([], "page.html", "folders = "),
-        ([run, tmp_path / "." / "one"], "page.html", "folders = .*different"),
-        ([tmp_path / "missing"], "page.html", "missing.*must hold a finished run, comparison or sweep"),
-        ([run], "page.txt", "file ending = '.txt'"),
-        ([run], "one/manifest.json/page.html", "must be a file that can be written"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            write_report(folders, tmp_path / path)
-    (run / "updates.csv").write_text("cut")
-    assert cli.main(["report", str(run)]) == 2
-    assert "updates.csv is truncated" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(ValueError, match="plotly = not installed: needed for the HTML report; run: pip install plotly"):
-        write_report([run], tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -443,3 +421,42 @@ def test_validation_scores_are_in_table_picture_and_page(tmp_path):
     assert curve_columns(runs, "accuracy") == {"validation_accuracy": ["fedavg", "fedasync"]}
     page = content(folder)
     assert [array(each["y"])[-1] for each in traces(page, "validation_accuracy", "time", "mean")] == found
+
+
+# --- another final value, interval or target than the folders' own tables ------------------------------
+
+LAST_DIFFERS = {
+    name: seeded([[0.1, 0.5, last + 0.01 * seed] for seed in range(3)], name)
+    for name, last in (("asgd", 0.6), ("fedavg", 0.4))
+}
+
+
+def test_tables_are_made_anew_with_other_options(tmp_path):
+    sweep_of, _ = save_sweep(tmp_path / "mixing")
+    three = save_comparison(tmp_path / "three", LAST_DIFFERS)
+    options = {"final": "best", "interval": "bootstrap", "target": 0.4}
+    page = content(sweep_of, three, options=TableOptions(**options))
+    for source, title in zip(page["sources"], ("Best settings", "Methods"), strict=True):
+        shown = columns(source["tables"][0])
+        assert source["tables"][0]["title"] == title and "accuracy, best (%)" in shown
+        assert any("interval (bootstrap)" in name for name in shown)
+        assert not any("new" in note for note in source["notes"])
+    assert "time to 40 % (s)" in columns(page["sources"][0]["tables"][1])
+    assert set(columns(page["sources"][1]["tables"][0])["target (%)"]) == {40.0}
+    assert "accuracy, mean of last tenth (%)" in (sweep_of / "settings.csv").read_text(), "the folder is left alone"
+    (alone, *_) = three.glob("runs/asgd/*")
+    for folder, target, says in (
+        (alone, 0.5, "left out"),
+        (sweep_of, "95%", "an accuracy in .* sweep"),
+    ):
+        with pytest.raises(ValueError, match=f"target = {target!r}: must be {says}"):
+            write_report([folder], tmp_path / "other.html", target=target)
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_the_command_takes_them(tmp_path):
+    folder, _ = save_sweep(tmp_path / "mixing")
+    flags = ("--final", "tail:2", "--interval", "bootstrap", "--target", "0.3")
+    assert cli.main(("report", str(folder), *flags)) == 0
+    shown = columns(content_of(folder / "report.html")["sources"][0]["tables"][0])
+    assert {"accuracy, mean of last 2 (%)", "time to 30 % (s)"} <= set(shown)

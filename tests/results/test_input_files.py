@@ -29,29 +29,25 @@ from fedjax_async.results import collect, store
 from tests.data.test_formats import h5_file, leaf_file, saved
 from tests.models.tiny_encoder import BERT
 from tests.results import sweep_engine
+from tests.results.folders import killed_run
 from tests.results.made_up import of_settings
 
 CLIENTS = 3
 SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
 
 
-def rows(header, line, value):
-    return f"{header}\n" + "".join(f"{line.format(client=c, value=value)}\n" for c in range(CLIENTS))
+def of_table(field, name, header, line, usual=1, spec="csv:path="):
+    """Writes a table with a line for each client, and returns the setting that names it."""
+
+    def make(folder, value=usual):
+        lines = [line.format(client=client, value=value) for client in range(CLIENTS)]
+        (folder / name).write_text("\n".join([header, *lines, ""]))
+        return {field: f"{spec}{folder / name}"}
+
+    return make
 
 
-def delays(folder, value=1):
-    (folder / "delays.csv").write_text(rows("client,mean,std", "{client},{value},0.1", value))
-    return {"delay": f"csv:path={folder / 'delays.csv'}"}
-
-
-def availability(folder, value=9000):
-    (folder / "online.csv").write_text(rows("client,start,end", "{client},0,{value}", value))
-    return {"availability": f"csv:path={folder / 'online.csv'}"}
-
-
-def links(folder, value=100):
-    (folder / "links.csv").write_text(rows("client,down,up,latency", "{client},{value},9,0", value))
-    return {"network": f"csv:path={folder / 'links.csv'}"}
+delays = of_table("delay", "delays.csv", "client,mean,std", "{client},{value},0.1")
 
 
 def edges(folder, value=100):
@@ -63,16 +59,6 @@ def edges(folder, value=100):
 def topology(folder, value=2):
     (folder / "graph.csv").write_text(f"source,target\n0,1\n1,2\n{value},0\n")
     return {"method": "dpsgd", "topology": f"csv:directed=true,path={folder / 'graph.csv'}"}
-
-
-def watts(folder, value=5):
-    (folder / "watts.csv").write_text(rows("client,training", "{client},{value}", value))
-    return {"energy": f"csv:path={folder / 'watts.csv'}"}
-
-
-def shares(folder, value=1):
-    (folder / "shares.csv").write_text(rows("client," + ",".join("0123456789"), "{client},{value}" + ",1" * 9, value))
-    return {"partition": f"table:path={folder / 'shares.csv'}"}
 
 
 def initial(folder, value=1.0):
@@ -133,14 +119,15 @@ def encoder(folder, value=2):
     return {"model": f"minilm_lora:path={folder}"}
 
 
+CLASSES, SHARES = ",".join("0123456789"), "{client},{value}" + ",1" * 9
 MADE = {
     ("delay", "csv"): delays,
-    ("availability", "csv"): availability,
-    ("network", "csv"): links,
+    ("availability", "csv"): of_table("availability", "online.csv", "client,start,end", "{client},0,{value}", 9000),
+    ("network", "csv"): of_table("network", "links.csv", "client,down,up,latency", "{client},{value},9,0", 100),
+    ("energy", "csv"): of_table("energy", "watts.csv", "client,training", "{client},{value}", 5),
+    ("partition", "table"): of_table("partition", "a.csv", f"client,{CLASSES}", SHARES, 1, "table:path="),
     ("network", "edges"): edges,
     ("topology", "csv"): topology,
-    ("energy", "csv"): watts,
-    ("partition", "table"): shares,
     ("dataset", "parquet"): parquet,
     ("dataset", "hugging_face"): hugging_face,
     ("dataset", "flower"): flower,
@@ -190,14 +177,11 @@ def test_a_moved_copy_is_the_same_file_and_a_changed_one_is_named(tmp_path, key)
 
 
 def test_swapped_files_are_another_run(tmp_path):
-    begun = described(**parquet(tmp_path))
+    given = parquet(tmp_path)
+    begun = described(**given)
     one, two, aside = tmp_path / "rows.parquet", tmp_path / "held_out.parquet", tmp_path / "aside"
     one.rename(aside), two.rename(one), aside.rename(two)
-    assert f"content of {one} (dataset)" in identity.difference(begun, described(**parquet_spec(tmp_path)))
-
-
-def parquet_spec(folder):
-    return {"dataset": f"parquet:path={folder / 'rows.parquet'},test={folder / 'held_out.parquet'}"}
+    assert f"content of {one} (dataset)" in identity.difference(begun, described(**given))
 
 
 def test_a_file_that_changes_within_a_process_is_read_anew(tmp_path):
@@ -313,19 +297,6 @@ def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_pat
     assert len(found.points) == 2 and not missing and not recwarn.list
 
 
-class Killed(Exception):
-    pass
-
-
-def killed_run(out, given, at=3):
-    def stop(done, total, **status):
-        if done >= at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        simulate(**given, checkpoint=1, out=out, plots=False, progress=stop)
-
-
 def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, capsys, made_at_once):
     out, given = tmp_path / "run", SMALL | parquet(tmp_path) | {"partition": "iid"}
     (out / "checkpoints").mkdir(parents=True)
@@ -342,7 +313,7 @@ def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, cap
 
 def test_a_killed_run_goes_on_with_a_moved_copy(tmp_path):
     given = small(tmp_path)
-    killed_run(tmp_path / "run", given)
+    killed_run(tmp_path / "run", 3, **given, checkpoint=1)
     (tmp_path / "delays.csv").rename(tmp_path / "moved.csv")
     with pytest.raises(ValueError, match=r"delays\.csv"):
         resume(tmp_path / "run", plots=False)
@@ -358,7 +329,7 @@ def older(tmp_path_factory):
     folder = tmp_path_factory.mktemp("older")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "described", lambda fields: {})
-        killed_run(folder / "run", small(folder))
+        killed_run(folder / "run", 3, **small(folder), checkpoint=1)
     return folder
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import matplotlib
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from fedjax_async.results import (
     accuracy_curve,
     curves,
     gantt,
-    loss_curve,
     plots,
     save_figure,
     staleness_histogram,
@@ -33,20 +30,10 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_accuracy_curve_draws_means_in_percent_and_names_each_line():
+def test_accuracy_curve_names_axes_and_lines():
     axes = accuracy_curve(TWO).axes[0]
-    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [10, 40, 60], rtol=1e-6)
-    np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), [0, 6, 12])
     assert texts(axes) == ["fedavg", "fedasync"]
     assert axes.get_xlabel() == "virtual time (seconds)" and axes.get_ylabel() == "test accuracy (%)"
-
-
-@pytest.mark.parametrize(
-    "x, label",
-    [("update", "client updates applied"), ("step", "server steps"), ("bytes", "sent, both directions (kB)")],
-)
-def test_other_axes(x, label):
-    assert accuracy_curve(TWO, x).axes[0].get_xlabel() == label
 
 
 def test_long_runs_are_drawn_in_hours_and_lines_stay_apart_beyond_the_palette():
@@ -58,13 +45,6 @@ def test_long_runs_are_drawn_in_hours_and_lines_stay_apart_beyond_the_palette():
     assert len(looks) == 9
     heights = sorted(text.xy[1] for text in axes.texts)
     assert np.diff(heights).min() > 0
-
-
-def test_loss_curve_serves_targets_without_classes():
-    run = make_run([0.5, 0.25])
-    np.testing.assert_allclose(
-        loss_curve({"sgd": [run]}).axes[0].get_lines()[0].get_ydata(), -np.log([0.5, 0.25]), 1e-6
-    )
 
 
 @pytest.mark.parametrize(
@@ -212,8 +192,12 @@ def test_names_of_many_lines_have_a_piece_of_their_line():
     assert look == [(line.get_color(), str(line.get_linestyle()), line.get_marker()) for line in lines[:12]]
 
 
-@pytest.mark.parametrize("width, inches", [("column", 3.5), ("page", 7.16)])
-@pytest.mark.parametrize("long", ["", ":server_lr=0.5@buffer:size=20"])
+LONG_NAME = ":server_lr=0.5@buffer:size=20"
+
+
+@pytest.mark.parametrize(
+    ("width", "inches", "long"), [("column", 3.5, LONG_NAME), ("column", 3.5, ""), ("page", 7.16, LONG_NAME)]
+)
 def test_pictures_for_a_paper(width, inches, long):
     drawing = Drawing(("svg",), width, "A title")
     named = {f"{name}{long}": runs for name, runs in TWO.items()}
@@ -222,7 +206,7 @@ def test_pictures_for_a_paper(width, inches, long):
         gantt(make_schedule(), drawing=drawing),
         staleness_histogram(make_run(), drawing),
     ):
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         assert figure.get_figwidth() == inches and figure.get_suptitle() == "A title"
         found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
         assert max(text.get_fontsize() for text in found) <= 8
@@ -232,42 +216,10 @@ def test_pictures_for_a_paper(width, inches, long):
     assert bool(legend) == (width == "column" and bool(long))
 
 
-def test_titles_only_where_asked():
-    for figure in (accuracy_curve(TWO), gantt(make_schedule()), staleness_histogram(make_run())):
-        assert figure.get_suptitle() == ""
-
-
-@pytest.mark.parametrize(
-    "wrong, match",
-    [({"formats": ("bmp",)}, "format = 'bmp'"), ({"formats": ()}, "format = "), ({"width": "thin"}, "width = 'thin'")],
-)
-def test_bad_drawings(wrong, match):
-    with pytest.raises(ValueError, match=match):
-        Drawing(**wrong)
-
-
-def test_bad_input():
-    schedule = make_schedule()
-    for clients in (0, [3], []):
-        with pytest.raises(ValueError, match="clients = "):
-            gantt(schedule, clients=clients)
-    with pytest.raises(ValueError, match="until = -1"):
-        gantt(schedule, until=-1.0)
-    with pytest.raises(ValueError, match="runs = "):
-        accuracy_curve({})
-    with pytest.raises(ValueError, match="unit = 'hour'"):
-        accuracy_curve(TWO, "hour")
-    with pytest.raises(ValueError, match="at least one arrival"):
-        run = make_run()
-        staleness_histogram(run._replace(updates={name: column[:0] for name, column in run.updates.items()}))
-
-
 @pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
 def test_the_same_picture_gives_the_same_bytes(tmp_path, ending):
     first, second = (save_figure(accuracy_curve(TWO), tmp_path / (name + ending)).read_bytes() for name in "ab")
     assert first == second and len(first) > 1000
-    with pytest.raises(ValueError, match=r"file ending = '\.bmp'"):
-        save_figure(accuracy_curve(TWO), tmp_path / "a.bmp")
 
 
 def test_no_global_state_is_touched(tmp_path):
@@ -276,16 +228,11 @@ def test_no_global_state_is_touched(tmp_path):
     assert dict.copy(matplotlib.rcParams) == before
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match="matplotlib = not installed: needed for pictures; run: pip install"):
-        accuracy_curve(TWO)
-
-
 def test_uploads_that_are_not_used_are_grey_in_a_gantt_chart():
     schedule = make_schedule()._replace(outcome=np.zeros(0, np.int8))
     used = np.arange(schedule.job.size) < 3
     axes = gantt(schedule, used=used, until=12.0).axes[0]
+    assert axes.figure.get_suptitle() == "", "titles only where asked for"
     bars, ticks = axes.collections[0], axes.collections[1]
     grey = np.all(np.isclose(bars.get_facecolors()[:, :3], 0xD9 / 255, atol=1e-6), axis=1)
     jobs = np.flatnonzero(schedule.dispatch_time < 12.0)

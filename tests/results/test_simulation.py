@@ -11,8 +11,11 @@ import pytest
 
 from fedjax_async import Method, Settings, compare, named, registry, resume, server, simulate, sweep
 from fedjax_async.cli import main
+from fedjax_async.data import federate
+from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import collect, load
 from tests.results import sweep_engine
+from tests.results.folders import contents, killed_run
 from tests.results.made_up import of_settings
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "constant"}
@@ -37,25 +40,6 @@ def untrained(monkeypatch):
 
 def fair(rate):
     return Method(server.fedbuff(server_lr=rate), timing="buffer:size=2")
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-class Killed(Exception):
-    pass
-
-
-def begin(folder, at=8, **changes):
-    """Start a run and kill it at its update ``at``."""
-
-    def kill(done, total, **status):
-        if done >= at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        simulate(**SMALL | {"checkpoint": 4} | changes, out=folder, plots=False, progress=kill)
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +78,14 @@ def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkey
         main([*command, "--again"])
 
 
-def test_an_own_method_is_continued_bit_for_bit_with_a_bare_object(tmp_path):
-    whole = simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.5)), out=tmp_path / "whole", plots=False)
-    begin(tmp_path / "cut", method=named("fair", fair(0.5)))
-    run = resume(tmp_path / "cut", method=fair(0.5), plots=False)
+def test_own_objects_are_continued_bit_for_bit_and_need_no_name_again(tmp_path):
+    data = federate(fashion_mnist_6k()._replace(name="mine"), "iid", 4)
+    given = SMALL | {"checkpoint": 4, "method": named("fair", fair(0.5)), "data": data}
+    whole = simulate(**given, out=tmp_path / "whole", plots=False)
+    killed_run(tmp_path / "cut", 8, **given)
+    run = resume(tmp_path / "cut", method=fair(0.5), data=data, plots=False)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    assert run.settings == whole.settings and not (tmp_path / "cut" / "checkpoints").exists()
+    assert run.settings == whole.settings and run.settings["dataset"] == "mine"
 
 
 @pytest.mark.parametrize("way", ["simulate", "sweep", "compare"])
@@ -133,12 +119,6 @@ def test_a_sweep_keeps_own_objects(tmp_path, monkeypatch):
     assert collected.points == found.points and not missing
     with pytest.raises(ValueError, match="must be empty or hold the same sweep, but it holds another sweep"):
         swept(0.6)
-
-
-@pytest.mark.parametrize("name", ["overwrite", "again"])
-def test_what_needs_a_folder(name):
-    with pytest.raises(ValueError, match=rf"{name} = True: must be left out without a folder \(out\)"):
-        simulate(**SMALL, **{name: True})
 
 
 # --- plugins ----------------------------------------------------------------------------------------
@@ -178,7 +158,7 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "own.toml").write_text(SWEEP)
     assert main(["sweep", str(tmp_path / "own.toml"), *plugin, "--out", str(tmp_path / "s"), "--quiet"]) == 0
     assert json.loads((tmp_path / "s" / "plugins.json").read_text()) == [str(path)]
-    begin(tmp_path / "r", method="summed", privacy="dp:noise=3")
+    killed_run(tmp_path / "r", 8, **SMALL, checkpoint=4, method="summed", privacy="dp:noise=3")
 
     def forget():
         registry.ADDED.clear()
@@ -201,7 +181,7 @@ def test_resume_refuses_a_plugin_that_has_changed(tmp_path, capsys):
     path = tmp_path / "own_rule.py"
     path.write_text(PLUGIN.format(factor=1.0))
     assert main(["plan", *FLAGS, "--method", "summed", "--plugin", str(path)]) == 0
-    begin(tmp_path / "r", at=0, method="summed")
+    killed_run(tmp_path / "r", 0, **SMALL, checkpoint=4, method="summed")
     registry.ADDED.clear()
     path.write_text(PLUGIN.format(factor=2.0))
     capsys.readouterr()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import doctest
-import importlib
 
 import numpy as np
 import pytest
 
-from fedjax_async.results import comparison, final_accuracy, interval, mean_std, spread, table, write, write_comparison
+from fedjax_async.results import comparison, final_accuracy, interval, mean_std, spread, table, write_comparison
+from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 
 ROWS = [
@@ -45,17 +44,6 @@ def test_spread_is_the_sample_standard_deviation():
     assert mean_std([75.0, 76.0]) == "75.50 ± 0.71"
     assert mean_std([75.0], decimals=1) == "75.0"
     assert mean_std([1.0, float("nan")]) == "-"
-    with pytest.raises(ValueError, match="at least one number"):
-        spread([])
-
-
-def test_bad_styles_endings_and_empty_tables(tmp_path):
-    with pytest.raises(ValueError, match="style = 'html'"):
-        table(ROWS, "html")
-    with pytest.raises(ValueError, match=r"file ending = '\.html'"):
-        write(ROWS, tmp_path / "t.html")
-    with pytest.raises(ValueError, match="at least one row"):
-        table([])
 
 
 def test_comparison_by_hand():
@@ -65,15 +53,8 @@ def test_comparison_by_hand():
         "fedavg": [make_run([0.1, 0.2, 0.6], at), make_run([0.1, 0.2, 0.6], at)],
     }
     first, second = comparison(runs)
-    assert list(first) == [
-        "method",
-        "accuracy, mean of last tenth (%)",
-        "95% interval (t)",
-        "time to target (s)",
-        "relative to fedavg",
-        "updates",
-        "sent (MB)",
-    ]
+    scores = ["accuracy, mean of last tenth (%)", "95% interval (t)", "time to target (s)", "relative to fedavg"]
+    assert list(first) == ["method", *scores, "updates", "sent (MB)"]
     assert first["method"] == "fedasync"
     np.testing.assert_allclose(first["accuracy, mean of last tenth (%)"].mean, 70.0, rtol=1e-6)
     assert first["relative to fedavg"].mean == 0.25 and second["relative to fedavg"] == (1.0, 0.0, 2)
@@ -97,32 +78,31 @@ def test_work_has_columns_where_a_method_takes_more_gradients_than_local_steps()
 TWENTY = [0.1, *np.linspace(0.2, 0.7, 17), 0.9, 0.5, 0.6]  # 21 evaluations: the last tenth is two of them
 
 
-def test_the_table_shows_one_final_value_and_the_csv_all_three(tmp_path):
+EXPECTED = {"last": (65.0, 60.0), "best": (90.0, 90.0), "tail": (57.5, 55.0), "tail:3": (68.3333333, 66.6666667)}
+TITLES = {"last": "last", "best": "best", "tail": "mean of last tenth", "tail:3": "mean of last 3"}
+
+
+@pytest.mark.parametrize("final", EXPECTED)
+def test_the_table_shows_one_final_value_and_the_csv_all_three(final, tmp_path):
     runs = {"fedavg": [make_run(TWENTY), make_run([*TWENTY[:-1], 0.7])], "fedasync": [make_run(TWENTY)] * 2}
-    expected = {"last": (65.0, 60.0), "best": (90.0, 90.0), "tail": (57.5, 55.0), "tail:3": (68.3333333, 66.6666667)}
-    titles = {"last": "last", "best": "best", "tail": "mean of last tenth", "tail:3": "mean of last 3"}
-    for final in expected:
-        write_comparison(runs, tmp_path, plots=False, final=final)
-        title = f"accuracy, {titles[final]} (%)"
-        assert (tmp_path / "comparison.md").read_text().count("accuracy, ") == 1
-        assert f"| {title} |" in (tmp_path / "comparison.md").read_text()
-        rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
-        assert list(rows[0])[1] == title
-        for other in {final, "last", "best"} | ({"tail"} if not final.startswith("tail") else set()):
-            found = [float(row[f"accuracy, {titles[other]} (%)"]) for row in rows]
-            np.testing.assert_allclose(found, expected[other], rtol=1e-6)
-        low, high = (float(rows[0][f"95% interval (t) {end}"]) for end in ("low", "high"))
-        ends = interval([100 * final_accuracy(run, final) for run in runs["fedavg"]], limits=(0.0, 100.0))
-        assert (low, high) == (ends.low, ends.high)
-        assert f"[{low:.2f}, {high:.2f}]" in (tmp_path / "comparison.md").read_text()
-        assert "accuracy, best (%) 95% interval (t) low" in rows[0] or final == "best"
+    write_comparison(runs, tmp_path, plots=False, final=final)
+    title, markdown = f"accuracy, {TITLES[final]} (%)", (tmp_path / "comparison.md").read_text()
+    assert markdown.count("accuracy, ") == 1 and f"| {title} |" in markdown
+    rows = read_rows(tmp_path / "comparison.csv")
+    assert list(rows[0])[1] == title
+    for other in {final, "last", "best"} | ({"tail"} if not final.startswith("tail") else set()):
+        found = [float(row[f"accuracy, {TITLES[other]} (%)"]) for row in rows]
+        np.testing.assert_allclose(found, EXPECTED[other], rtol=1e-6)
+    low, high = (float(rows[0][f"95% interval (t) {end}"]) for end in ("low", "high"))
+    ends = interval([100 * final_accuracy(run, final) for run in runs["fedavg"]], limits=(0.0, 100.0))
+    assert (low, high) == (ends.low, ends.high) and f"[{low:.2f}, {high:.2f}]" in markdown
+    assert "accuracy, best (%) 95% interval (t) low" in rows[0] or final == "best"
 
 
-def test_the_target_is_a_share_of_the_final_value_that_is_shown():
-    runs = {"fedavg": [make_run(TWENTY)]}
-    for final, goal in (("last", 57.0), ("best", 85.5), ("tail", 52.25)):
-        (row,) = comparison(runs, final=final, further=True)
-        np.testing.assert_allclose(row["target (%)"].mean, goal, rtol=1e-6)
+@pytest.mark.parametrize(("final", "goal"), [("last", 57.0), ("best", 85.5), ("tail", 52.25)])
+def test_the_target_is_a_share_of_the_final_value_that_is_shown(final, goal):
+    (row,) = comparison({"fedavg": [make_run(TWENTY)]}, final=final, further=True)
+    np.testing.assert_allclose(row["target (%)"].mean, goal, rtol=1e-6)
 
 
 def test_comparison_without_accuracies_shows_the_final_loss():
@@ -131,12 +111,6 @@ def test_comparison_without_accuracies_shows_the_final_loss():
     (row,) = comparison({"asgd": [run]})
     assert list(row) == ["method", "loss, mean of last tenth", "updates", "sent (MB)"]
     assert row["loss, mean of last tenth"].mean == 0.5
-
-
-@pytest.mark.parametrize("name", ["tables", "progress", "metrics", "significance"])
-def test_the_examples_in_the_documentation(name):
-    result = doctest.testmod(importlib.import_module(f"fedjax_async.results.{name}"))
-    assert result.failed == 0
 
 
 def test_a_target_that_not_all_seeds_reach_is_counted(tmp_path):
