@@ -107,7 +107,7 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     """Killed one write later each time. A killed process leaves half a temporary file, which carries its number."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
     experiment = prepare(
-        Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
+        Settings(model="logistic", clients=4, updates=8, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
     )
     run_into(experiment, tmp_path / "whole")
     want, replace, deaths = contents(tmp_path / "whole"), os.replace, 0

@@ -12,7 +12,7 @@ from fedjax_async.notices import RunWarning
 from fedjax_async.results import Drawing, load, store
 from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
 from fedjax_async.results.swings import _owners
-from tests.results.test_peer_charts import PLAN, run_of
+from tests.results.test_plots import PLAN, run_of
 
 BASE = {"model": "logistic", "clients": 3, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
 

@@ -20,7 +20,7 @@ from fedjax_async.results.figure import WIDTHS
 from fedjax_async.results.sweep_table import swept_runs
 from tests.results.made_up import make_run, make_schedule
 from tests.results.test_measured import RUNS as MEASURED
-from tests.results.test_peer_charts import PLAN
+from tests.results.test_plots import PLAN
 from tests.results.test_sweep_report import a_sweep
 
 LONG = "fedbuff:server_lr=0.3,staleness=polynomial,exponent=0.5+swa:start=0.5@buffer:size=10,concurrency=100"

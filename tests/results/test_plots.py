@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.results import (
-    Drawing,
-    accuracy_curve,
-    curves,
-    gantt,
-    plots,
-    save_figure,
-    staleness_histogram,
-)
+from fedjax_async.clock import Delivery, Until, plan_peers
+from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, plots, save_figure
 from fedjax_async.results import figure as canvas
+from fedjax_async.results import staleness_histogram as histogram
+from fedjax_async.results.html_gantt import peer_gantt as html_chart
+from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
+from tests.results.page import array
 
 TWO = {
     "fedavg": [make_run([0.1, 0.3, 0.5]), make_run([0.1, 0.5, 0.7])],
@@ -81,7 +80,7 @@ def test_two_equal_labels_move_apart_evenly():
 
 def test_histogram_bars_are_the_shares_of_updates():
     run = make_run()
-    bars = staleness_histogram(run).axes[0].patches
+    bars = histogram(run).axes[0].patches
     counts = np.bincount(run.updates["staleness"])
     np.testing.assert_allclose([bar.get_height() for bar in bars], 100 * counts / counts.sum())
     np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], np.arange(counts.size))
@@ -90,7 +89,7 @@ def test_histogram_bars_are_the_shares_of_updates():
 def test_wide_histograms_group_whole_numbers_and_lose_nothing():
     run = make_run()
     wide = run._replace(updates=run.updates | {"staleness": np.arange(1001)})
-    bars = staleness_histogram(wide).axes[0].patches
+    bars = histogram(wide).axes[0].patches
     assert len(bars) <= 60
     np.testing.assert_allclose(sum(bar.get_height() for bar in bars), 100)
 
@@ -204,7 +203,7 @@ def test_pictures_for_a_paper(width, inches, long):
     for figure in (
         accuracy_curve(named, drawing=drawing),
         gantt(make_schedule(), drawing=drawing),
-        staleness_histogram(make_run(), drawing),
+        histogram(make_run(), drawing),
     ):
         figure.draw_without_rendering()
         assert figure.get_figwidth() == inches and figure.get_suptitle() == "A title"
@@ -240,3 +239,59 @@ def test_uploads_that_are_not_used_are_grey_in_a_gantt_chart():
     np.testing.assert_allclose(sorted(segment[0][0] for segment in ticks.get_segments()), schedule.time[:3])
     with pytest.raises(ValueError, match=r"used = \(2,\): must be bool"):
         gantt(schedule, used=np.ones(2, bool))
+
+
+# --- charts of runs without a server ------------------------------------------------------------------
+
+PLAN = plan_peers(
+    "push_sum:policy=discard,capacity=2",
+    "lognormal:mean=1,heterogeneity=1",
+    num_clients=6,
+    local_steps=1,
+    until=Until(time=8),
+    faults="drop:probability=0.1",
+)
+NAMES = {
+    Delivery.MIXED: "message mixed",
+    Delivery.SUPERSEDED: "message superseded by a newer one",
+    Delivery.OVERFLOWED: "message dropped from a full buffer",
+    Delivery.LOST: "message lost",
+    Delivery.WAITING: "message not mixed by the end",
+}
+
+
+def run_of(plan):
+    count = len(plan.client)
+    updates = {"staleness": np.arange(count) / 2, "accepted": np.arange(count) != 3}
+    return Run({}, {}, {"time": np.array([0.0, 8.0])}, updates, {}, {}, plan, {})
+
+
+def test_a_superseded_message_is_not_called_dropped():
+    counts = np.bincount(PLAN.outcome, minlength=6)
+    assert (counts[list(NAMES)] > 0).all(), "the plan must have all kinds"
+    legend = {text.get_text() for text in peer_gantt(PLAN, until=8).legends[0].get_texts()}
+    assert legend == set(NAMES.values())
+
+
+def test_the_page_has_every_event_and_message():
+    shown = html_chart(run_of(PLAN), 10_000)
+    traces = {each["name"]: each for each in shown.figure["data"]}
+    assert shown.note == "" and set(traces) == {"trained", "rejected", "inbox mixed", *NAMES.values()}
+    bars = {name: array(traces[name]["base"]) for name in ("trained", "rejected")}
+    np.testing.assert_array_equal(bars["rejected"], PLAN.start[[3]])
+    np.testing.assert_array_equal(np.sort(bars["trained"]), np.sort(np.delete(PLAN.start, 3)))
+    for kind, name in NAMES.items():
+        x, y = (array(traces[name][axis]).reshape(-1, 3) for axis in "xy")
+        mine = np.flatnonzero(PLAN.outcome == kind)
+        np.testing.assert_array_equal(x[:, 0], PLAN.end[PLAN.push_event[mine]])
+        np.testing.assert_array_equal(y[:, :2], np.stack([PLAN.client[PLAN.push_event[mine]], PLAN.receiver[mine]], 1))
+        assert np.isnan(x[:, 2]).all()
+
+
+def test_a_long_plan_is_cut_and_the_note_says_so():
+    shown = html_chart(run_of(PLAN), 110)
+    bars = sum(len(array(each["base"])) for each in shown.figure["data"] if each["type"] == "bar")
+    assert 0 < bars <= 110 / (1 + len(PLAN.receiver) / len(PLAN.client))
+    assert re.fullmatch(
+        rf"Shows {bars} of {len(PLAN.client)} events: events begun in the first [\d.]+ of 8 s\.", shown.note
+    )
