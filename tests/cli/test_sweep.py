@@ -54,8 +54,12 @@ def no_pictures(monkeypatch):
 
 
 def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
     out = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
-    assert "8 runs: mixing (2), lr (2), seed (2)" in out and "0 finished, 8 to train: 48 updates" in out
+    assert (
+        "8 runs: mixing (2), lr (2), seed (2)" in out
+        and f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
+    )
     assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
@@ -64,10 +68,8 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
         *("accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
-    assert (
-        header.startswith("run,mixing,lr,seed,tail_accuracy,last_accuracy,best_accuracy,tail_loss") and len(rows) == 8
-    )
-    assert "time_to_target" in header
+    assert header.startswith("run,mixing,lr,seed,tail_accuracy,last_accuracy,best_accuracy,tail_loss")
+    assert len(rows) == 8 and "time_to_target" in header
     assert load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
     before = contents(tmp_path / "out")
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # other tests compare pictures
