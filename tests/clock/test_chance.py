@@ -37,7 +37,7 @@ LAWS = {
     "standard_exponential": (lambda d: d.standard_exponential(), lambda x: -np.expm1(-x)),
     "standard_gamma of 0.4": (lambda d: d.standard_gamma(np.array(0.4)), gamma_law(0.4)),
     "standard_gamma of 3": (lambda d: d.standard_gamma(np.array(3.0)), gamma_law(3.0)),
-}
+}  # fmt: skip
 
 
 def square(seed=0, stream="noise", *before):
@@ -112,6 +112,7 @@ def test_a_number_depends_on_its_place_alone(seed, places):
             draws.random(),
             draws.standard_gamma(shape),
             draws.standard_normal(),
+            draws.standard_exponential(),
             draws.geometric(1 / (1 + shape)),
         )
 

@@ -21,21 +21,18 @@ from tests.clock.test_timing import TIMING_SPECS
 
 N = 6
 BUDGETS = [Until(updates=500), Until(steps=400), Until(time=900.0)]
-GONE = [  # nobody is left after a while
-    {"availability": "leaves:share=1,by=50"},
-    {"availability": "leaves:share=1,by=50,leaving=finish"},
+GONE = [
+    {"availability": "leaves:share=1,by=50"}, {"availability": "leaves:share=1,by=50,leaving=finish"},
     {"availability": "leaves:share=1,by=50,leaving=pause"},
     {"availability": "leaves:share=0.5,at=30+leaves:share=1,by=90", "faults": "drop"},
     {"availability": "TRACE"},  # a recording that ends
-]
+]  # fmt: skip
 CRASHED = [{"faults": "crash:probability=0.3,restart=1e6"}, {"faults": "crash:rate=0.02,restart=1e6+late:extra=5"}]
-STAY = [  # somebody always comes back
-    {},
-    {"availability": "leaves:share=0.3,by=50"},
-    {"availability": "periodic:on=30,off=20"},
+STAY = [
+    {}, {"availability": "leaves:share=0.3,by=50"}, {"availability": "periodic:on=30,off=20"},
     {"availability": "joins:share=1,by=40", "faults": "crash:restart=5"},
     {"availability": "sessions:on=30,off=30,leaving=lose", "faults": "drop+groups:count=2,up=50,down=9"},
-]
+]  # fmt: skip
 
 
 @pytest.fixture
