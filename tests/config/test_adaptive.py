@@ -16,7 +16,7 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
 from fedjax_async.results.sweep_table import EXECUTION
 from fedjax_async.types import Stop
-from tests.engine.test_checkpoint import Killed, killer
+from tests.engine.test_checkpoint import Killed
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(90, 4)).astype(np.float32)
@@ -91,19 +91,6 @@ def test_what_was_observed_and_chosen_is_in_the_run(oort):
     kept = load(folder)
     same(kept.probes["chosen"], chosen)
     assert kept.settings["policy"] == "oort"
-
-
-def test_a_killed_run_goes_on_in_its_folder(tmp_path):
-    options = {"policy": "power_of_choice:d=4", "checkpoint": 4, "plots": False, "dataset": "fashion_mnist_6k"}
-    options |= {"clients": 8, "batch_size": 64, "updates": 16}
-    common = {name: value for name, value in COMMON.items() if name != "data"} | options
-    want = simulate(**common, out=tmp_path / "whole")
-    with pytest.raises(Killed):
-        simulate(**common, out=tmp_path / "killed", progress=killer(9))
-    assert list((tmp_path / "killed" / "checkpoints").glob("*.npz"))
-    have = resume(tmp_path / "killed", plots=False)
-    same((learned(want), want.probes), (learned(have), have.probes))
-    assert counted(want) == counted(have)
 
 
 def test_a_sweep_runs_them_one_by_one():

@@ -47,12 +47,11 @@ USES = {
     "server": lambda given: resolved(settings(given)),
     "nodes": lambda given: resolved(settings(given, method="pushcen")),
     "reference": lambda given: settings(given, engine="reference"),
-    "sweep": lambda given: plan_groups([settings(given)]),
-    "trajectory": lambda given: trajectory(settings(given)),
+    "sweep": lambda given: plan_groups([settings(given)]), "trajectory": lambda given: trajectory(settings(given)),
     "own_client": lambda given: settings_from(None, {"updates": 4, "client": CLIENT, **given}),
     "adaptive": lambda given: resolved(settings(given, policy="uniform")),
     "dealt": lambda given: data_of(settings({**given, "dataset": DEALT})),
-}
+}  # fmt: skip
 REFUSED = [(use, name) for use in USES for name in without_effect(use)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Metric, Settings, models, register, registry, resume, simulate
+from fedjax_async import Metric, Settings, models, register, registry, simulate
 from fedjax_async.config import plugins, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.measures import metrics_of
@@ -40,7 +40,8 @@ def misses(outputs, y):
 
 
 def test_names_and_functions_are_columns_and_a_run_without_them_is_written_as_before():
-    run = simulate(**SMALL, metrics={"hits": hits, "miss_error": misses, "first": "top:k=1"}, train_examples=50)
+    metrics = {"hits": hits, "miss_error": misses, "first": "top:k=1"}
+    run = simulate(**SMALL, metrics=metrics, train_examples=50, engine="reference")
     np.testing.assert_allclose(run.evaluations["hits"], run.evaluations["accuracy"], atol=1e-6)
     np.testing.assert_array_equal(run.evaluations["first"], run.evaluations["hits"])
     np.testing.assert_allclose(run.evaluations["miss_error"], 1 - run.evaluations["accuracy"], atol=1e-6)
@@ -145,31 +146,15 @@ def test_a_sweep_over_metrics_by_name_and_by_option():
     assert columns == ["macro_f1", "top3", "top5"]
 
 
-def test_a_run_with_functions_is_resumed_with_the_same_ones_only(tmp_path):
-    class Killed(Exception):
-        pass
-
-    def killer(done, total, **status):
-        if done >= 4:
-            raise Killed
-
-    asked = SMALL | {"metrics": {"hits": hits, "miss_error": misses}}
-    with pytest.raises(Killed):
-        simulate(**asked, checkpoint=2, out=tmp_path / "a", plots=False, progress=killer)
+def test_settings_come_back_from_a_file_with_the_same_functions_only():
+    settings = Settings(**SMALL, metrics={"hits": hits, "miss_error": misses}, fine_tune=3, test_fraction=0.2)
+    saved = json.loads(json.dumps(as_dict(settings)))
+    assert from_dict(saved, {"metrics": {"hits": hits, "miss_error": misses}}) == settings
+    assert as_dict(from_dict(saved)) == saved
     for wrong in ({"hits": misses, "miss_error": misses}, {"hits": hits}):
         with pytest.raises(ValueError, match="metrics"):
-            resume(tmp_path / "a", plots=False, metrics=wrong)
+            from_dict(saved, {"metrics": wrong})
     with pytest.raises(ValueError, match="metrics = 'hits,miss_error': is a part of your own; give it again"):
-        resume(tmp_path / "a", plots=False)
-    have, want = resume(tmp_path / "a", plots=False, metrics=asked["metrics"]), simulate(**asked)
-    for name, values in want.evaluations.items():
-        np.testing.assert_array_equal(have.evaluations[name], values, err_msg=name)
-
-
-def test_settings_come_back_from_a_file():
-    settings = Settings(**SMALL, metrics={"hits": hits}, fine_tune=3, test_fraction=0.2)
-    saved = json.loads(json.dumps(as_dict(settings)))
-    assert from_dict(saved, {"metrics": {"hits": hits}}) == settings
-    assert as_dict(from_dict(saved)) == saved
+        prepare(from_dict(saved))
     named = Settings(**SMALL, metrics="top:k=3,macro_f1", train_loss=True)
     assert from_dict(as_dict(named)) == named and "own" not in as_dict(named)

@@ -50,25 +50,18 @@ def test_a_factory_that_takes_a_compressor_gets_the_one_of_the_run():
     assert other.schedule.message_bytes > 2 * one.schedule.message_bytes
 
 
-@pytest.mark.parametrize(
-    ("preset", "factory", "message"),
-    [
-        ({"timing": "every"}, lambda stays: 1, "preset.timing = 'every': must be left out of a method without a serv"),
-        ({"topology": "ring"}, lambda *, x=1: x, "preset.topology = 'ring': must be left out of a method with a serv"),
-        ({"exchange": "mea"}, lambda stays: 1, "exchange = 'mea': unknown; did you mean 'mean'"),
-        ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of clock.TOPOLOGIES"),
-        ({"compress": "sign"}, lambda stays: 1, "preset.compress = 'sign': must be left out: it takes none"),
-        ({}, lambda stays, compressor: 1, "preset.compress = None: must be a compressor such as"),
-        ({}, lambda nodes: 1, r"method mine = \['nodes'\]: must be .*, or without a server def mine\(stays, \*"),
-        ({}, lambda stays: 1, r"method mine = '1': must be a factory of a PeerAlgorithm"),
-        ({}, lambda stays: {}["inside"], r"method = 'mine': its factory raised KeyError: 'inside'"),
-        (
-            {},
-            lambda *, x=1: full_models(bool),
-            r"must be a factory of a ServerAlgorithm .*: def mine\(stays, \*, ...\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("preset", "factory", "message"), [
+    ({"timing": "every"}, lambda stays: 1, "preset.timing = 'every': must be left out of a method without a serv"),
+    ({"topology": "ring"}, lambda *, x=1: x, "preset.topology = 'ring': must be left out of a method with a serv"),
+    ({"exchange": "mea"}, lambda stays: 1, "exchange = 'mea': unknown; did you mean 'mean'"),
+    ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of clock.TOPOLOGIES"),
+    ({"compress": "sign"}, lambda stays: 1, "preset.compress = 'sign': must be left out: it takes none"),
+    ({}, lambda stays, compressor: 1, "preset.compress = None: must be a compressor such as"),
+    ({}, lambda nodes: 1, r"method mine = \['nodes'\]: must be .*, or without a server def mine\(stays, \*"),
+    ({}, lambda stays: 1, r"method mine = '1': must be a factory of a PeerAlgorithm"),
+    ({}, lambda stays: {}["inside"], r"method = 'mine': its factory raised KeyError: 'inside'"),
+    ({}, lambda *, x=1: full_models(bool), r"must be a factory of a ServerAlgorithm .*: def mine\(stays, \*, ...\)"),
+])  # fmt: skip
 def test_what_cannot_be_registered_or_used(preset, factory, message):
     with pytest.raises(ValueError, match=message):
         register("method", "mine", **preset)(factory)
@@ -79,29 +72,20 @@ def one_message(row):
     return jax.tree.map(lambda leaf: leaf[None], row)
 
 
-@pytest.mark.parametrize(
-    ("field", "function", "message"),
-    [
-        ("init", lambda params: params[0], r"peer.init: must be a function init\(params\) -> row; it raised KeyError"),
-        (
-            "wake",
-            lambda row, inbox, event: {"a": 1},
-            r"peer.wake returned .*: must return a row of the structure .*peer.init",
-        ),
-        (
-            "wake",
-            lambda row, inbox: row,
-            r"peer.wake: must be a function wake\(row, inbox, event\) -> row; it raised TypeError",
-        ),
-        ("add", lambda inbox, row, message, weight: weight, "peer.add returned .*: must return an inbox of the struct"),
-        ("add", lambda inbox, row, message, weight: message["no"], r"peer.add: must be .* it raised KeyError: 'no'"),
-        ("start", lambda row: row, "peer.start returned .*: must return a Message"),
-        ("params", lambda row: jnp.zeros(3), "peer.params returned .*: must return params of the structure"),
-        ("push", lambda row, upload, event: (row, upload), r"peer.push returned .*: must return \(row, messages, col"),
-        ("push", lambda row, upload, event: (row, row, {}), r"peer.push's messages returned .*: .* \[F, ...\], F = 1"),
-        ("push", lambda row, upload, event: (row, one_message(row), {"x": "y"}), "peer.push's columns returned"),
-    ],
-)
+@pytest.mark.parametrize(("field", "function", "message"), [
+    ("init", lambda params: params[0], r"peer.init: must be a function init\(params\) -> row; it raised KeyError"),
+    ("wake", lambda row, inbox, event: {"a": 1},
+     r"peer.wake returned .*: must return a row of the structure .*peer.init"),
+    ("wake", lambda row, inbox: row,
+     r"peer.wake: must be a function wake\(row, inbox, event\) -> row; it raised TypeError"),
+    ("add", lambda inbox, row, message, weight: weight, "peer.add returned .*: must return an inbox of the struct"),
+    ("add", lambda inbox, row, message, weight: message["no"], r"peer.add: must be .* it raised KeyError: 'no'"),
+    ("start", lambda row: row, "peer.start returned .*: must return a Message"),
+    ("params", lambda row: jnp.zeros(3), "peer.params returned .*: must return params of the structure"),
+    ("push", lambda row, upload, event: (row, upload), r"peer.push returned .*: must return \(row, messages, col"),
+    ("push", lambda row, upload, event: (row, row, {}), r"peer.push's messages returned .*: .* \[F, ...\], F = 1"),
+    ("push", lambda row, upload, event: (row, one_message(row), {"x": "y"}), "peer.push's columns returned"),
+])  # fmt: skip
 def test_what_nodes_return_is_checked_before_the_run(field, function, message):
     method = PeerMethod(lambda stays: full_models(stays)._replace(**{field: function}), exchange="mean")
     with pytest.raises(ValueError, match=message):

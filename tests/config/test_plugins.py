@@ -77,8 +77,8 @@ KINDS = {
 def test_registered_names_run_as_the_built_in_ones():
     for kind, (factory, _, _) in KINDS.items():
         assert register(kind, "mine")(factory) is factory
-    own, builtin = (simulate(**SMALL | {kind: entry[k] for kind, entry in KINDS.items()}) for k in (1, 2))
-    equal(own, builtin)
+    given = SMALL | {"engine": "reference"}
+    equal(*(simulate(**given | {kind: entry[k] for kind, entry in KINDS.items()}) for k in (1, 2)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +103,8 @@ def test_a_name_that_may_be_a_plugins_says_how_to_load_it():
 
 def test_a_client_has_a_setting_of_its_own():
     register("client", "mine")(training)
-    equal(simulate(client="mine:momentum=0.5", **SMALL), simulate(optimizer="sgd:momentum=0.5", **SMALL))
+    own, builtin = ({"client": "mine:momentum=0.5"}, {"optimizer": "sgd:momentum=0.5"})
+    equal(*(simulate(**SMALL, engine="reference", **given) for given in (own, builtin)))
     with pytest.raises(ValueError, match=r"option of client mine = 'momentun': unknown; did you mean 'momentum'"):
         simulate(client="mine:momentun=0.5", **SMALL)
     with pytest.raises(ValueError, match="client = 'other': unknown"):
@@ -200,7 +201,7 @@ REPLACED = {
     "compress": ([lambda *, r=r: COMPRESSORS["topk"](ratio=r) for r in (0.1, 0.2)], lambda run: run.traffic.up),
     "optimizer": ([lambda lr, *, m=m: optax.sgd(lr, m) for m in (0.5, 0.9)], lambda run: run.components.client),
     "timing": ([lambda *, n=n: TIMINGS["buffer"](size=n) for n in (1, 2)], lambda run: run.schedule.closes.tolist()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REPLACED)

@@ -31,16 +31,13 @@ def test_given_roles_replace_the_usual_ones():
     assert roles_of(paths) == roles_of(paths, {}) and list(roles_of(paths)) == paths
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"lr": "tune"}, r"roles\['lr'\] = 'tune': must be one of tuned, compared, world, seed"),
-        ({"epochs": "tuned"}, "roles = 'epochs': must be a setting that is swept: lr, seed"),
-        ({"lr": "seed"}, r"roles\['lr'\] = 'seed': must be seed for the setting seed, and another role for other"),
-        ({"seed": "world"}, r"roles\['seed'\] = 'world': must be seed for the setting seed"),
-        ({"lr": 3}, r"roles\['lr'\] = 3: must be one of tuned"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"lr": "tune"}, r"roles\['lr'\] = 'tune': must be one of tuned, compared, world, seed"),
+    ({"epochs": "tuned"}, "roles = 'epochs': must be a setting that is swept: lr, seed"),
+    ({"lr": "seed"}, r"roles\['lr'\] = 'seed': must be seed for the setting seed, and another role for other"),
+    ({"seed": "world"}, r"roles\['seed'\] = 'world': must be seed for the setting seed"),
+    ({"lr": 3}, r"roles\['lr'\] = 3: must be one of tuned"),
+])  # fmt: skip
 def test_bad_roles(given, says):
     with pytest.raises(ValueError, match=says):
         roles_of(["lr", "seed"], given)

@@ -50,12 +50,6 @@ def test_a_batch_longer_than_every_shard_is_the_whole_shard():
     assert length_of_batch(runs[0].settings, runs[0].components.data) == runs[0].components.data.size.max() < 5000
 
 
-def test_clients_evaluated_on_their_own_rows():
-    run = simulate(updates=4, per_client=True, test_fraction=0.2, clients=4, partition="iid", eval_updates=2, **SMALL)
-    assert run.per_client["accuracy"].shape == (3, 4)
-    np.testing.assert_allclose(run.per_client["accuracy"].mean(axis=1), run.evaluations["accuracy"], atol=1e-6)
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"model": "logistic:num_classes=3"}, "model outputs = 3"), ({"compute": "float64"}, "64-bit"),
     ({"per_client": True}, "test_fraction"), ({"method": 5}, "method"), ({"lanes": 2.0}, "lanes = 2.0"),

@@ -136,13 +136,10 @@ def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
         plan_groups(settings, memory_limit=limit, lanes=4)
 
 
-@pytest.mark.parametrize(("runs", "lanes", "batches"), [(1, 1, 2), (2, 2, 1)])
+@pytest.mark.parametrize(("runs", "lanes", "batches"), [(1, 1, 2), (2, 2, 1), (3, 2, 1)])
 def test_a_group_of_one_run_trains_two_batches_at_a_time(runs, lanes, batches):
-    settings = varied(seed=range(runs))
-    groups, found = swept(settings, lanes=2)
+    groups = plan_groups(varied(seed=range(runs)), lanes=2)
     assert [(group.lanes, group.batches) for group in groups] == [(lanes, batches)]
-    for one, have in zip(settings, found, strict=True):
-        equal(have, execute(prepare(one)))
 
 
 def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
