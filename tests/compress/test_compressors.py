@@ -350,6 +350,8 @@ def test_leaves_of_several_types_and_groups_with_keys_of_their_own():
     assert out["a"].dtype == jnp.bfloat16 and out["b"].dtype == jnp.float32
     each = jax.jit(on_tree(qsgd(levels=1), tree, group=GROUPINGS["tensor"]).compress)(KEY, tree)
     assert (np.asarray(each[0].level) != np.asarray(each[1].level)).any()
+    together = jax.eval_shape(whole.compress, KEY, tree)[0]
+    assert [part.norm.dtype for part in (each[0], each[1], together)] == [jnp.bfloat16, jnp.float32, jnp.float32]
 
 
 # --- bad input --------------------------------------------------------------------------------
