@@ -132,18 +132,3 @@ SIZES = {
     "char_gru": 82 * 16 + 17 * 384 + 3 * 128**2 + 128 + 129 * 82,  # 67,698
     "char_transformer": 82 * 64 + 80 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64 + 65 * 82,  # 115,794
 }
-
-
-@pytest.mark.parametrize(
-    ("spec", "named"),
-    [
-        ("char_gru:hidden=0", "hidden = 0"),
-        ("char_gru:last=2", "last = 2"),
-        ("char_transformer:heads=3", "width = 64: must be a multiple of heads = 3"),
-    ],
-)
-def test_bad_specs_are_named(spec, named):
-    with pytest.raises(ValueError, match=named):
-        make(spec)
-    with pytest.raises(ValueError, match=r"input_shape = \(28, 28, 1\): must be \(length,\)"):
-        make("char_gru", input_shape=(28, 28, 1))
