@@ -176,12 +176,16 @@ def test_there_and_back_is_the_same_to_the_bit(spec, shape):
 
 
 def test_statistics_have_pytorchs_names():
-    _, params, _ = drawn("vgg11:width=0.05", (32, 32, 3))
+    def layer(channels):
+        return {"conv": {"kernel": np.zeros((3, 3, 2, channels))}, "norm": {"scale": np.zeros(channels)}}
+
+    mean = np.arange(4.0)
+    statistics = {name: {"norm": {"mean": mean, "var": mean}} for name in ("conv1", "conv2")}
+    params = {"params": {"conv1": layer(4), "conv2": layer(4)}, "batch_stats": statistics}
     state = to_torch(params, modules={"conv1": "features.0"})
-    mean = params["batch_stats"]["conv1"]["norm"]["mean"]
     np.testing.assert_array_equal(state["features.0.norm.running_mean"], mean)
     assert state["conv2.norm.num_batches_tracked"].shape == () and state["conv2.norm.num_batches_tracked"] == 0
-    assert state["conv8.norm.weight"].shape == params["params"]["conv8"]["norm"]["scale"].shape
+    assert state["conv2.norm.weight"].shape == (4,)
 
 
 def test_what_does_not_fit_is_named():

@@ -15,6 +15,7 @@ from fedjax_async.models.weights import filled, read_arrays, write_arrays
 ARRAYS = {
     "conv/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
     "count": np.array(7, np.int64),
+    "double": np.array([0.1, -2.0]),
     "empty": np.zeros((0, 2), np.float32),
     "half": np.array([1.5, -2], np.float16),
     "mask": np.array([True, False]),
@@ -48,29 +49,38 @@ def test_the_library_of_safetensors_reads_ours_and_we_read_its(tmp_path):
         assert opened.metadata() == {"format": "pt"}
 
 
-def _file(folder, content):
-    path = folder / "m.safetensors"
+def _file(folder, content, name="m.safetensors"):
+    path = folder / name
     path.write_bytes(content)
     return path
 
 
-def test_what_cannot_be_used_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"^extension of the file of weights = '\.h5': .*\.npz"):
-        read_arrays(tmp_path / "w.h5")
-    with pytest.raises(ValueError, match=r"^weights = '.*w\.npz': must be a file, but there is none$"):
-        read_arrays(tmp_path / "w.npz")
-    with pytest.raises(ValueError, match=r"^extension of the file of weights = '\.pt'"):
-        write_arrays(tmp_path / "w.pt", ARRAYS)
-    with pytest.raises(ValueError, match=r"^array x = 'complex64': must be F64, "):
-        write_arrays(tmp_path / "w.safetensors", {"x": np.zeros(2, np.complex64)})
-    (tmp_path / "objects.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"^objects\.npz = a damaged file: must be an \.npz archive"):
-        read_arrays(tmp_path / "objects.npz")
-    deep = b"[" * 100_000
-    with pytest.raises(ValueError, match=r"^m\.safetensors = a header of 100000 bytes: must be JSON"):
-        models.read_safetensors(_file(tmp_path, len(deep).to_bytes(8, "little") + deep))
-    like = {"w": jnp.zeros((2, 3))}
-    for arrays, found in (({"w": np.zeros(6)}, r"\(6,\): must be \(2, 3\)"), ({}, "'none': must be ")):
-        with pytest.raises(ValueError, match=rf"^shape of w in mine = {found}"):
-            filled(like, arrays, "mine")
-    assert filled(like, {"w": np.ones((2, 3))}, "mine")["w"].dtype == jnp.float32
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda folder: read_arrays(folder / "w.h5"), r"^extension of the file of weights = '\.h5': .*\.npz"),
+        (lambda folder: read_arrays(folder / "w.npz"), r"^weights = '.*w\.npz': must be a file, but there is none$"),
+        (lambda folder: write_arrays(folder / "w.pt", ARRAYS), r"^extension of the file of weights = '\.pt'"),
+        (
+            lambda folder: write_arrays(folder / "w.safetensors", {"x": np.zeros(2, np.complex64)}),
+            r"^array x = 'complex64': must be F64, ",
+        ),
+        (lambda folder: read_arrays(_file(folder, b"PK", "o.npz")), r"^o\.npz = a damaged file: must be an \.npz arch"),
+        (
+            lambda folder: models.read_safetensors(_file(folder, (100_000).to_bytes(8, "little") + b"[" * 100_000)),
+            r"^m\.safetensors = a header of 100000 bytes: must be JSON",
+        ),
+        (
+            lambda _: filled({"w": np.zeros((2, 3))}, {"w": np.zeros(6)}, "mine"),
+            r"^shape of w in mine = \(6,\): must be",
+        ),
+        (lambda _: filled({"w": np.zeros((2, 3))}, {}, "mine"), "^shape of w in mine = 'none': must be "),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path)
+
+
+def test_arrays_get_the_dtype_of_the_params():
+    assert filled({"w": jnp.zeros((2, 3))}, {"w": np.ones((2, 3))}, "mine")["w"].dtype == jnp.float32
