@@ -11,11 +11,7 @@ from fedjax_async.theory.closed_forms import glm_loss, quadratic_fixed_point
 from fedjax_async.theory.fedavg_dynamics import server_field
 from fedjax_async.theory.fixed_points import fixed_point, fixed_point_shift, minimiser
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.float64
 
 
 def quadratics(seed, equal=False, clients=3, dim=4):
@@ -82,8 +78,9 @@ def test_with_equal_curvatures_or_one_step_the_first_order_vanishes():
         np.testing.assert_allclose(found.point, lowest, atol=1e-10)
 
 
-def test_bad_input():
-    for call, field in [
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: fixed_point(jnp.sin, jnp.ones(2), lr=0), "lr = 0"),
         (lambda: fixed_point(jnp.sin, jnp.ones(2), tol=0.0), "tol = 0"),
         (lambda: fixed_point(jnp.sin, jnp.ones(2), steps=0), "steps = 0"),
@@ -92,6 +89,8 @@ def test_bad_input():
         (lambda: fixed_point_shift([], 0.1, 2, jnp.ones(2)), "number of clients = 0"),
         (lambda: fixed_point_shift([jnp.sum], 0.0, 2, jnp.ones(2)), "gamma = 0"),
         (lambda: fixed_point_shift([jnp.sum], 0.1, 0, jnp.ones(2)), "k = 0"),
-    ]:
-        with pytest.raises(ValueError, match=field):
-            call()
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
