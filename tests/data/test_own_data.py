@@ -1,8 +1,7 @@
-"""Data of your own: defects are named and refused before the run, and good data give the same run as ``federate``."""
+"""Data of your own: defects are named and refused before the run, and good data are those of ``federate``."""
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import simulate
 from fedjax_async.config import Settings, prepare
 from fedjax_async.data import (
     Dataset,
@@ -123,10 +121,7 @@ DEFECTS = [
     (changed("size", 1, 0), r"data.size[1] = 0: must be from 1 to 24, the length of data.order"),
     (changed("size", 2, -1), r"data.size[2] = -1: must be from 1 to 24"),
     (changed("size", 3, 25), r"data.size[3] = 25: must be from 1 to 24"),
-    (
-        changed("size", 3, 11),
-        r"data.offset[3] = 14: must be from 0 to 13, so that 11 rows lie within the 24 of data.or",
-    ),
+    (changed("size", 3, 11), r"data.offset[3] = 14: must be from 0 to 13, so that 11 rows lie within the 24 of data"),
     (changed("offset", 0, -1), r"data.offset[0] = -1: must be from 0 to 21"),
     (changed("order", 4, ROWS), r"data.order[4] = 24: must be a row of data.x, from 0 to 23"),
     (changed("order", 0, -1), r"data.order[0] = -1: must be a row of data.x"),
@@ -141,10 +136,7 @@ DEFECTS = [
     (changed("test_size", 3, -1), r"data.test_size[3] = -1: must be from 0 to 8"),
     (made_up(test_offset=None), r"data.test_offset = 'NoneType': must be a NumPy or JAX array"),
     (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 24: must be a row of data.x, from 0 to 23"),
-    (
-        made_up(validation_size=np.ones(3, int)),
-        r"data.validation_size = '3 entries': must be 4 entries, one per client",
-    ),
+    (made_up(validation_size=np.ones(3, int)), r"data.validation_size = '3 entries': must be 4 entries, one per cli"),
     (changed("validation_offset", 1, 4), r"data.validation_offset[1] = 4: must be from 0 to 3"),
 ]
 
@@ -157,22 +149,20 @@ def test_a_defect_is_refused_by_name_before_the_run(data, message):
 
 
 def test_good_data_come_back_as_they_are():
-    for data in (
-        made_up(),
-        without_num_classes(),
-        made_up(x=jnp.asarray(made_up().x)),
-        made_up(test_size=made_up().size * 0),
-    ):
+    own = made_up()
+    for data in (own, without_num_classes(), made_up(x=jnp.asarray(own.x)), made_up(test_size=own.size * 0)):
         assert check_data(data) is data
     with pytest.raises(ValueError, match=r"^data = 'dict': must be FederatedData"):
         check_data({})
 
 
-def test_wider_tables_become_int32_and_give_the_same_run():
+def test_wider_tables_become_int32():
     wide = {name: getattr(made_up(), name).astype(np.int64) for name in ("order", "offset", "size", "test_order")}
     data = check_data(made_up(**wide))
-    assert all(getattr(data, name).dtype == np.int32 for name in wide) and data.x is made_up(x=data.x).x
-    same_runs(simulate(**SMALL, data=made_up()), simulate(**SMALL, data=made_up(**wide)))
+    for name, table in wide.items():
+        assert getattr(data, name).dtype == np.int32
+        np.testing.assert_array_equal(getattr(data, name), table)
+    assert data.x is made_up(x=data.x).x
 
 
 def test_the_first_bad_value_is_found_beyond_the_first_block():
@@ -234,14 +224,6 @@ def pairs(data):
     return [(data.x[own], data.y[own]) for own in rows], (data.test_x, data.test_y)
 
 
-def same_runs(one, other):
-    assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
-    for mine, theirs in ((one.evaluations, other.evaluations), (one.updates, other.updates)):
-        assert mine.keys() == theirs.keys()
-        for column in mine:
-            np.testing.assert_array_equal(mine[column], theirs[column], err_msg=column)
-
-
 @st.composite
 def federations(draw):
     """A data set with natural owners, of labels or of targets."""
@@ -277,17 +259,6 @@ def test_any_federation_passes_and_holds_the_same_clients(dataset, kind):
     np.testing.assert_array_equal(parts.test_size, data.size)
 
 
-@pytest.mark.slow
-@settings(max_examples=5)
-@given(dataset=federations())
-def test_the_run_is_that_of_federate(dataset):
-    wanted = federate(dataset, "natural")
-    clients, test = pairs(wanted)
-    own = SMALL | {"model": "logistic" if dataset.num_classes else "linear", "lr": 0.01}
-    one = simulate(**own, data=from_arrays(clients, test, num_classes=dataset.num_classes))
-    same_runs(one, simulate(**own, data=wanted))
-
-
 def test_types_are_taken_as_they_come():
     x, y = made_up().x, made_up().y
     for images, wanted in (((9, 4, 4), decode.unit_images), ((9, 4, 4, 3), decode.unit_images), ((9, 4), decode.as_is)):
@@ -301,10 +272,8 @@ def test_types_are_taken_as_they_come():
     assert (data.name, data.x.dtype, data.y.dtype, data.num_classes) == ("mixed", np.float64, np.int32, CLASSES)
     assert from_arrays([(x, y.astype(np.float32))], (x, y.astype(np.float64))).num_classes is None
     assert from_arrays([(x, y)], (x, y), num_classes=7).num_classes == 7
-    run = simulate(
-        **SMALL, data=from_arrays([(x, y)] * 3, client_tests=[(x, y), (x[:0], y[:0]), (x[:2], y[:2])]), per_client=True
-    )
-    assert np.isnan(run.per_client["accuracy"][-1]).tolist() == [False, True, False]
+    parts = from_arrays([(x, y)] * 3, client_tests=[(x, y), (x[:0], y[:0]), (x[:2], y[:2])])
+    assert parts.test_size.tolist() == [ROWS, 0, 2]
 
 
 X, Y = made_up().x, made_up().y
@@ -338,10 +307,7 @@ GOOD = (X, Y)
         ({"test": None, "client_tests": [(X[:0], Y[:0])]}, "client_tests = 'no rows': must be at least one row"),
         ({"test": (FakeTensor(X, device="cuda:0"), Y)}, "test.x = 'a tensor on cuda:0': must be on the CPU"),
         ({"test": (FakeTensor(X, dtype="bfloat16"), Y)}, "test.x = 'torch.bfloat16': must be of a type that NumPy has"),
-        (
-            {"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)},
-            "test.x = 'torch.sparse_coo tensor of torch.float32'",
-        ),
+        ({"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)}, "test.x = 'torch.sparse_coo tensor of torch.float32"),
         ({"name": 3}, "name = 3: must be of letters, digits"),
         ({"decode": 3}, "data.decode = 3: must be a function"),
     ],

@@ -5,16 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import hashing
 from fedjax_async.data import Generated, Identity, client_rows, generate, generated
-from fedjax_async.local import local_training, run_job
-from fedjax_async.models import linear
-from fedjax_async.types import ClientData, Message
 
 
 def numbered(parameters, client, position):
@@ -23,14 +18,14 @@ def numbered(parameters, client, position):
     return x, (client + position) % 3
 
 
-def numbered_data(sizes, base=0, **fields):
+def numbered_data(sizes, base=0, function=numbered, **fields):
     parameters = {"base": np.int32(base)}
     x, y = generate(numbered, np.arange(4), np.zeros(4), parameters)
     defaults = {"test_x": x, "test_y": y, "parameters": parameters, "num_classes": 3}
-    return generated(numbered, sizes=np.asarray(sizes), **(defaults | fields))
+    return generated(function, sizes=np.asarray(sizes), **(defaults | fields))
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), base=st.integers(0, 200))
 def test_every_client_reads_its_own_examples(sizes, base):
     data = numbered_data(sizes, base)
@@ -83,32 +78,6 @@ def test_other_parameters_are_the_same_program():
     np.testing.assert_array_equal(second[:, 0], first[:, 0] + 5)
 
 
-def gaussian(seed, client, position):
-    noise = hashing.normal(hashing.words(hashing.fold(hashing.fold((seed, seed), client), position), 6))
-    y = position % 2
-    return noise + jnp.where(y == 1, 1.0, -1.0), y
-
-
-def test_training_on_generated_data_is_training_on_the_same_data_in_memory():
-    seed = np.uint32(3)
-    x, y = generate(gaussian, np.arange(50, 70), np.arange(20), seed)
-    data = generated(gaussian, sizes=np.array([40, 25]), test_x=x, test_y=y, parameters=seed, num_classes=2)
-    model = linear(input_shape=(6,))
-    client = local_training(model, optimizer=optax.sgd(0.1), batch_size=16)
-    message = Message(model.init(jax.random.key(0)), (), jnp.int32(0))
-    own = ClientData(data.x, data.y, data.order, jnp.int32(data.offset[1]), jnp.int32(data.size[1]))
-    rows = client_rows(data, 1)
-    copied = ClientData(data.x[rows], data.y[rows], jnp.arange(25), jnp.int32(0), jnp.int32(25))
-
-    @jax.jit
-    def trained(view):
-        return run_job(client, jax.random.key(1), message, (), view, 7)[0]
-
-    for one, other in zip(jax.tree.leaves(trained(own)), jax.tree.leaves(trained(copied)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        assert np.abs(one).max() > 1e-3
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -119,13 +88,9 @@ def test_training_on_generated_data_is_training_on_the_same_data_in_memory():
         ({"test_y": np.zeros(3, np.int32)}, "^test_y = "),
         ({"test_x": np.zeros((0, 2)), "test_y": np.zeros(0)}, "^test_x = 'no rows'"),
         ({"test_x": np.zeros((4, 3), np.uint8)}, "^test_x = "),
+        ({"function": lambda p, c, i: c}, "^function = "),
     ],
 )
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         numbered_data(**({"sizes": [2, 2]} | change))
-
-
-def test_a_function_must_return_a_pair():
-    with pytest.raises(ValueError, match=r"^function = "):
-        generated(lambda p, c, i: c, sizes=np.ones(2, int), test_x=np.zeros(1), test_y=np.zeros(1))

@@ -182,8 +182,7 @@ def follow(
         gap=loss(first) - loss(best), events=events, clients=clients, local_steps=steps, lr=lr, smoothness=h.max(),
         variance=0.0, heterogeneity=spread_of, squared_gradient=max(squares), error=error,
         share=columns["shares"].min(), largest_share=columns["shares"].max(), sent=columns["sent"].max(), weight=weight,
-        radius=max(norms),
-        staleness=waits, disagreement=columns["disagreements"][0],
+        radius=max(norms), staleness=waits, disagreement=columns["disagreements"][0],
     )  # fmt: skip
     return Followed(*columns.values(), constants)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -114,44 +113,6 @@ constants = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-@given(c=constants, factor=st.floats(1.01, 4))
-def test_harder_problems_have_larger_bounds(name, c, factor):
-    """Each term is proportional to its constant, and does not fall with smoothness or delays."""
-    bound = functools.partial(BOUNDS[name], beyond=True)
-    before = np.array(bound(c))
-    for place, field in enumerate(("gap", "variance", "heterogeneity")):
-        expected = before * np.where(np.arange(3) == place, factor, 1.0)
-        np.testing.assert_allclose(bound(c._replace(**{field: factor * getattr(c, field)})), expected, rtol=1e-12)
-    rough = np.array(bound(c._replace(smoothness=factor * c.smoothness)))
-    assert rough[1] > before[1] and (rough >= before).all()
-    for field in DelayStatistics._fields[1:]:
-        delays = c.delays._replace(**{field: factor * getattr(c.delays, field)})
-        assert (np.array(bound(c._replace(delays=delays))) >= before * (1 - 1e-12)).all()
-    later = np.array(bound(c._replace(delays=DelayStatistics(100, *(factor * np.array(c.delays[1:]))))))
-    assert later[0] == before[0] and (later[1:] > before[1:]).all()
-    longer = np.array(bound(c._replace(delays=c.delays._replace(server_steps=factor * c.delays.server_steps))))
-    np.testing.assert_allclose(longer, before / [factor, 1, 1], rtol=1e-12)
-
-
-@given(c=constants, factor=st.floats(1.01, 4))
-def test_longer_delays_need_smaller_rates_and_weaker_compression(c, factor):
-    later = c._replace(delays=c.delays._replace(tau_max=factor * c.delays.tau_max))
-    for largest in (largest_lr_asynfl, largest_lr_asynflc, largest_lr_asynflc_ef):
-        assert largest(later) < largest(c)
-    assert smallest_gamma_asynflc(later.delays.tau_max) > smallest_gamma_asynflc(c.delays.tau_max) >= 0.75
-
-
-@given(c=constants, more=st.floats(0.01, 0.9))
-def test_compression_enters_error_feedback_only_and_makes_it_worse(c, more):
-    worse = c._replace(gamma=c.gamma * more)
-    one, other = (np.array(asynflc_ef_bound(each, beyond=True)) for each in (c, worse))
-    assert (other[1:] > one[1:]).all()
-    assert largest_lr_asynflc_ef(worse) < largest_lr_asynflc_ef(c)
-    for bound in (asynfl_bound, asynflc_bound):  # the second as printed
-        assert bound(worse, beyond=True) == bound(c, beyond=True)
-
-
 def test_learning_rates_by_hand():
     c = HERE  # eta_g K L = 18.75, tau_max = 9: 9^1.5 = 27, 10^1.5 * 9 = 284.6
     np.testing.assert_allclose(largest_lr_asynfl(c), 1 / (math.sqrt(2592) * 27 * 18.75))
@@ -172,7 +133,8 @@ def test_bounds_refuse_learning_rates_that_their_theorems_do_not_admit(bound, la
     for lr in (1.01 * most, np.array([0.5, 1.01]) * most):
         with pytest.raises(ValueError, match=f"^lr = .*: must be at most {most:.6g}, the largest that Theorem"):
             bound(c._replace(lr=lr))
-        assert np.shape(bound(c._replace(lr=lr), beyond=True).total) == np.shape(lr)
+        each = [bound(c._replace(lr=float(one)), beyond=True).total for one in np.ravel(lr)]
+        np.testing.assert_allclose(np.ravel(bound(c._replace(lr=lr), beyond=True).total), each)
 
 
 def test_theorem_2_refuses_strong_compression():
@@ -355,12 +317,6 @@ def test_table_2_assumptions():
     }
     for column, ticked in columns.items():
         assert {name for name, row in TABLE_2.items() if getattr(row, column)} == ticked, column
-
-
-def test_constants_may_be_arrays():
-    lr = np.geomspace(1e-6, 3e-5, 5)
-    curve = asynfl_bound(HERE._replace(lr=lr)).total
-    np.testing.assert_allclose(curve, [asynfl_bound(HERE._replace(lr=float(one))).total for one in lr])
 
 
 @pytest.mark.parametrize(
