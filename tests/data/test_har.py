@@ -73,10 +73,10 @@ def test_other_names_and_other_uses_are_refused(hostile):
         read_frames(pickled({1: [hostile]}))
 
 
-def test_arrays_of_other_types_are_refused():
-    for values in (np.ones(2, np.float32), np.ones(2, complex), np.array(["text"])):
-        with pytest.raises(ValueError, match=r"pickle = .an array of .*: must be one of f8, i8, O8"):
-            read_frames(pickled({1: [frame({"a": np.ones(3), "label": np.arange(3)}), frame_of(values)]}))
+@pytest.mark.parametrize("values", [np.ones(2, np.float32), np.ones(2, complex), np.array(["text"])], ids=str)
+def test_arrays_of_other_types_are_refused(values):
+    with pytest.raises(ValueError, match=r"pickle = .an array of .*: must be one of f8, i8, O8"):
+        read_frames(pickled({1: [frame({"a": np.ones(3), "label": np.arange(3)}), frame_of(values)]}))
 
 
 def frame_of(values):
@@ -86,12 +86,6 @@ def frame_of(values):
     block = rest["0.14.1"]["blocks"][0] | {"values": values}
     manager = whole.state["_data"]._replace(state=(axes, items, names, {"0.14.1": {"axes": axes, "blocks": [block]}}))
     return whole._replace(state={"_data": manager})
-
-
-@given(data=st.binary(max_size=80))
-def test_any_bytes_are_frames_or_a_value_error(data):
-    with pytest.raises(ValueError):
-        read_frames(data)
 
 
 @given(runs=st.lists(st.tuples(st.integers(-1, 12).filter(bool), st.integers(1, 400)), min_size=1, max_size=6))

@@ -161,17 +161,17 @@ def test_what_cannot_be_written(tmp_path, arguments, message):
         write_clients(tmp_path / "s", **({"chunks": stream()} | TESTS | arguments))
 
 
+def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
+    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
+        write_clients(tmp_path / "s", stream(), **TESTS)
+
+
 def test_an_existing_folder_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ValueError, match=r"^folder = "):
         write_folder(tmp_path, made_up([1, 2]))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
-    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
-        write_clients(tmp_path / "s", stream(), **TESTS)
 
 
 def my_decode(x):
@@ -230,10 +230,9 @@ def test_a_damaged_folder_is_refused(tmp_path, damage):
 
 
 def test_metadata_with_a_byte_order_mark_are_read(tmp_path):
-    data = made_up([2, 3])
-    file = write_folder(tmp_path / "d", data) / "metadata.json"
+    file = write_folder(tmp_path / "d", made_up([2, 3])) / "metadata.json"
     file.write_bytes("\ufeff".encode() + file.read_bytes())
-    same_clients(open_folder(tmp_path / "d"), data)
+    same_clients(open_folder(tmp_path / "d"), made_up([2, 3]))
 
 
 def test_altered_values_are_found_when_asked_for(tmp_path):

@@ -78,9 +78,8 @@ Words, words, words.
 def test_roles_and_their_speeches():
     portia, shylock, clown = roles_of("merchant", PLAY)
     said = SPEECH.replace("\n", " ")
-    assert (
-        portia.speeches == [f"{said} It is twice blest. So.", said] and portia.text == "\n".join(portia.speeches) + "\n"
-    )
+    assert portia.speeches == [f"{said} It is twice blest. So.", said]
+    assert portia.text == "\n".join(portia.speeches) + "\n"
     assert (shylock.name, shylock.speeches, clown.name, clown.speeches) == ("SHYLOCK", ["Ay."], "FIRST CLOWN", [said])
     assert [role.name for role in roles_of("hamlet", MIXED)] == ["HAM", "ALL", "1 CLOWN", "ROS. AND GUIL"]
     assert roles_of("hamlet", MIXED)[0].speeches[1] == "Words, words, words."
@@ -114,10 +113,8 @@ def small(monkeypatch, tmp_path):
 
 def test_the_last_fifth_of_each_role_is_its_test_part(small):
     kept = kept_roles({"play_gut.txt": PLAY.encode()})
-    assert [(role.name, len(cut)) for role, cut in kept] == [
-        ("PORTIA", 3),
-        ("FIRST CLOWN", 2),
-    ]  # SHYLOCK says too little
+    # SHYLOCK says too little
+    assert [(role.name, len(cut)) for role, cut in kept] == [("PORTIA", 3), ("FIRST CLOWN", 2)]
     dataset = load("shakespeare", small)
     data = check_data(federate(dataset, "natural"))
     assert data.size.tolist() == [2, 1] and data.test_size.tolist() == [1, 1] and data.num_classes == 82
