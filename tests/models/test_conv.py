@@ -39,6 +39,29 @@ def agree(a, b, tolerance=1e-10):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
+def assert_equals_flax(rng, shape, names, features, kernel, strides, **options):
+    """Values and gradients of our convolution in each lowering, and the shapes of its parameters."""
+    x = jnp.asarray(rng.normal(size=shape))
+    theirs = nn.Conv(features, kernel, strides, param_dtype=jnp.float64, **options)
+    params = drawn_as(theirs, rng, x)
+    expected = compiled(theirs.apply, params, x)
+    for name in names:
+        ours = Conv(features, kernel, strides, lowering=name, **options)
+        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
+        agree(compiled(ours.apply, params, x), expected)
+
+
+def assert_clients_are_apart(rng, ours, theirs, shape):
+    """vmap over parameters and data = one client after the other."""
+    x = jnp.asarray(rng.normal(size=(2, *shape)))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(drawn_as(theirs, rng, x[0]) for _ in range(2)))
+    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(ours.apply, p, x)))(params, x)
+    for i in range(2):
+        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
+        agree(have, compiled(theirs.apply, *row))
+
+
 sizes = st.integers(1, 5)
 
 
@@ -54,16 +77,9 @@ sizes = st.integers(1, 5)
     seed=st.integers(0, 99),
 )
 def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
-    rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.normal(size=(2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])))
-    theirs = nn.Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
-    params = drawn_as(theirs, rng, x)
-    expected = compiled(theirs.apply, params, x)
-    for name in LOWERINGS:
-        ours = Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, lowering=name)
-        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
-        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
-        agree(compiled(ours.apply, params, x), expected)
+    shape = (2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])
+    options = {"padding": padding, "use_bias": use_bias}
+    assert_equals_flax(np.random.default_rng(seed), shape, LOWERINGS, channels[1], kernel, strides, **options)
 
 
 PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
@@ -72,15 +88,16 @@ PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
 @pytest.mark.float64
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_clients_with_their_own_kernels(lowering):
-    """vmap over parameters and data = one client after the other; Winograd's needs 3 x 3 kernels or 5 x 5 in tiles."""
-    rng, k = np.random.default_rng(2), 3 if lowering in ("winograd", "winograd_small") else 5
-    conv = Conv(4, k, lowering=lowering)
-    x = jnp.asarray(rng.normal(size=(2, 2, 8, 8, 2)))
-    params = {"kernel": jnp.asarray(rng.normal(size=(2, k, k, 2, 4))), "bias": jnp.asarray(rng.normal(size=(2, 4)))}
-    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-    for i in range(2):
-        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-        agree(have, compiled(PLAIN[k].apply, *row))
+    """Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles."""
+    k = 3 if lowering in ("winograd", "winograd_small") else 5
+    assert_clients_are_apart(np.random.default_rng(2), Conv(4, k, lowering=lowering), PLAIN[k], (2, 8, 8, 2))
+
+
+@pytest.mark.float64
+def test_clients_with_their_own_depthwise_kernels():
+    options = {"padding": 1, "feature_group_count": 4}
+    theirs = nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
+    assert_clients_are_apart(np.random.default_rng(7), Conv(4, 3, 2, **options), theirs, (2, 6, 5, 4))
 
 
 @pytest.mark.float64
@@ -122,17 +139,14 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
     kernel=st.tuples(sizes, sizes),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.sampled_from(["SAME", "VALID", 1]),
-    channels=st.integers(2, 4),
+    groups=st.integers(2, 4),
+    each=st.integers(1, 2),
     seed=st.integers(0, 99),
 )
-def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
-    rng = np.random.default_rng(seed)
-    options = {"padding": padding, "feature_group_count": channels}
-    x = jnp.asarray(rng.normal(size=(2, *size, channels)))
-    theirs = nn.Conv(channels, kernel, strides, param_dtype=jnp.float64, **options)
-    params = drawn_as(theirs, rng, x)
-    expected = compiled(theirs.apply, params, x)
-    agree(compiled(Conv(channels, kernel, strides, lowering="taps", **options).apply, params, x), expected)
+def test_depthwise_and_grouped_equal_flax(size, kernel, strides, padding, groups, each, seed):
+    rng, names = np.random.default_rng(seed), ["taps"] if each == 1 else ["lax"]
+    options = {"padding": padding, "feature_group_count": groups}
+    assert_equals_flax(rng, (2, *size, groups * each), names, groups * each, kernel, strides, **options)
 
 
 @pytest.mark.float64
@@ -147,36 +161,9 @@ def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
 )
 def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
     """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
-    rng = np.random.default_rng(seed)
+    names = [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps")
     options = {"padding": padding, "feature_group_count": groups}
-    x = jnp.asarray(rng.normal(size=(2, length, 3)))
-    theirs = nn.Conv(3, (kernel,), (stride,), param_dtype=jnp.float64, **options)
-    params = drawn_as(theirs, rng, x)
-    expected = compiled(theirs.apply, params, x)
-    for name in [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps"):
-        agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
-
-
-@pytest.mark.float64
-def test_clients_with_their_own_depthwise_kernels():
-    """vmap over parameters and data at stride 2 = one client after the other."""
-    rng = np.random.default_rng(7)
-    options = {"padding": 1, "feature_group_count": 4}
-    conv, plain = Conv(4, 3, 2, **options), nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
-    x = jnp.asarray(rng.normal(size=(3, 2, 6, 5, 4)))
-    kernel, bias = rng.normal(size=(3, 3, 3, 1, 4)), rng.normal(size=(3, 4))
-    params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
-    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-    for i in range(3):
-        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-        agree(have, compiled(plain.apply, *row))
-
-
-def test_grouped_convolution_equals_flax():
-    x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, 6, 4)), jnp.float32)
-    ours, theirs = Conv(8, 3, feature_group_count=2), nn.Conv(8, (3, 3), feature_group_count=2)
-    params = jax.jit(theirs.init)(jax.random.key(1), x)
-    np.testing.assert_allclose(jax.jit(ours.apply)(params, x), jax.jit(theirs.apply)(params, x), rtol=1e-6, atol=1e-6)
+    assert_equals_flax(np.random.default_rng(seed), (2, length, 3), names, 3, (kernel,), (stride,), **options)
 
 
 def test_same_start_as_flax():

@@ -193,7 +193,7 @@ def test_streamed_data_and_empty_clients_are_refused(change, message):
         client_gradients(problem.MODEL, problem.MODEL.init(KEY), problem.data()._replace(**change))
 
 
-# --- Theorem 1 against runs -----------------------------------------------------------------------
+# --- Theorem 1 against a run ------------------------------------------------------------------------
 
 
 def measured(found, gap, lr, delays):
@@ -207,40 +207,6 @@ def measured(found, gap, lr, delays):
     )  # fmt: skip
 
 
-def algorithm_1(probability):
-    """AsynFL with random participation among four clients."""
-    return Method(rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4)), f"participation:probability={probability}")
-
-
-@pytest.mark.slow
-def test_theorem_1_bounds_what_runs_measure():
-    """AsynFL on ``f_i = ||x - b_i||^2 / 2 + ...`` with noisy minibatches, at the largest rate that Theorem 1 allows.
-
-    There ``||grad f||^2 = 2 (f - f*)``, so the loss gives the gradient exactly. It is taken at every tenth step.
-    """
-    options = {"heterogeneity": 0.5, "smallest": 1.0, "largest": 1.0, "noise": 0.5, "seed": 1}
-    known = quadratic_problem(dim=3, clients=4, examples=12, **options)
-    data, model = federate(known.dataset, "natural"), linear(input_shape=(3,))
-    start, end = (
-        estimate(KEY, model, {"w": jnp.asarray(w, jnp.float32)}, data, batch_size=4, iterations=5)
-        for w in (np.zeros(3), known.optimum)
-    )
-    method, server_steps = algorithm_1(0.9), 4000
-    settings = Settings(batch_size=4, steps=2, server_steps=server_steps, eval_steps=10)
-    # the schedule does not depend on the learning rate, so its delays may determine the rate
-    schedule = prepare(settings, method=method, model=model, data=data).schedule
-    c = measured((start, end), start.loss - known.minimum, 1.0, delay_statistics(schedule, fresh=1))
-    np.testing.assert_allclose([c.smoothness, end.heterogeneity], [1, 0.25], rtol=1e-4)
-    assert c.delays.tau_max > 1 and c.variance > 0.1
-    c = c._replace(lr=float(largest_lr_asynfl(c)))
-    run = simulate(settings, method=method, model=model, data=data, lr=c.lr)
-    gradient = 2 * (run.evaluations["loss"].astype(float) - known.minimum)
-    assert len(gradient) == server_steps // 10 + 1
-    bound = asynfl_bound(c).total
-    assert gradient[-1] < gradient[:-1].mean() < bound
-    assert bound < 0.9 * gradient[0]  # or the start alone would do
-
-
 @pytest.mark.slow
 def test_theorem_1_bounds_what_a_network_measures():
     """A tanh network of 66 parameters, cross-entropy: the constants are the largest found along the run itself.
@@ -248,7 +214,8 @@ def test_theorem_1_bounds_what_a_network_measures():
     The smallest loss is unknown, but no cross-entropy is negative, so the gap is at most the first loss.
     """
     data, model, steps = problem.data((12, 9, 13, 8)), problem.MODEL, 6000
-    method = algorithm_1(0.99)
+    # Algorithm 1: AsynFL with random participation among four clients
+    method = Method(rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4)), "participation:probability=0.99")
     settings = Settings(batch_size=4, steps=2, server_steps=steps, seed=0)
     start = prepare(settings, method=method, model=model, data=data)
     delays = delay_statistics(start.schedule, fresh=1)

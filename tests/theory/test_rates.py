@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -55,41 +56,17 @@ def expanded(c):
         [24 * e2 * K**2, *phi, *phi23],
     )
     mean = max(a0, a1)
-    asynflc = (
-        [4 / (e * g * K * T)],
-        [
-            4 * (top * mean + top + mean + 1) * e2 * K,
-            16 * mean * (top**2 + top) * e2 * K,
-            32 * mean * (top**3 + top**2) * e4 * K**3,
-        ],
-        [
-            64 * (top**4 + top**3) * e2 * K**2,
-            384 * (top**4 + top**3) * e4 * K**4,
-            48 * (1 + top) ** 2 * e2 * K**2,
-            2 * (1 + top) ** 2,
-        ],
-    )
+    steady = [4 * (top * mean + top + mean + 1) * e2 * K, 16 * mean * (top**2 + top) * e2 * K]
+    steady += [32 * mean * (top**3 + top**2) * e4 * K**3]
+    apart = [64 * (top**4 + top**3) * e2 * K**2, 384 * (top**4 + top**3) * e4 * K**4]
+    apart += [48 * (1 + top) ** 2 * e2 * K**2, 2 * (1 + top) ** 2]
+    asynflc = ([4 / (e * g * K * T)], steady, apart)
     lost = (2 - 3 * y + y * y) / y / y
-    asynflc_ef = (
-        asynfl[0],
-        [
-            *common,
-            *lam,
-            *[2 * term for term in lam2],
-            324 * lost * top * g * g * e2 * K,
-            648 * lost * top**2 * g * g * e4 * K**3,
-        ],
-        [
-            24 * e2 * K**2,
-            42 * a0 * g * g * e2 * K / n,
-            144 * a1 * g * g * e2 * K / n,
-            *phi,
-            *[2 * t for t in phi23],
-            1296 * lost * top**2 * g * g * e2 * K**2,
-            7776 * lost * top**2 * g * g * e4 * K**4,
-        ],
-    )
-    return {"asynfl": asynfl, "asynflc": asynflc, "asynflc_ef": asynflc_ef}
+    noise = [*common, *lam, *[2 * term for term in lam2]]
+    noise += [324 * lost * top * g * g * e2 * K, 648 * lost * top**2 * g * g * e4 * K**3]
+    drift = [24 * e2 * K**2, 42 * a0 * g * g * e2 * K / n, 144 * a1 * g * g * e2 * K / n, *phi, *[2 * t for t in phi23]]
+    drift += [1296 * lost * top**2 * g * g * e2 * K**2, 7776 * lost * top**2 * g * g * e4 * K**4]
+    return {"asynfl": asynfl, "asynflc": asynflc, "asynflc_ef": (asynfl[0], noise, drift)}
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -251,16 +228,13 @@ def at(c, rates):
 
 def grid(rates, largest, growth):
     """Problems of many sizes with L = 1; T is just long enough for the corollary's rates to meet the condition."""
-    for n in (1, 10, 1000):
-        for K in (1, 10, 100):
-            for tau in (1, 10, 1000):
-                for gamma in (1.0, 0.5):
-                    c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
-                    over = at(c, rates).lr / largest(at(c, rates))
-                    steps = max(1.0, over) ** growth * 1.01
-                    c = at(c._replace(delays=c.delays._replace(server_steps=steps)), rates)
-                    assert c.lr <= largest(c)
-                    yield c
+    for n, K, tau, gamma in itertools.product((1, 10, 1000), (1, 10, 100), (1, 10, 1000), (1.0, 0.5)):
+        c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
+        over = at(c, rates).lr / largest(at(c, rates))
+        steps = max(1.0, over) ** growth * 1.01
+        c = at(c._replace(delays=c.delays._replace(server_steps=steps)), rates)
+        assert c.lr <= largest(c)
+        yield c
 
 
 def test_corollaries_1_and_3_follow_from_the_bounds():
