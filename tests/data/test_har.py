@@ -125,14 +125,6 @@ def test_the_nine_signals_are_in_the_order_of_orthofls_code():
     np.testing.assert_allclose(x[300], [0.9, -0.3, 0.2, 0, 0, 0, 0.1, 0.4, -0.5], atol=2e-4)
 
 
-def test_what_body_acceleration_lacks_of_the_total_is_slow():
-    raw = np.random.default_rng(0).normal(1.0, 1.0, (6000, 6))
-    x = channels(raw).astype(np.float64)
-    power = np.abs(np.fft.rfft((x[:, :3] - x[:, 3:6]) * np.hanning(6000)[:, None], axis=0)) ** 2
-    hertz = np.fft.rfftfreq(6000, 1 / 50)
-    assert power[hertz > 1].sum() < 1e-4 * power[(hertz > 0) & (hertz < 0.3)].sum()
-
-
 def test_spikes_and_the_highest_frequencies_are_noise():
     raw = np.zeros((1000, 6))
     raw[500] = 3.0  # one sample: the median of three is none of it

@@ -143,44 +143,6 @@ def test_a_million_clients_cost_eight_bytes_each():
     assert data.x[last].shape == (data.size[-1], 64) and len(data.x) < 2**31
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"classes": 1}, "classes"),
-        ({"features": 9}, "features"),
-        ({"separation": -1.0}, "separation"),
-        ({"shift": float("nan")}, "shift"),
-        ({"skew": 1.5}, "skew"),
-        ({"favourites": 11}, "favourites"),
-        ({"size": 0}, "size"),
-        ({"std_log_size": -0.1}, "std_log_size"),
-        ({"test_examples": 0}, "test_examples"),
-    ],
-)
-def test_impossible_populations(options, field):
-    with pytest.raises(ValueError, match=f"^{field} = "):
-        population(**options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_clients": None}, "^num_clients = None"),
-        ({"num_clients": 0}, "^num_clients = 0"),
-        ({"num_clients": 2**31 - 100}, "^num_clients = 2147483548"),
-        ({"num_clients": 1000, "size": 2**24}, "^sizes = "),
-        ({"partitioner": "dirichlet"}, "^partitioner = 'dirichlet': must be natural"),
-        ({"test_fraction": 0.1}, "^test_fraction = 0.1"),
-    ],
-)
-def test_a_population_deals_its_own_clients_or_refuses(change, message):
-    change = {"num_clients": 10, "size": 4} | change
-    people = population(features=10, size=change.pop("size"))
-    assert isinstance(people, Federation)
-    with pytest.raises(ValueError, match=message):
-        federate(people, **change)
-
-
 # --- virtual arrays: every kind of index gives the values of an ordinary array -----------------------
 
 
@@ -190,7 +152,7 @@ def numbered(parameters, client, position):
     return x, (client + position) % 3
 
 
-def numbered_data(sizes, base=0, function=numbered, **fields):
+def numbered_data(sizes=(2, 2), base=0, function=numbered, **fields):
     parameters = {"base": np.int32(base)}
     x, y = generate(numbered, np.arange(4), np.zeros(4), parameters)
     defaults = {"test_x": x, "test_y": y, "parameters": parameters, "num_classes": 3}
@@ -250,19 +212,44 @@ def test_other_parameters_are_the_same_program():
     np.testing.assert_array_equal(second[:, 0], first[:, 0] + 5)
 
 
+def dealt_anew(size=4, **change):
+    people = population(features=10, size=size)
+    assert isinstance(people, Federation)
+    return federate(people, **({"num_clients": 10} | change))
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("function", "options", "message"),
     [
-        ({"sizes": [3, 0]}, "^sizes = "),
-        ({"sizes": [1.5]}, "^sizes = "),
-        ({"sizes": np.zeros(0, np.int32)}, "^sizes = "),
-        ({"sizes": [2**30, 1, 1]}, "^sizes = '3 clients, the largest of 1073741824 examples': must be at most 2147"),
-        ({"test_y": np.zeros(3, np.int32)}, "^test_y = "),
-        ({"test_x": np.zeros((0, 2)), "test_y": np.zeros(0)}, "^test_x = 'no rows'"),
-        ({"test_x": np.zeros((4, 3), np.uint8)}, "^test_x = "),
-        ({"function": lambda p, c, i: c}, "^function = "),
+        (population, {"classes": 1}, "^classes = "),
+        (population, {"features": 9}, "^features = "),
+        (population, {"separation": -1.0}, "^separation = "),
+        (population, {"shift": float("nan")}, "^shift = "),
+        (population, {"skew": 1.5}, "^skew = "),
+        (population, {"favourites": 11}, "^favourites = "),
+        (population, {"size": 0}, "^size = "),
+        (population, {"std_log_size": -0.1}, "^std_log_size = "),
+        (population, {"test_examples": 0}, "^test_examples = "),
+        (dealt_anew, {"num_clients": None}, "^num_clients = None"),
+        (dealt_anew, {"num_clients": 0}, "^num_clients = 0"),
+        (dealt_anew, {"num_clients": 2**31 - 100}, "^num_clients = 2147483548"),
+        (dealt_anew, {"num_clients": 1000, "size": 2**24}, "^sizes = "),
+        (dealt_anew, {"partitioner": "dirichlet"}, "^partitioner = 'dirichlet': must be natural"),
+        (dealt_anew, {"test_fraction": 0.1}, "^test_fraction = 0.1"),
+        (numbered_data, {"sizes": [3, 0]}, "^sizes = "),
+        (numbered_data, {"sizes": [1.5]}, "^sizes = "),
+        (numbered_data, {"sizes": np.zeros(0, np.int32)}, "^sizes = "),
+        (
+            numbered_data,
+            {"sizes": [2**30, 1, 1]},
+            "^sizes = '3 clients, the largest of 1073741824 examples': must be at",
+        ),
+        (numbered_data, {"test_y": np.zeros(3, np.int32)}, "^test_y = "),
+        (numbered_data, {"test_x": np.zeros((0, 2)), "test_y": np.zeros(0)}, "^test_x = 'no rows'"),
+        (numbered_data, {"test_x": np.zeros((4, 3), np.uint8)}, "^test_x = "),
+        (numbered_data, {"function": lambda p, c, i: c}, "^function = "),
     ],
 )
-def test_functions_and_sizes_that_do_not_fit(change, message):
+def test_what_cannot_be_generated_is_refused(function, options, message):
     with pytest.raises(ValueError, match=message):
-        numbered_data(**({"sizes": [2, 2]} | change))
+        function(**options)

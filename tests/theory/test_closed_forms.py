@@ -157,24 +157,6 @@ def test_dtypes_are_kept_in_programs():
     np.testing.assert_allclose(hyper(features, 0.1), jax.jit(forms[1].field)(x), rtol=1e-5)
 
 
-SKEWED = jnp.array([[0.0, 1.0], [0.0, 0.0]])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: glm_iterate(jax.nn.softplus, jnp.ones((2, 3)), 2), r"features = .*mutually orthogonal rows"),
-        (lambda: affine_iterate(SKEWED, jnp.zeros(2), 2), r"matrix = .*a symmetric matrix"),
-        (lambda: quadratic_displacement(SKEWED, jnp.zeros(2), 0.1, 2), r"curvature = .*a symmetric matrix"),
-        (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0.1, 0), "k = 0"),
-        (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0, 2), "gamma = 0"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 # --- fixed points and minimisers --------------------------------------------------------------------
 
 
@@ -242,9 +224,19 @@ def test_with_equal_curvatures_or_one_step_the_first_order_vanishes():
         np.testing.assert_allclose(found.point, lowest, atol=1e-10)
 
 
+# --- input ------------------------------------------------------------------------------------------
+
+SKEWED = jnp.array([[0.0, 1.0], [0.0, 0.0]])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: glm_iterate(jax.nn.softplus, jnp.ones((2, 3)), 2), r"features = .*mutually orthogonal rows"),
+        (lambda: affine_iterate(SKEWED, jnp.zeros(2), 2), r"matrix = .*a symmetric matrix"),
+        (lambda: quadratic_displacement(SKEWED, jnp.zeros(2), 0.1, 2), r"curvature = .*a symmetric matrix"),
+        (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0.1, 0), "k = 0"),
+        (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0, 2), "gamma = 0"),
         (lambda: fixed_point(jnp.sin, jnp.ones(2), lr=0), "lr = 0"),
         (lambda: fixed_point(jnp.sin, jnp.ones(2), tol=0.0), "tol = 0"),
         (lambda: fixed_point(jnp.sin, jnp.ones(2), steps=0), "steps = 0"),
@@ -255,6 +247,6 @@ def test_with_equal_curvatures_or_one_step_the_first_order_vanishes():
         (lambda: fixed_point_shift([jnp.sum], 0.1, 0, jnp.ones(2)), "k = 0"),
     ],
 )
-def test_bad_input_of_fixed_points(call, message):
+def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -54,13 +54,6 @@ def test_exact_on_quadratics():
 
 
 @pytest.mark.float64
-def test_heterogeneity_at_the_optimum_is_zeta_squared():
-    known, data, model = quadratic(heterogeneity=0.7)
-    found = estimate(KEY, model, {"w": jnp.asarray(known.optimum)}, data, batch_size=4)
-    np.testing.assert_allclose([found.heterogeneity, found.squared_gradient], [0.49, 0], atol=1e-12)
-
-
-@pytest.mark.float64
 def test_variance_is_that_of_the_minibatches_that_clients_draw():
     """Against every batch of many epochs of ``local.batch``; clients of 4, 6 and 13 rows, batches of 4."""
     params = problem.MODEL.init(KEY)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async.theory.fedavg_dynamics import mean_displacement, orbit, server_field, server_iterates
-from fedjax_async.theory.surrogate import integrate, surrogate_loss
+from fedjax_async.theory.surrogate import surrogate_loss
 
 pytestmark = pytest.mark.float64
 
@@ -118,10 +118,6 @@ def test_dtypes_of_surrogate_and_iterates():
     assert {each.dtype for each in jax.jit(lambda x: surrogate_loss(field, x, 0 * x))(x)} == {jnp.dtype(dtype)}
     for optimizer in (optax.sgd(1.0), optax.sgd(0.5, 0.9), optax.adagrad(0.1), optax.adam(0.1)):
         assert server_iterates(field, x, optimizer, 2).dtype == dtype
-
-
-def test_integrate():
-    np.testing.assert_allclose(integrate(lambda s: jnp.stack([s**5, jnp.exp(s)]), jnp.float64, 12), [1 / 6, np.e - 1])
 
 
 # --- optimisers and orbits ----------------------------------------------------------------------

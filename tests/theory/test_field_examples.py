@@ -42,6 +42,8 @@ def test_an_example_is_k_conservative_where_it_says(name):
     towers = name.startswith("exponential")  # an exponential of exponentials overflows soon, even from -4
     known = [k for k in range(1, 5) if example.conservative(k) is not None]
     assert 1 in known
+    if name == "even_powers":  # appendix A.1
+        assert [example.conservative(k) for k in range(1, 5)] == [False, True, False, True]
     for k in known:
         worst = largest_curl(example.field, k, POINTS - 3 if towers and k > 2 else POINTS)
         assert worst < 1e-10 if example.conservative(k) else worst > 1e-2, (k, worst)
@@ -83,11 +85,6 @@ def test_the_polynomials_of_linear_fields():
         np.testing.assert_allclose(found, values, atol=1e-12)
         field = linear("test", [[a[0], b[0]], [c[0], d[0]]]).field
         np.testing.assert_allclose(off_diagonal(field, k, POINTS[:1]), values[:1], atol=1e-12)
-
-
-def test_even_powers_only():
-    """Appendix A.1: 2- and 4-, but neither 1- nor 3-conservative."""
-    assert [EXAMPLES["even_powers"].conservative(k) for k in range(1, 5)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("j", [1, 2, 3, 6])
@@ -201,12 +198,13 @@ def in_words(x, y):
 
 
 def test_regions_and_server_field_of_the_closed_orbit():
-    points = np.random.default_rng(1).uniform(-3, 3, (2000, 2))
+    points = np.r_[np.random.default_rng(1).uniform(-3, 3, (2000, 2)), [[9.0, 9.0]]]
     regions, field = at(lambda x: (ORBIT.regions(x), ORBIT.server_field(x)), points)
     for i, (x, y) in enumerate(points):
         inside, expected = in_words(x, y)
         np.testing.assert_array_equal(regions[i], inside)
         np.testing.assert_allclose(field[i], expected, atol=1e-15)
+    assert not field[-1].any()  # far away nothing moves
     one, two, three, four = regions.T
     assert not np.any(one & two) and not np.any(three & four)
     for first, second in itertools.product((one, two), (three, four)):
@@ -243,10 +241,6 @@ def test_the_period_is_8_with_many_local_steps_in_place_of_convergence():
 def test_smaller_server_learning_rates_have_longer_periods(lr, period):
     found = jax.jit(lambda x: orbit(ORBIT.server_field, x, lr=lr, server_steps=1200))(jnp.array([0.0, 1.0]))
     assert int(found.period) == period
-
-
-def test_far_away_nothing_moves():
-    assert not np.any(ORBIT.server_field(jnp.array([9.0, 9.0])))
 
 
 def test_the_field_of_the_closed_orbit_has_no_surrogate():
