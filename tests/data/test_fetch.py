@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from fedjax_async.data import DATASETS, archive, fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.archive import parse_ar, read_files
@@ -25,7 +24,16 @@ from fedjax_async.data.published import PRETRAINED, SOURCES, Package
 from fedjax_async.home import arrays_folder, default_data_dir
 from tests.bare_user import a_bare_user
 from tests.data import small_mnist as made
-from tests.data.small_mnist import NAMES, ar_bytes, deb_package, npm_package, small_files, tar_bytes
+from tests.data.small_mnist import (
+    NAMES,
+    ar_bytes,
+    deb_package,
+    image_bytes,
+    npm_package,
+    small_files,
+    tar_bytes,
+    zip_bytes,
+)
 
 
 @pytest.fixture
@@ -240,21 +248,15 @@ def test_cifars_rows_of_pixels(tmp_path):
     rng = np.random.default_rng(0)
     images = {f"data_batch_{i}.png": rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8) for i in range(1, 6)}
     images["test_batch.png"] = rng.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
-
-    def png(rows):
-        file = io.BytesIO()
-        Image.fromarray(rows).save(file, format="PNG")
-        return file.getvalue()
-
     labels = {"train_lables.json": [*range(10), *range(5)], "test_lables.json": [7, 3]}
-    files = {name: png(x.reshape(len(x), 1024, 3)) for name, x in images.items()}
+    files = {name: image_bytes(x.reshape(len(x), 1024, 3)) for name, x in images.items()}
     files |= {name: json.dumps(values).encode() for name, values in labels.items()}
     arrays = from_png_rows(files)
     np.testing.assert_array_equal(arrays.x, np.concatenate([images[f"data_batch_{i}.png"] for i in range(1, 6)]))
     np.testing.assert_array_equal(arrays.test_x, images["test_batch.png"])
     assert arrays.test_y.tolist() == [7, 3]
     with pytest.raises(ValueError, match="1024 RGB pixels wide"):
-        from_png_rows(files | {"test_batch.png": png(np.zeros((2, 512, 3), np.uint8))})
+        from_png_rows(files | {"test_batch.png": image_bytes(np.zeros((2, 512, 3), np.uint8))})
 
 
 # --- IDX files, archives and Debian packages, whole and broken ---------------------------------------
@@ -271,14 +273,6 @@ def test_idx_round_trip(shape, dtype, seed):
     assert back.dtype == array.dtype
     assert back.dtype.isnative
     np.testing.assert_array_equal(back, array)
-
-
-def zip_bytes(files, compression=zipfile.ZIP_DEFLATED):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return file.getvalue()
 
 
 def test_idx_by_hand():

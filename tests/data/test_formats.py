@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import io
 import json
 import struct
 
@@ -17,6 +16,7 @@ from fedjax_async import cli
 from fedjax_async.data import federate, from_torch, load, open_folder
 from fedjax_async.data.characters import codes, text_of
 from fedjax_async.data.formats import FORMATS
+from tests.data.small_mnist import image_bytes
 
 RNG = np.random.default_rng(0)
 MARK = "\ufeff".encode()  # the byte order mark
@@ -213,16 +213,10 @@ def test_damaged_and_hostile_files_of_tff(tmp_path):
 # --- Parquet and Hugging Face -----------------------------------------------------------------------
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
 def images_table(labels, clients, names=None):
     """A table as ``datasets`` writes it: images as structs of bytes and path, class names in the schema."""
     pixels = RNG.integers(0, 256, (len(labels), 6, 5, 3), dtype=np.uint8)
-    structs = [{"bytes": png(one), "path": None} for one in pixels]
+    structs = [{"bytes": image_bytes(one), "path": None} for one in pixels]
     image = pa.array(structs, pa.struct({"bytes": pa.binary(), "path": "string"}))
     columns = {"label": pa.array(labels, pa.int64()), "writer": clients, "unread": [None] * len(labels)}
     table = pa.table({"image": image} | columns)

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.data import federate, fetch, load, verify
-from fedjax_async.data.arrays import array_hash, file_hash, write_cache
+from fedjax_async.data.arrays import write_cache
 from fedjax_async.data.har import CHANNELS, channels, from_recordings, read_frames, windows
 from fedjax_async.data.published import SOURCES
 from fedjax_async.home import arrays_folder
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
-from tests.data.small_mnist import tar_bytes
+from tests.data.small_mnist import published_as, tar_bytes
 
 
 def test_frames_come_back_column_by_column():
@@ -147,13 +147,9 @@ def test_people_are_split_as_in_the_original_data_set():
 @pytest.fixture
 def small(monkeypatch):
     """Replace HAR by 5 + 2 windows of three made-up people."""
-    data, arrays = small_har(), from_recordings({"HAPT.pkl": small_har()})
-    published = SOURCES["har"]._replace(
-        files={"HAPT.pkl": file_hash(data, "sha256")},
-        arrays={field: array_hash(array) for field, array in arrays.present().items()},
-        examples=(5, 2),
-    )
-    monkeypatch.setitem(SOURCES, "har", published)
+    files = {"HAPT.pkl": small_har()}
+    arrays = from_recordings(files)
+    monkeypatch.setitem(SOURCES, "har", published_as("har", arrays, files))
     return arrays
 
 

