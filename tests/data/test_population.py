@@ -1,4 +1,4 @@
-"""The generated population has the distribution that its docstring states, at any size."""
+"""The generated population has the distribution that its docstring states, at any size; virtual arrays."""
 
 from __future__ import annotations
 
@@ -239,11 +239,7 @@ def dealt_anew(size=4, **change):
         (numbered_data, {"sizes": [3, 0]}, "^sizes = "),
         (numbered_data, {"sizes": [1.5]}, "^sizes = "),
         (numbered_data, {"sizes": np.zeros(0, np.int32)}, "^sizes = "),
-        (
-            numbered_data,
-            {"sizes": [2**30, 1, 1]},
-            "^sizes = '3 clients, the largest of 1073741824 examples': must be at",
-        ),
+        (numbered_data, {"sizes": [2**30, 1, 1]}, "^sizes = '3 clients, the largest of 1073741824 examples': must be"),
         (numbered_data, {"test_y": np.zeros(3, np.int32)}, "^test_y = "),
         (numbered_data, {"test_x": np.zeros((0, 2)), "test_y": np.zeros(0)}, "^test_x = 'no rows'"),
         (numbered_data, {"test_x": np.zeros((4, 3), np.uint8)}, "^test_x = "),
