@@ -29,6 +29,11 @@ def test_frames_come_back_column_by_column():
         assert found[name].dtype == column.dtype
 
 
+def test_a_person_may_be_set_alone():
+    """The instruction SETITEM, which pickles of one person have."""
+    assert read_frames(b"\x80\x02}J\x01\0\0\0]s.") == {1: []}
+
+
 HOSTILE = {
     "protocol 0": b"cposix\nmkdir\n(V{}\ntR.",
     "protocol 2": b"\x80\x02cposix\nmkdir\nX{:4}{}\x85R.",
@@ -86,6 +91,12 @@ def frame_of(values):
     block = rest["0.14.1"]["blocks"][0] | {"values": values}
     manager = whole.state["_data"]._replace(state=(axes, items, names, {"0.14.1": {"axes": axes, "blocks": [block]}}))
     return whole._replace(state={"_data": manager})
+
+
+@given(data=st.binary(max_size=80))
+def test_any_bytes_are_frames_or_a_value_error(data):
+    with pytest.raises(ValueError):
+        read_frames(data)
 
 
 @given(runs=st.lists(st.tuples(st.integers(-1, 12).filter(bool), st.integers(1, 400)), min_size=1, max_size=6))

@@ -436,6 +436,7 @@ def test_test_rows_of_nobody_who_trains_are_the_global_test_set():
         ({}, {"num_clients": 2.5}, "num_clients = 2.5"),
         ({}, {"seed": -1}, "seed = -1"),
         ({}, {"test_fraction": 1.0}, "test_fraction = 1.0"),
+        ({}, {"partitioner": lambda labels, n, rng: [np.arange(3)] * n}, "partition = "),
         ({"test_y": np.zeros(5, np.int32)}, {}, "numbered.test_y"),
         ({"test_y": np.zeros(6)}, {}, "numbered.test_y = 'float64'"),
         ({"num_classes": 2}, {}, "numbered.y"),

@@ -168,28 +168,33 @@ def test_an_orbit_finds_the_period_at_any_scale(dtype, scale):
     assert int(found(jnp.asarray(2 * np.pi / 8 * 1.001, dtype)).period) == 0
 
 
+def orbit_of(field, x, server_steps, **options):
+    """An orbit, compiled as a whole."""
+    return jax.jit(lambda x: orbit(field, x, server_steps=server_steps, **options))(x)
+
+
 def test_an_orbit_that_is_reached_after_some_steps():
     """7 6 5 4 3 2 1 0 2 1 0 2 ...: the cycle starts at step 5."""
-    found = orbit(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), server_steps=30)
+    found = orbit_of(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), 30)
     np.testing.assert_array_equal(found.points[:9, 0], [7, 6, 5, 4, 3, 2, 1, 0, 2])
     assert (int(found.period), int(found.start)) == (3, 5)
 
 
 def test_orbits_without_a_cycle_and_with_a_fixed_point():
-    drift = orbit(jnp.ones_like, jnp.zeros(2), server_steps=15)
+    drift = orbit_of(jnp.ones_like, jnp.zeros(2), 15)
     assert (int(drift.period), int(drift.start)) == (0, 0)
-    halved = orbit(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, server_steps=60, tol=1e-6)
+    halved = orbit_of(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, 60, tol=1e-6)
     assert int(halved.period) == 1
     np.testing.assert_allclose(halved.points["x"][:3, 0], [1, 0.5, 0.25])
     gap = 2.0 ** -np.arange(61) * np.sqrt(2)  # from x_t to x_{t+1}: half of x_t
     assert int(halved.start) == np.argmax(gap / 2 <= 1e-6)
-    lost = orbit(lambda x: -jnp.square(x), jnp.array([3.0]), server_steps=30)  # overflows
+    lost = orbit_of(lambda x: -jnp.square(x), jnp.array([3.0]), 30)  # overflows
     assert int(lost.period) == 0
 
 
 def test_a_cycle_must_be_seen_twice():
     turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4
-    periods = [int(orbit(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), server_steps=steps).period) for steps in (6, 7)]
+    periods = [int(orbit_of(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps).period) for steps in (6, 7)]
     assert periods == [0, 4]
 
 

@@ -40,7 +40,7 @@ def largest_curl(field, k, points=POINTS):
 def test_an_example_is_k_conservative_where_it_says(name):
     example = EXAMPLES[name]
     towers = name.startswith("exponential")  # an exponential of exponentials overflows soon, even from -4
-    known = [k for k in range(1, 5) if example.conservative(k) is not None]
+    known = [k for k in range(1, 4) if example.conservative(k) is not None]
     assert 1 in known
     if name == "even_powers":  # appendix A.1
         assert [example.conservative(k) for k in range(1, 5)] == [False, True, False, True]

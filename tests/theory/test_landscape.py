@@ -53,6 +53,13 @@ def test_paths_and_their_barriers_are_those_of_a_known_quadratic():
     assert np.isnan(theory.barrier([0.0, 0.5, 1.0], [1.0, np.nan, 1.0]))
 
 
+def test_no_steps_leave_the_control_point_at_the_midpoint():
+    key, centre = jax.random.key(0), np.zeros(2, np.float32)
+    control, losses = theory.learned_control_point(noiseless, START, END, key, (centre,), steps=0)
+    np.testing.assert_array_equal(control["w"], [0.0, 0.0])
+    assert losses.shape == (0,)
+
+
 @pytest.mark.float64
 def test_the_control_point_is_that_of_adam_in_numpy():
     steps, lr, centre = 20, 0.05, np.array([0.3, 1.0])

@@ -119,7 +119,7 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
 
 def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     """At the first arrival it is the first model; at the last, which is not applied yet, the model of a shorter run."""
-    given, setting = {"data": data(), "model": MODEL}, SETTING | {"steps": 2}
+    given, setting = {"data": data(), "model": MODEL}, SETTING | {"epochs": 1.0}
     experiment = prepare(Settings(**setting), **given)
     probe = curl_probe(experiment, pairs=DIM)
     run = simulate(**given, **setting, probes={"curl": probe})
