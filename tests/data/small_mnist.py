@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedjax_async.data.arrays import Arrays, array_hash, file_hash
 from fedjax_async.data.images import format_idx
@@ -30,13 +32,17 @@ def small_files(seed: int = 0) -> dict[str, bytes]:
     }
 
 
-def small_published() -> Published:
-    """The entry of MNIST with the hashes and sizes of the made-up data."""
-    return SOURCES["mnist"]._replace(
-        files={name: file_hash(data, "md5") for name, data in small_files().items()},
-        arrays={field: array_hash(array) for field, array in small_arrays().present().items()},
-        examples=(30, 12),
+def published_as(name: str, arrays: Arrays, files: dict[str, bytes], algorithm: str = "sha256") -> Published:
+    """The entry of a data set with the hashes and sizes of made-up files and arrays."""
+    return SOURCES[name]._replace(
+        files={file: file_hash(data, algorithm) for file, data in files.items()},
+        arrays={field: array_hash(array) for field, array in arrays.present().items()},
+        examples=(len(arrays.x), len(arrays.test_x)),
     )
+
+
+def small_published() -> Published:
+    return published_as("mnist", small_arrays(), small_files(), "md5")
 
 
 def tar_bytes(files: dict[str, bytes], mode: str) -> bytes:
@@ -54,6 +60,20 @@ def ar_bytes(members: dict[str, bytes]) -> bytes:
     for name, data in members.items():
         out += f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)
     return out
+
+
+def zip_bytes(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def image_bytes(pixels: np.ndarray, kind: str = "PNG", mode: str = "RGB", **options: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, format=kind, **options)
+    return file.getvalue()
 
 
 def npm_package(path: Path, files: dict[str, bytes]) -> Path:

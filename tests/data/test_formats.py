@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import importlib.resources
 import json
 import struct
 
@@ -16,6 +16,7 @@ from fedjax_async import cli
 from fedjax_async.data import federate, from_torch, load, open_folder
 from fedjax_async.data.characters import codes, text_of
 from fedjax_async.data.formats import FORMATS
+from tests.data.small_mnist import image_bytes
 
 RNG = np.random.default_rng(0)
 MARK = "\ufeff".encode()  # the byte order mark
@@ -50,9 +51,8 @@ def test_leafs_femnist_keeps_writers_and_their_tests(tmp_path):
     leaf_file(tmp_path / "test" / "a.json", {"w2": writer([7]), "stranger": writer([8])})
     dataset = load(f"leaf:path={tmp_path}")
     assert owners(dataset) == [[3, 61], [5], [0, 1, 2]] and dataset.test_groups.tolist() == [2, 3]
-    assert (
-        dataset.x.shape == (6, 28, 28, 1) and dataset.x[0, 0, 0, 0] == round(255 * 0.03) and dataset.num_classes == 62
-    )
+    assert dataset.x.shape == (6, 28, 28, 1) and dataset.num_classes == 62
+    assert dataset.x[0, 0, 0, 0] == round(255 * 0.03)
     data = federate(dataset, "natural")
     assert data.test_size.tolist() == [0, 0, 1] and len(data.test_x) == 2
 
@@ -71,7 +71,16 @@ def test_leafs_texts_and_vectors(tmp_path):
     assert vectors.x.tolist() == [[1.5, -2.0]] and vectors.y.tolist() == [4] and vectors.y.dtype == np.int32
 
 
-GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
+PIXELS = [0.5] * 784
+GOOD = {"u": {"x": [PIXELS], "y": [3]}}
+
+
+def of_one(x, y):
+    return json.dumps({"user_data": {"u": {"x": x, "y": y}}})
+
+
+def of_good(**changes):
+    return json.dumps({"user_data": GOOD} | changes)
 
 
 @pytest.mark.parametrize(
@@ -81,29 +90,17 @@ GOOD = {"u": {"x": [[0.5] * 784], "y": [3]}}
         ("[" * 100_000, "must be a JSON file (RecursionError"),
         (b"\x80\x04\x95", "must be a JSON file (UnicodeDecodeError"),
         ("[]", "user_data = 'a NoneType': must be an object with the users' names"),
-        (json.dumps({"user_data": GOOD, "users": ["v"]}), "users = 'others than the 1 of user_data'"),
-        (json.dumps({"user_data": {"['a']": GOOD["u"]}, "users": [["a"]]}), "users = 'others than the 1 of user_data'"),
-        (json.dumps({"user_data": GOOD, "num_samples": [2]}), "examples of u = 1: must be 2 (num_samples)"),
-        (
-            json.dumps({"user_data": GOOD, "num_samples": []}),
-            "num_samples = '0 numbers': must be a list of 1, one number",
-        ),
-        (json.dumps({"user_data": GOOD, "num_samples": 3}), "num_samples = 'a int': must be a list of 1, one number"),
-        (json.dumps({"user_data": {"u": [1]}}), "u = 'a list': must be an object with x and y"),
-        (
-            json.dumps({"user_data": {"u": {"x": [[0.5] * 784], "y": [62]}}}),
-            "u, y[0] = 62.0: must be a whole number from",
-        ),
-        (
-            json.dumps({"user_data": {"u": {"x": [[0.5] * 784], "y": [1, 2]}}}),
-            "u = '1 x and 2 y': must be as many x as y",
-        ),
-        (json.dumps({"user_data": {"u": {"x": [[1.5] * 784], "y": [3]}}}), "u, x = 'a value outside'"),
-        (
-            json.dumps({"user_data": {"u": {"x": [[0.5], [1, 2]], "y": [3, 3]}}}),
-            "u, x = 'object[0]': must be a list of eq",
-        ),
-        (json.dumps({"user_data": {"u": {"x": [[float("nan")] * 784], "y": [3]}}}), "u, x[0, 0] = nan: must be finite"),
+        (of_good(users=["v"]), "users = 'others than the 1 of user_data'"),
+        (of_good(user_data={"['a']": GOOD["u"]}, users=[["a"]]), "users = 'others than the 1 of user_data'"),
+        (of_good(num_samples=[2]), "examples of u = 1: must be 2 (num_samples)"),
+        (of_good(num_samples=[]), "num_samples = '0 numbers': must be a list of 1, one number"),
+        (of_good(num_samples=3), "num_samples = 'a int': must be a list of 1, one number"),
+        (of_good(user_data={"u": [1]}), "u = 'a list': must be an object with x and y"),
+        (of_one([PIXELS], [62]), "u, y[0] = 62.0: must be a whole number from"),
+        (of_one([PIXELS], [1, 2]), "u = '1 x and 2 y': must be as many x as y"),
+        (of_one([[1.5] * 784], [3]), "u, x = 'a value outside'"),
+        (of_one([[0.5], [1, 2]], [3, 3]), "u, x = 'object[0]': must be a list of eq"),
+        (of_one([[float("nan")] * 784], [3]), "u, x[0, 0] = nan: must be finite"),
     ],
 )
 def test_damaged_files_of_leaf(tmp_path, content, message):
@@ -146,10 +143,8 @@ def test_files_of_windows_are_read_by_every_format(tmp_path):
         assert [sorted(own) for own in owners(found)] == [[2], [0, 1]]
     for sign, separator in {";": "semicolons", "\t": "tabs"}.items():
         (tmp_path / "s.csv").write_text(f"example{sign}partition\n0{sign}1\n")
-        refused(
-            f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 's.csv'}",
-            f"must be a CSV file (Error: separated by {separator}, but must be by commas, with a point in decimals)",
-        )
+        said = f"must be a CSV file (Error: separated by {separator}, but must be by commas, with a point in decimals)"
+        refused(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 's.csv'}", said)
 
 
 def test_a_path_with_a_comma_is_quoted(tmp_path):
@@ -182,10 +177,7 @@ def h5_file(path, clients):
 
 def test_tffs_clients_are_kept(tmp_path):
     pixels = RNG.random((3, 28, 28)).astype(np.float32)
-    train = {
-        "f1": {"pixels": pixels, "label": np.int32([4, 9, 4])},
-        "f0": {"pixels": pixels[:1], "label": np.int32([1])},
-    }
+    train = {"f1": {"pixels": pixels, "label": [4, 9, 4]}, "f0": {"pixels": pixels[:1], "label": [1]}}
     files = h5_file(tmp_path / "train.h5", train), h5_file(tmp_path / "test.h5", {"f1": train["f0"]})
     dataset = load("tff:path={},test={}".format(*files))
     assert owners(dataset) == [[1], [4, 9, 4]] and dataset.test_groups.tolist() == [1]
@@ -221,21 +213,13 @@ def test_damaged_and_hostile_files_of_tff(tmp_path):
 # --- Parquet and Hugging Face -----------------------------------------------------------------------
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
-
-
 def images_table(labels, clients, names=None):
     """A table as ``datasets`` writes it: images as structs of bytes and path, class names in the schema."""
     pixels = RNG.integers(0, 256, (len(labels), 6, 5, 3), dtype=np.uint8)
-    image = pa.array(
-        [{"bytes": png(one), "path": None} for one in pixels], pa.struct({"bytes": pa.binary(), "path": "string"})
-    )
-    table = pa.table(
-        {"image": image, "label": pa.array(labels, pa.int64()), "writer": clients, "unread": [None] * len(labels)}
-    )
+    structs = [{"bytes": image_bytes(one), "path": None} for one in pixels]
+    image = pa.array(structs, pa.struct({"bytes": pa.binary(), "path": "string"}))
+    columns = {"label": pa.array(labels, pa.int64()), "writer": clients, "unread": [None] * len(labels)}
+    table = pa.table({"image": image} | columns)
     features = {"label": {"names": names or ["a", "b", "c"], "_type": "ClassLabel"}}
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), pixels
 
@@ -281,9 +265,7 @@ def test_parquet_of_numbers_texts_and_class_names(tmp_path):
 
 def test_a_real_file_of_a_package():
     """The table of diamonds from pyarrow's own tests."""
-    import pyarrow.tests
-
-    file = f"{pyarrow.tests.__path__[0]}/data/parquet/v0.7.1.parquet"
+    file = f"{importlib.resources.files('pyarrow.tests')}/data/parquet/v0.7.1.parquet"
     diamonds = load(f"parquet:path={file},x=carat+depth+table,y=cut")
     assert diamonds.x.shape == (10, 3) and diamonds.num_classes == 5
     np.testing.assert_array_equal(diamonds.x[0], np.float32([0.23, 61.5, 55.0]))
@@ -313,9 +295,8 @@ def test_folders_of_hugging_face(tmp_path):
     assert len(load(f"hugging_face:path={one}").test_x) == 0
     refused(f"hugging_face:path={tmp_path}", "must be a folder that save_to_disk wrote, with a state.json")
     refused(f"hugging_face:path={tmp_path / 'both'},train=all", "split = 'all': must be one of those")
-    outside = saved(
-        tmp_path / "outside", train, state={"_data_files": [{"filename": "../one/data-00000-of-00001.arrow"}]}
-    )
+    state = {"_data_files": [{"filename": "../one/data-00000-of-00001.arrow"}]}
+    outside = saved(tmp_path / "outside", train, state=state)
     refused(f"hugging_face:path={outside}", "must be a name within the folder that exists")
     file = one / "data-00000-of-00001.arrow"
     whole = file.read_bytes()
@@ -338,11 +319,9 @@ def test_partitions_of_flower(tmp_path):
     (tmp_path / "split" / "partition_0" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert load(f"flower:path={tmp_path / 'split'}").test_groups.tolist() == [0]
     pq.write_table(images_table([0, 1, 2, 1], list("abcd"))[0], tmp_path / "all.parquet")
-    for content in ({"1": [0, 3], "0": [2]}, [1, 0, 0, 1], "example,partition\n3,1\n0,1\n2,0\n"):
-        file = tmp_path / ("p.csv" if isinstance(content, str) else "p.json")
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
-        found = load(f"flower:path={tmp_path / 'all.parquet'},partitions={file}")
-        assert owners(found) == ([[1, 2], [0, 1]] if isinstance(content, list) else [[2], [0, 1]])
+    (tmp_path / "p.json").write_text("[1, 0, 0, 1]")
+    dealt = f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 'p.json'}"
+    assert owners(load(dealt)) == [[1, 2], [0, 1]]
     for wrong, message in [
         ({"0": [4]}, "row = 4: must be below 4"),
         ({"0": [1], "1": [1]}, "row = 1: must be in one partition only"),
@@ -350,11 +329,9 @@ def test_partitions_of_flower(tmp_path):
         ({"0": ["x"]}, "entry 0 = 'x': must be a whole number >= 0"),
     ]:
         (tmp_path / "p.json").write_text(json.dumps(wrong))
-        refused(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 'p.json'}", message)
+        refused(dealt, message)
     (tmp_path / "parts" / "part-2.parquet").write_bytes(b"")
-    refused(
-        f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder per partition"
-    )
+    refused(f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder per part")
 
 
 def test_flowers_test_set_holds_no_training_rows(tmp_path):
@@ -408,24 +385,32 @@ class Subset:
         return len(self.indices)
 
 
+ITEMS = [(RNG.random((1, 4, 4)).astype(np.float32), i % 3) for i in range(6)]
+
+
 def test_map_style_data_sets():
-    items = [(RNG.random((1, 4, 4)).astype(np.float32), i % 3) for i in range(6)]
-    data = from_torch([Subset(items, [4, 1]), Subset(items, [0])], Subset(items, [5]), channels_first=True)
-    np.testing.assert_array_equal(data.x[0, :, :, 0], items[4][0][0])
+    data = from_torch([Subset(ITEMS, [4, 1]), Subset(ITEMS, [0])], Subset(ITEMS, [5]), channels_first=True)
+    np.testing.assert_array_equal(data.x[0, :, :, 0], ITEMS[4][0][0])
     assert data.y.tolist() == [1, 1, 0] and data.size.tolist() == [2, 1] and data.num_classes == 3
     named = [{"img": Image.fromarray(np.full((4, 4), i, np.uint8)), "label": i} for i in range(2)]
     data = from_torch([named], client_tests=[named[:1]], x="img", y="label")
     assert data.x.dtype == np.uint8 and data.test_size.tolist() == [1] and data.decode.__name__ == "unit_images"
-    for clients, options, message in [
-        ([iter(items)], {}, r"^clients\[0\] = 'list_iterator': must be a map-style data set"),
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "message"),
+    [
+        ([iter(ITEMS)], {}, r"^clients\[0\] = 'list_iterator': must be a map-style data set"),
         ([[]], {}, r"^clients\[0\] = 'no items'"),
-        ([items], {"y": 2}, r"^clients\[0\]\[0\]: 2 is not in it \(known: 0, 1\)"),
-        ([[items[0], (np.zeros(3), 1)]], {}, r"^clients\[0\]\[1\]\[0\] = 'shape \[3\]': must be shape \[1, 4, 4\]"),
+        ([ITEMS], {"y": 2}, r"^clients\[0\]\[0\]: 2 is not in it \(known: 0, 1\)"),
+        ([[ITEMS[0], (np.zeros(3), 1)]], {}, r"^clients\[0\]\[1\]\[0\] = 'shape \[3\]': must be shape \[1, 4, 4\]"),
         ([[(np.zeros(3), 1)]], {"channels_first": True}, r"^clients\[0\]: shape of x = \[1, 3\]"),
         ([[("text", 1)]], {}, r"^clients\[0\]\[0\]\[0\] = 'str': must be a NumPy, JAX or torch array"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            from_torch(clients, items, **options)
+    ],
+)
+def test_map_style_data_sets_that_do_not_fit(clients, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_torch(clients, ITEMS, **options)
 
 
 # --- the command ------------------------------------------------------------------------------------

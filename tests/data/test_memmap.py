@@ -109,24 +109,6 @@ def test_a_stream_of_chunks(tmp_path):
     assert read.x[client_rows(read, 5), 0].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": np.array([5, 2])}, "^size = '7 in all'"),
-        ({"size": np.array([6, 0])}, "^size = "),
-        ({"x": np.zeros((6, 4), np.float32)}, "^x = "),
-        ({"x": np.zeros((6, 3))}, "^x = "),
-        ({"y": np.full(6, 2)}, r"^y\[0\] = 2: must be a label from 0 to 1"),
-        ({"y": np.full(6, 2**40)}, r"^y\[0\] = 1099511627776: must be a label from 0 to 1"),
-        ({"y": np.zeros(6)}, "^y = 'float64': must be integer labels"),
-    ],
-)
-def test_a_bad_chunk_leaves_nothing_behind(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        write_clients(tmp_path / "s", stream(**change), num_classes=2, **TESTS)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_interrupted_stream_leaves_nothing_behind(tmp_path):
     def broken():
         yield from stream()
@@ -150,15 +132,29 @@ def test_a_full_disk_names_the_new_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"chunks": list(stream(size=np.array([5, 2])))}, "^size = '7 in all'"),
+        ({"chunks": list(stream(size=np.array([6, 0])))}, "^size = "),
+        ({"chunks": list(stream(x=np.zeros((6, 4), np.float32)))}, "^x = "),
+        ({"chunks": list(stream(x=np.zeros((6, 3))))}, "^x = "),
+        ({"chunks": list(stream(y=np.full(6, 2)))}, r"^y\[0\] = 2: must be a label from 0 to 1"),
+        ({"chunks": list(stream(y=np.full(6, 2**40)))}, r"^y\[0\] = 1099511627776: must be a label from 0 to 1"),
+        ({"chunks": list(stream(y=np.zeros(6)))}, "^y = 'float64': must be integer labels"),
         ({"chunks": []}, "^chunks = 'none'"),
-        ({"chunks": [(np.array([None]), np.zeros(1), np.ones(1, int))]}, "^x = "),
+        ({"chunks": [(np.array([None]), np.zeros(1, int), np.ones(1, int))]}, "^x = "),
         ({"test_order": np.arange(4)}, "^own_tests = "),
         ({"test_y": np.zeros(1)}, "^test_y = '1 targets'"),
     ],
 )
-def test_what_cannot_be_written(tmp_path, arguments, message):
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
-        write_clients(tmp_path / "s", **({"chunks": stream()} | TESTS | arguments))
+        write_clients(tmp_path / "s", num_classes=2, **({"chunks": stream()} | TESTS | arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
+    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
+        write_clients(tmp_path / "s", stream(), **TESTS)
 
 
 def test_an_existing_folder_is_left_alone(tmp_path):
@@ -166,12 +162,6 @@ def test_an_existing_folder_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"^folder = "):
         write_folder(tmp_path, made_up([1, 2]))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
-    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
-        write_clients(tmp_path / "s", stream(), **TESTS)
 
 
 def my_decode(x):
@@ -230,10 +220,9 @@ def test_a_damaged_folder_is_refused(tmp_path, damage):
 
 
 def test_metadata_with_a_byte_order_mark_are_read(tmp_path):
-    data = made_up([2, 3])
-    file = write_folder(tmp_path / "d", data) / "metadata.json"
+    file = write_folder(tmp_path / "d", made_up([2, 3])) / "metadata.json"
     file.write_bytes("\ufeff".encode() + file.read_bytes())
-    same_clients(open_folder(tmp_path / "d"), data)
+    same_clients(open_folder(tmp_path / "d"), made_up([2, 3]))
 
 
 def test_altered_values_are_found_when_asked_for(tmp_path):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedjax_async.data import list_datasets, load, own_copy
 from fedjax_async.home import require_datasets
+from tests.data.small_mnist import image_bytes
 
 KINDS = ["n01443537", "n02056570", "n04456115"]
 
@@ -69,9 +68,7 @@ def test_other_files_under_the_names_of_cifar100(cifar100, tmp_path):
 
 
 def jpeg(image, mode="RGB"):
-    file = io.BytesIO()
-    Image.fromarray(image).convert(mode).save(file, format="JPEG", quality=95)
-    return file.getvalue()
+    return image_bytes(image, "JPEG", mode, quality=95)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Partitioners: every example is used once, no client is empty, and each skew is as documented."""
+"""Partitions: every example is used once, no client is empty, each skew is as documented; ``federate`` applies them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.data import client_rows, fashion_mnist_6k, federate
+from fedjax_async.data import Dataset, client_rows, fashion_mnist_6k, federate, synthetic
+from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
@@ -100,32 +101,54 @@ def test_more_clients_than_examples(spec):
         deal(spec, balanced(10), 0)
 
 
+def checked(*parts):
+    return check_partition([np.array(part, int) for part in parts], 3, 2)
+
+
+def split(fraction, *parts):
+    return split_clients(parts or [np.arange(10)], fraction, np.random.default_rng(0))
+
+
+THOUSAND = balanced(1000)
+
+
 @pytest.mark.parametrize(
-    ("spec", "field"),
+    ("call", "given", "message"),
     [
-        ("dirichlet:alpha=0", "alpha"),
-        ("dirichlet:alpha=-1", "alpha"),
-        ("dirichlet:alpha=nan", "alpha"),
-        ("dirichlet:min_size=0", "min_size"),
-        ("dirichlet:min_size=101", "min_size"),
-        ("dirichlet:alpha=0.001,min_size=90,max_tries=5", "alpha"),
-        ("dirichlet_balanced:alpha=0", "alpha"),
-        ("dirichlet_balanced:at_a_time=0", "at_a_time"),
-        ("shards:classes_per_client=0", "classes_per_client"),
-        ("shards:classes_per_client=11", "classes_per_client"),
-        ("halves:blocks=11", "blocks"),
-        ("quantity:min_size=101", "min_size"),
-        ("power_law:exponent=-1", "exponent"),
+        (deal, ("dirichlet:alpha=0", THOUSAND, 10), "alpha = "),
+        (deal, ("dirichlet:alpha=-1", THOUSAND, 10), "alpha = "),
+        (deal, ("dirichlet:alpha=nan", THOUSAND, 10), "alpha = "),
+        (deal, ("dirichlet:min_size=0", THOUSAND, 10), "min_size = "),
+        (deal, ("dirichlet:min_size=101", THOUSAND, 10), "min_size = "),
+        (deal, ("dirichlet:alpha=0.001,min_size=90,max_tries=5", THOUSAND, 10), "alpha = "),
+        (deal, ("dirichlet_balanced:alpha=0", THOUSAND, 10), "alpha = "),
+        (deal, ("dirichlet_balanced:at_a_time=0", THOUSAND, 10), "at_a_time = "),
+        (deal, ("shards:classes_per_client=0", THOUSAND, 10), "classes_per_client = "),
+        (deal, ("shards:classes_per_client=11", THOUSAND, 10), "classes_per_client = "),
+        (deal, ("shards:classes_per_client=2", balanced(100), 4), "classes_per_client = 2: must be at least 3 for 4"),
+        (deal, ("halves:blocks=11", THOUSAND, 10), "blocks = "),
+        (deal, ("quantity:min_size=101", THOUSAND, 10), "min_size = "),
+        (deal, ("power_law:exponent=-1", THOUSAND, 10), "exponent = "),
+        (deal, ("dirichlet", np.linspace(0, 1, 50), 5), "labels = 'float64"),
+        (split, (0,), "test_fraction = "),
+        (split, (1,), "test_fraction = "),
+        (split, (-0.1,), "test_fraction = "),
+        (split, (1.5,), "test_fraction = "),
+        (split, (float("nan"),), "test_fraction = "),
+        (split, (0.5, np.arange(3), np.array([3])), ".*client 1 has 1"),
+        (checked, ([0, 1], [1, 2]), "partition = "),
+        (checked, ([0, 1], [3]), "partition = "),
+        (checked, ([0, 1, 2], []), "partition = "),
+        (checked, ([0], [1], [2]), "partition = "),
+        (checked, ([-1, 0], [1, 2]), "partition = "),
     ],
 )
-def test_bad_options_name_the_field(spec, field):
-    with pytest.raises(ValueError, match=rf"^(partitioner = '{spec}': )?{field} = "):
-        deal(spec, balanced(1000), 10)
+def test_what_cannot_be_dealt_is_refused(call, given, message):
+    with pytest.raises(ValueError, match=f"^(partitioner = '.*': )?{message}"):
+        call(*given)
 
 
-def test_labels_must_be_classes_for_label_skew():
-    with pytest.raises(ValueError, match="labels = 'float64"):
-        deal("dirichlet", np.linspace(0, 1, 50), 5)
+def test_targets_that_are_numbers_are_dealt_without_skew():
     check_partition(deal("iid", np.linspace(0, 1, 50), 5), 50, 5)
 
 
@@ -188,24 +211,12 @@ def test_balanced_dirichlet_is_balanced_and_nearly_as_skewed_as_its_mixes(alpha)
     assert 0.8 * ideal < np.mean(skews) < 1.1 * ideal + 0.01
 
 
-def test_large_alpha_is_iid_and_small_alpha_is_not():
-    labels = balanced(4000)
-    for name in ("dirichlet", "dirichlet_balanced"):
-        assert concentration(deal(f"{name}:alpha=10000", labels, 10), labels) < 0.11
-        assert concentration(deal(f"{name}:alpha=0.01", labels, 10), labels) > 0.5
-
-
 def test_dirichlet_min_size_is_kept_by_drawing_again():
     labels = balanced(1000)
     sizes = [min(map(len, deal("dirichlet:alpha=0.1,min_size=20", labels, 10, seed))) for seed in range(20)]
     assert min(sizes) >= 20
     free = [min(map(len, deal("dirichlet:alpha=0.1", labels, 10, seed))) for seed in range(20)]
     assert 1 <= min(free) < 20
-
-
-def test_a_thousand_clients_with_balanced_dirichlet():
-    labels = balanced(6000)
-    assert set(map(len, deal("dirichlet_balanced:alpha=0.1", labels, 1000))) == {6}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
@@ -216,11 +227,6 @@ def test_shards_give_k_classes_and_share_classes_evenly(k):
     assert set((table > 0).sum(axis=0)) == {3 * k}
     held = table[table > 0]
     assert held.max() - held.min() <= 1
-
-
-def test_shards_that_would_leave_a_class_out():
-    with pytest.raises(ValueError, match="classes_per_client = 2: must be at least 3 for 4 clients"):
-        deal("shards:classes_per_client=2", balanced(100), 4)
 
 
 def test_halves_are_disjoint():
@@ -287,25 +293,6 @@ def test_split_keeps_every_clients_examples_apart(sizes, fraction):
         assert abs(len(held_out) - fraction * len(part)) <= 1
 
 
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
-def test_split_fraction_is_checked(fraction):
-    with pytest.raises(ValueError, match="test_fraction = "):
-        split_clients([np.arange(10)], fraction, np.random.default_rng(0))
-
-
-def test_split_needs_two_examples():
-    with pytest.raises(ValueError, match="client 1 has 1"):
-        split_clients([np.arange(3), np.array([3])], 0.5, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    "parts", [[[0, 1], [1, 2]], [[0, 1], [3]], [[0, 1, 2], []], [[0], [1], [2]], [[-1, 0], [1, 2]]]
-)
-def test_a_partitioner_of_ones_own_is_checked(parts):
-    with pytest.raises(ValueError, match="partition = "):
-        check_partition([np.array(p, int) for p in parts], 3, 2)
-
-
 def test_a_table_of_counts_is_met_exactly_and_shares_in_proportion():
     labels = balanced(100, classes=4)
     counts = np.array([[5, 0, 25, 10], [20, 25, 0, 15]])
@@ -369,3 +356,132 @@ def test_data_sets_pass_the_names_of_their_classes_to_a_table(tmp_path):
 
 def deal_table(shares, labels):
     return PARTITIONERS["table"](path=table_file(shares))(labels, len(shares), np.random.default_rng(0))
+
+
+# --- federate: the client index table points at the right rows of the pool ----------------------------
+
+
+def numbered(examples=60, classes=3, **fields):
+    """Every example's input is its own number, so that a test can follow the rows."""
+    x = np.arange(examples, dtype=np.uint8)[:, None]
+    y = (np.arange(examples) % classes).astype(np.int32)
+    defaults = {"test_x": x[:6] + 100, "test_y": y[:6], "num_classes": classes}
+    return Dataset("numbered", x, y, decode=as_is, **(defaults | fields))
+
+
+def test_the_table_covers_the_pool_and_matches_the_partition():
+    data = federate(numbered(), "dirichlet:alpha=0.5", num_clients=4, seed=3)
+    assert data.x.dtype == np.uint8
+    assert (data.order.dtype, data.offset.dtype, data.size.dtype) == (np.int32,) * 3
+    np.testing.assert_array_equal(data.offset, np.concatenate([[0], np.cumsum(data.size)[:-1]]))
+    rows = np.concatenate([client_rows(data, i) for i in range(4)])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(60))
+    assert data.test_order is None
+    with pytest.raises(ValueError, match="client = 4"):
+        client_rows(data, 4)
+
+
+def test_the_pool_is_not_copied():
+    dataset = numbered()
+    data = federate(dataset, "iid", num_clients=4)
+    assert np.shares_memory(data.x, dataset.x)
+    assert np.shares_memory(data.test_x, dataset.test_x)
+
+
+def test_held_out_examples_stay_with_their_client_and_out_of_training():
+    dataset = numbered()
+    whole = federate(dataset, "quantity", num_clients=5, seed=1)
+    data = federate(dataset, "quantity", num_clients=5, seed=1, test_fraction=0.2)
+    assert set(data.x[:, 0]).isdisjoint(data.test_x[:, 0])
+    for i in range(5):
+        test = data.test_order[data.test_offset[i] :][: data.test_size[i]]
+        mine, held_out = data.x[client_rows(data, i), 0], data.test_x[test, 0]
+        assert sorted([*mine, *held_out]) == sorted(whole.x[client_rows(whole, i), 0])
+        np.testing.assert_array_equal(data.y[client_rows(data, i)], mine % 3)
+        np.testing.assert_array_equal(data.test_y[test], held_out % 3)
+    assert data.test_size.sum() == len(data.test_x) == len(data.test_y)
+    assert data.size.sum() == len(data.x) == len(data.order)
+
+
+def test_the_seed_makes_the_clients():
+    dataset = numbered()
+    orders = [federate(dataset, "iid", 4, seed).order for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+
+
+def test_natural_owners_give_the_number_of_clients():
+    data = federate(synthetic(clients=5, features=4), "natural")
+    assert len(data.size) == 5
+    grouped = numbered(groups=np.repeat(np.arange(6, dtype=np.int32), 10))
+    np.testing.assert_array_equal(federate(grouped, "natural").order, np.arange(60))
+
+
+def test_test_rows_of_nobody_who_trains_are_the_global_test_set():
+    owners = np.repeat(np.arange(6, dtype=np.int32), 10)
+    grouped = numbered(groups=owners)
+    strangers = np.full(len(grouped.test_x), 6, np.int32)
+    assert federate(grouped._replace(test_groups=strangers), "natural").test_order is None
+    assert federate(grouped._replace(test_groups=strangers - 1), "natural").test_size.tolist()[:5] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "message"),
+    [
+        ({}, {"partitioner": "dirichlett"}, "did you mean 'dirichlet'"),
+        ({}, {"partitioner": "dirichlet:beta=1"}, "no option 'beta'"),
+        ({}, {"partitioner": "natural"}, "no natural owners"),
+        ({}, {"num_clients": None}, "num_clients = None: must be given"),
+        ({}, {"num_clients": 61}, "num_clients = 61"),
+        ({}, {"num_clients": 2.5}, "num_clients = 2.5"),
+        ({}, {"seed": -1}, "seed = -1"),
+        ({}, {"test_fraction": 1.0}, "test_fraction = 1.0"),
+        ({}, {"partitioner": lambda labels, n, rng: [np.arange(3)] * n}, "partition = "),
+        ({"test_y": np.zeros(5, np.int32)}, {}, "numbered.test_y"),
+        ({"test_y": np.zeros(6)}, {}, "numbered.test_y = 'float64'"),
+        ({"num_classes": 2}, {}, "numbered.y"),
+        ({"groups": np.zeros(3, np.int32)}, {}, "numbered.groups"),
+        ({"test_x": np.zeros((0, 1), np.uint8), "test_y": np.zeros(0, np.int32)}, {}, "has no test set"),
+        ({"test_x": None, "test_y": None}, {}, "numbered.test_x = None: must be an array; both are left out for"),
+        ({"test_y": None}, {}, "numbered.test_y = None: must be an array"),
+        ({"test_y": [0] * 6}, {}, "numbered.test_y = 'list': must be a NumPy or JAX array"),
+    ],
+)
+def test_what_cannot_be_federated_is_refused_by_name(fields, change, message):
+    with pytest.raises(ValueError, match=message):
+        federate(numbered(**fields), **({"partitioner": "iid", "num_clients": 4} | change))
+
+
+def test_a_data_set_without_a_test_set():
+    for y in (np.arange(60) % 3, np.linspace(0, 1, 60)):
+        alone = Dataset("alone", np.zeros((60, 2), np.float32), y)
+        allowed = r"^test_fraction = None: must be given, such as 0.2: the data set alone has no test set \(test_x and"
+        with pytest.raises(ValueError, match=allowed):
+            federate(alone, "iid", 3)
+        assert len(federate(alone, "iid", 3, test_fraction=0.2).test_x) == 12
+
+
+def test_too_few_examples_for_the_parts_of_a_client_name_min_size():
+    def sizes(min_size, **fractions):
+        return federate(numbered(), f"power_law:exponent=3,min_size={min_size}", 10, **fractions).size.min()
+
+    for fractions, needed in (({"validation_fraction": 0.1}, 2), ({"test_fraction": 0.1}, 2)):
+        with pytest.raises(
+            ValueError, match=rf"but client \d has 1: ask for .* min_size={needed} in the partition, as in"
+        ):
+            sizes(1, **fractions)
+        assert sizes(2, **fractions) == 1
+    both = {"validation_fraction": 0.1, "test_fraction": 0.1}
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0.1: .* min_size=3 in the partition"):
+        sizes(2, **both)
+    assert sizes(3, **both) == 1
+
+
+def test_decoder_and_classes_may_be_left_out():
+    x, y = np.arange(24, dtype=np.uint8).reshape(6, 2, 2), np.array([0, 2, 1, 0, 1, 1])
+    data = federate(Dataset("pictures", x, y, x[:2], y[:2]), "iid", 2, 0)
+    assert data.num_classes == 3 and data.decode is unit_images
+    data = federate(Dataset("curve", x / 10, y / 2, x[:2] / 10, y[:2] / 2), "iid", 2, 0)
+    assert data.num_classes is None and data.decode is as_is  # targets that are numbers
+    with pytest.raises(ValueError, match=r"bad.y\[0\] = -1: must be a label from 0 to 2"):
+        federate(Dataset("bad", x, y - 1, x[:2], y[:2]), "iid", 2, 0)

@@ -23,22 +23,10 @@ def linear_of(params, name):
     return nn.Linear(*params[name]["kernel"].shape)
 
 
-def lenet5(params):
-    layers = [conv_of(params, "conv1", padding=2), nn.ReLU(), nn.MaxPool2d(2), conv_of(params, "conv2"), nn.ReLU()]
-    layers += [nn.MaxPool2d(2), nn.Flatten(), linear_of(params, "fc1"), nn.ReLU(), linear_of(params, "fc2"), nn.ReLU()]
-    layers += [linear_of(params, "output")]
-    return sequential(layers, {"conv1": "0", "conv2": "3", "fc1": "7", "fc2": "9", "output": "11"})
-
-
 def cnn(params):
     layers = [conv_of(params, "conv1"), nn.ReLU(), conv_of(params, "conv2"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     layers += [linear_of(params, "fc1"), nn.ReLU(), nn.Dropout(), linear_of(params, "output")]
     return sequential(layers, {"conv1": "0", "conv2": "2", "fc1": "6", "output": "9"})
-
-
-def mlp(params):
-    layers = [nn.Flatten(), linear_of(params, "fc1"), nn.ReLU(), linear_of(params, "output")]
-    return sequential(layers, {"fc1": "1", "output": "3"})
 
 
 def alexnet(params):
@@ -81,4 +69,4 @@ def vgg11(params):
     return sequential([*layers, linear_of(params, "output")], names | {"output": str(len(layers))})
 
 
-NETWORKS = {"lenet5": lenet5, "cnn": cnn, "mlp": mlp, "alexnet": alexnet, "vgg11": vgg11}
+NETWORKS = {"cnn": cnn, "alexnet": alexnet, "vgg11": vgg11}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.models import LOWERINGS, MODELS, Conv, ConvPool, choice, default_lowering
+from fedjax_async.models import LOWERINGS, Conv, ConvPool, choice, default_lowering
 from fedjax_async.models.choice import ConvShape, MeasuredShape, candidates, distance, fastest
 from fedjax_async.notices import RunWarning
 
@@ -63,7 +63,14 @@ def test_lenet5_keeps_its_lowering():
         for size in sizes:
             assert default_lowering((5, 5, *channels), outputs=(size, size), backend="cpu") == "tiled"
     assert default_lowering((5, 5, 32, 64), outputs=(10, 10), backend="cpu") == "winograd_tiled"
-    assert default_lowering((5, 5, 32, 64), backend="cpu") == "tiled"  # the outputs are not known
+
+
+def test_the_lowering_where_the_outputs_are_not_known_or_the_kernels_are_of_groups():
+    assert default_lowering((5, 5, 32, 64), backend="cpu") == "tiled"
+    assert default_lowering((3, 3, 32, 64), backend="cpu") == "im2col"
+    assert default_lowering((5, 5, 1, 6), backend="gpu") in LOWERINGS
+    assert default_lowering((5, 5, 1, 6), groups=2) == "lax"
+    assert default_lowering((3, 3, 1, 6), groups=6, depthwise=True) == "taps"
 
 
 def test_auto_measures_once_and_remembers(monkeypatch, tmp_path):
@@ -123,8 +130,5 @@ def test_measuring_takes_each_candidate(monkeypatch, tmp_path):
 
 
 def test_auto_is_an_option_of_the_models():
-    """The option is checked when the model is made; nothing is measured before its first trace."""
-    with pytest.raises(ValueError, match="did you mean 'winograd'"):
-        MODELS["cnn"](lowering="winograt")
     choice.check_lowering("auto")
     choice.check_lowering(None)

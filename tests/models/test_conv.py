@@ -1,4 +1,4 @@
-"""Every lowering equals ``flax.linen.Conv`` (float64, 1e-10), alone and with a client axis on parameters and data."""
+"""Convolutions in every lowering, alone and with a client axis, and pools equal those of ``flax.linen``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.models import LOWERINGS, Conv, ConvPool, default_lowering
-from fedjax_async.models.tiles import fold, tile_kernel, unfold, untile_kernel
-
-
-def brute_force(x, kernel, strides, padding):
-    """The definition, position by position."""
-    x = np.pad(x, ((0, 0), *padding, (0, 0)))
-    kh, kw, _, c_out = kernel.shape
-    oh, ow = (x.shape[1] - kh) // strides[0] + 1, (x.shape[2] - kw) // strides[1] + 1
-    out = np.zeros((x.shape[0], oh, ow, c_out))
-    for i in range(oh):
-        for j in range(ow):
-            window = x[:, i * strides[0] : i * strides[0] + kh, j * strides[1] : j * strides[1] + kw]
-            out[:, i, j] = np.einsum("bhwc,hwco->bo", window, kernel)
-    return out
+from fedjax_async.models import LOWERINGS, Conv, ConvPool, avg_pool, max_pool
 
 
 def value_and_gradients(apply, params, x):
@@ -41,17 +27,46 @@ def value_and_gradients(apply, params, x):
 compiled = jax.jit(value_and_gradients, static_argnums=0)
 
 
+def drawn_as(module, rng, x):
+    """Random parameters for a module of flax."""
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+
+
 def agree(a, b, tolerance=1e-10):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
+def assert_equals_flax(rng, shape, names, features, kernel, strides, **options):
+    """Values and gradients of our convolution in each lowering, and the shapes of its parameters."""
+    x = jnp.asarray(rng.normal(size=shape))
+    theirs = nn.Conv(features, kernel, strides, param_dtype=jnp.float64, **options)
+    params = drawn_as(theirs, rng, x)
+    expected = compiled(theirs.apply, params, x)
+    for name in names:
+        ours = Conv(features, kernel, strides, lowering=name, **options)
+        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
+        agree(compiled(ours.apply, params, x), expected)
+
+
+def assert_clients_are_apart(rng, ours, theirs, shape):
+    """vmap over parameters and data = one client after the other."""
+    x = jnp.asarray(rng.normal(size=(2, *shape)))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(drawn_as(theirs, rng, x[0]) for _ in range(2)))
+    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(ours.apply, p, x)))(params, x)
+    for i in range(2):
+        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
+        agree(have, compiled(theirs.apply, *row))
+
+
 sizes = st.integers(1, 5)
 
 
 @pytest.mark.float64
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     kernel=st.tuples(sizes, sizes),
     extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
@@ -62,47 +77,31 @@ sizes = st.integers(1, 5)
     seed=st.integers(0, 99),
 )
 def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
-    rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.normal(size=(2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])))
-    theirs = nn.Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
-    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-    expected = compiled(theirs.apply, params, x)
-    for name in LOWERINGS:
-        ours = Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, lowering=name)
-        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
-        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
-        agree(compiled(ours.apply, params, x), expected)
+    shape = (2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])
+    options = {"padding": padding, "use_bias": use_bias}
+    assert_equals_flax(np.random.default_rng(seed), shape, LOWERINGS, channels[1], kernel, strides, **options)
 
 
-@pytest.mark.float64
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
-def test_equals_the_definition(lowering, strides):
-    rng = np.random.default_rng(1)
-    x, kernel = rng.normal(size=(2, 7, 6, 3)), rng.normal(size=(3, 2, 3, 4))
-    padding = ((1, 0), (2, 1))
-    out = jax.jit(lambda x, k: LOWERINGS[lowering](x, k, strides, padding))(jnp.asarray(x), jnp.asarray(kernel))
-    np.testing.assert_allclose(out, brute_force(x, kernel, strides, padding), rtol=1e-12, atol=1e-12)
+PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_clients_with_their_own_kernels(lowering):
-    """vmap over parameters and data = one client after the other."""
-    rng = np.random.default_rng(2)
-    conv = Conv(4, 5, lowering=lowering)
-    x = jnp.asarray(rng.normal(size=(3, 2, 8, 8, 2)))
-    params = {"kernel": jnp.asarray(rng.normal(size=(3, 5, 5, 2, 4))), "bias": jnp.asarray(rng.normal(size=(3, 4)))}
-    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-    plain = nn.Conv(4, (5, 5), param_dtype=jnp.float64)
-    for i in range(3):
-        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-        agree(have, compiled(plain.apply, *row))
+    """Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles."""
+    k = 3 if lowering in ("winograd", "winograd_small") else 5
+    assert_clients_are_apart(np.random.default_rng(2), Conv(4, k, lowering=lowering), PLAIN[k], (2, 8, 8, 2))
 
 
 @pytest.mark.float64
-@settings(max_examples=5)
+def test_clients_with_their_own_depthwise_kernels():
+    options = {"padding": 1, "feature_group_count": 4}
+    theirs = nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
+    assert_clients_are_apart(np.random.default_rng(7), Conv(4, 3, 2, **options), theirs, (2, 6, 5, 4))
+
+
+@pytest.mark.float64
+@settings(max_examples=3)
 @given(
     size=st.tuples(st.integers(6, 11), st.integers(6, 11)),
     kernel=st.tuples(sizes, sizes),
@@ -134,48 +133,20 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
 
 
 @pytest.mark.float64
-@given(
-    size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
-    kernel=st.tuples(sizes, sizes),
-    tile=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-)
-@settings(max_examples=5)
-def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
-    """<unfold(x), p> = <x, fold(p)> and <tile(k), q> = <k, untile(q)>."""
-    for n, k, t, s in zip(size, kernel, tile, strides):
-        if ((n - k) // s + 1) % t:
-            return
-    rng = np.random.default_rng(3)
-    x, k = jnp.asarray(rng.normal(size=(2, *size, 3))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
-    forward = jax.jit(lambda x, k: (unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)))
-    step = (tile[0] * strides[0], tile[1] * strides[1])
-    adjoint = jax.jit(lambda p, q: (fold(p, *size, step), untile_kernel(q, k.shape, tile, strides)))
-    out = forward(x, k)
-    other = [rng.normal(size=leaf.shape) for leaf in out]
-    for leaf, dual, start, back in zip(out, other, (x, k), adjoint(*map(jnp.asarray, other))):
-        np.testing.assert_allclose(np.vdot(leaf, dual), np.vdot(start, back), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.float64
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     size=st.tuples(st.integers(5, 8), st.integers(5, 8)),
     kernel=st.tuples(sizes, sizes),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.sampled_from(["SAME", "VALID", 1]),
-    channels=st.integers(2, 4),
+    groups=st.integers(2, 4),
+    each=st.integers(1, 2),
     seed=st.integers(0, 99),
 )
-def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
-    rng = np.random.default_rng(seed)
-    options = {"padding": padding, "feature_group_count": channels}
-    x = jnp.asarray(rng.normal(size=(2, *size, channels)))
-    theirs = nn.Conv(channels, kernel, strides, param_dtype=jnp.float64, **options)
-    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-    expected = compiled(theirs.apply, params, x)
-    agree(compiled(Conv(channels, kernel, strides, lowering="taps", **options).apply, params, x), expected)
+def test_depthwise_and_grouped_equal_flax(size, kernel, strides, padding, groups, each, seed):
+    rng, names = np.random.default_rng(seed), ["taps"] if each == 1 else ["lax"]
+    options = {"padding": padding, "feature_group_count": groups}
+    assert_equals_flax(rng, (2, *size, groups * each), names, groups * each, kernel, strides, **options)
 
 
 @pytest.mark.float64
@@ -190,46 +161,9 @@ def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
 )
 def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
     """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
-    rng = np.random.default_rng(seed)
+    names = [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps")
     options = {"padding": padding, "feature_group_count": groups}
-    x = jnp.asarray(rng.normal(size=(2, length, 3)))
-    theirs = nn.Conv(3, (kernel,), (stride,), param_dtype=jnp.float64, **options)
-    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
-    expected = compiled(theirs.apply, params, x)
-    for name in [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps"):
-        agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
-
-
-@pytest.mark.float64
-def test_clients_with_their_own_depthwise_kernels():
-    """vmap over parameters and data at stride 2 = one client after the other."""
-    rng = np.random.default_rng(7)
-    options = {"padding": 1, "feature_group_count": 4}
-    conv, plain = Conv(4, 3, 2, **options), nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
-    x = jnp.asarray(rng.normal(size=(3, 2, 6, 5, 4)))
-    kernel, bias = rng.normal(size=(3, 3, 3, 1, 4)), rng.normal(size=(3, 4))
-    params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
-    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
-    for i in range(3):
-        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-        agree(have, compiled(plain.apply, *row))
-
-
-def test_grouped_convolution_equals_flax():
-    x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, 6, 4)), jnp.float32)
-    ours, theirs = Conv(8, 3, feature_group_count=2), nn.Conv(8, (3, 3), feature_group_count=2)
-    params = jax.jit(theirs.init)(jax.random.key(1), x)
-    np.testing.assert_allclose(jax.jit(ours.apply)(params, x), jax.jit(theirs.apply)(params, x), rtol=1e-6, atol=1e-6)
-
-
-def test_the_choice_of_lowering():
-    assert default_lowering((5, 5, 1, 6), backend="cpu") == "tiled"
-    assert default_lowering((5, 5, 6, 16), outputs=(10, 10), backend="cpu") == "tiled"
-    assert default_lowering((3, 3, 32, 64), backend="cpu") == "im2col"
-    assert default_lowering((5, 5, 1, 6), backend="gpu") in LOWERINGS
-    assert default_lowering((5, 5, 1, 6), groups=2) == "lax"
-    assert default_lowering((3, 3, 1, 6), groups=6, depthwise=True) == "taps"
+    assert_equals_flax(np.random.default_rng(seed), (2, length, 3), names, 3, (kernel,), (stride,), **options)
 
 
 def test_same_start_as_flax():
@@ -271,3 +205,62 @@ def test_second_derivatives_reverse_over_reverse():
 def test_bad_settings_are_named(module, named):
     with pytest.raises(ValueError, match=named):
         module.init(jax.random.key(0), jnp.zeros((1, 6, 6, 2)))
+
+
+# --- pools ------------------------------------------------------------------------------------------
+
+PAIRS = {"max": (max_pool, nn.max_pool), "avg": (avg_pool, nn.avg_pool)}
+
+
+@pytest.mark.slow_cases("avg")
+@pytest.mark.float64
+@settings(max_examples=5)
+@given(
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    window=st.sampled_from([(2, 2), (3, 3), (2, 3)]),
+    strides=st.sampled_from([None, (2, 2), (1, 2)]),
+    padding=st.sampled_from(["VALID", "SAME"]),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("name", PAIRS)
+def test_pools_equal_flax(name, size, window, strides, padding, seed):
+    """Whole numbers 0, 1, 2: most windows have ties."""
+    ours, theirs = PAIRS[name]
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.integers(0, 3, (2, *size, 3)).astype(np.float64))
+    shape = jax.eval_shape(lambda x: ours(x, window, strides, padding), x).shape
+    weight = jnp.asarray(rng.normal(size=shape))
+
+    def value_and_gradient(pool):
+        def run(x, weight):
+            out, back = jax.vjp(pool, x)
+            return out, back(weight)[0]
+
+        return jax.jit(run)(x, weight)
+
+    out, gradient = value_and_gradient(lambda x: ours(x, window, strides, padding))
+    with jax.numpy_dtype_promotion("standard"):  # flax's avg_pool divides by a NumPy integer
+        expected = value_and_gradient(lambda x: theirs(x, window, strides or window, padding))
+    np.testing.assert_allclose(out, expected[0], rtol=1e-14)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-12, atol=1e-14)
+
+
+def test_a_pool_gives_a_ties_gradient_to_the_first_entry():
+    x = jnp.ones((1, 2, 2, 1))
+    gradient = jax.jit(jax.grad(lambda x: max_pool(x).sum()))(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0], [0, 0]])
+
+
+@pytest.mark.float64
+def test_forward_mode_of_a_pool_agrees_with_reverse_mode():
+    rng = np.random.default_rng(0)
+    x, v = jnp.asarray(rng.normal(size=(2, 1, 4, 4, 2)))
+    _, along = jax.jit(lambda x, v: jax.jvp(lambda x: (max_pool(x) ** 2).sum(), (x,), (v,)))(x, v)
+    back = jax.jit(jax.grad(lambda x: (max_pool(x) ** 2).sum()))(x)
+    np.testing.assert_allclose(along, np.vdot(back, v), rtol=1e-12)
+
+
+def test_a_nan_is_not_lost_in_a_pool():
+    x = jnp.ones((1, 2, 2, 1)).at[0, 1, 0, 0].set(jnp.nan)
+    assert jnp.isnan(max_pool(x)).all()
+    assert jnp.isnan(avg_pool(x)).all()

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import Settings, simulate, tree
-from fedjax_async.data import Dataset, federate, load
-from fedjax_async.data.decode import as_is
+from fedjax_async import tree
+from fedjax_async.data import load
 from fedjax_async.data.published import PRETRAINED
 from fedjax_async.home import PRETRAINED_VERSIONS
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
@@ -23,7 +22,6 @@ from fedjax_async.models.encoder import FROZEN, Encoder
 from fedjax_async.models.pretrained import load_encoder, read_config
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
-    BERT,
     CONFIGS,
     LAYERS,
     POSITIONS,
@@ -63,22 +61,6 @@ def moved(params, seed=3):
 
 
 # --- files ------------------------------------------------------------------------------------------
-
-
-def test_arrays_come_back(tmp_path):
-    arrays = {
-        "b": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "a": np.array([[-7]], np.int64),
-        "half": np.array([1.5, -2.0], np.float16),
-        "scalar": np.array(3.0),
-        "none": np.zeros((0, 4), np.float32),
-    }
-    (tmp_path / "m.safetensors").write_bytes(file_bytes(arrays))
-    found = read_safetensors(tmp_path / "m.safetensors")
-    assert set(found) == set(arrays)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
 
 
 def test_bfloat16(tmp_path):
@@ -154,13 +136,16 @@ def test_missing_weights_fail_at_once_and_name_the_command(tmp_path, monkeypatch
     begin = time.perf_counter()
     with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm$") as missing:
         make(name)
+    assert time.perf_counter() - begin < 1
     with pytest.raises(ValueError, match=r"data fetch mnist$") as missing_data:
         load("mnist")
     alike = [str(error.value).partition("not in ")[2].rpartition(" ")[0] for error in (missing, missing_data)]
     assert alike[0] == alike[1]
-    assert time.perf_counter() - begin < 1
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"path = .*: must be a folder with model.safetensors"):
-        (tmp_path / "config.json").write_text("{}")
         minilm_lora(path=str(tmp_path))
 
 
@@ -171,10 +156,10 @@ def test_the_model_looks_for_the_version_that_is_fetched():
 # --- the encoder ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_encoder_equals_numpy(folders, kind):
+def test_encoder_equals_numpy(folders):
+    kind = "distilbert"
     config, weights = load_encoder(folders[kind])
-    found = Encoder(config).apply({FROZEN: weights}, jnp.asarray(texts()))
+    found = jax.jit(Encoder(config).apply)({FROZEN: weights}, jnp.asarray(texts()))
     real = texts() != 0
     np.testing.assert_allclose(found[real], forward(kind, tensors(kind), texts())[real], atol=2e-5)
 
@@ -201,25 +186,24 @@ def test_half_precision_checkpoints(tmp_path, folders):
     halves = {f"distilbert.{name}": array for name, array in halves.items()}
     model = tiny(write_checkpoint(tmp_path / "c", "distilbert", halves))
     full, params = started(folders["distilbert"])
-    np.testing.assert_allclose(model.apply(params, texts()), full.apply(params, texts()), atol=0.02)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, texts()), full.apply(params, texts()), atol=0.02)
 
 
 # --- adapters ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("kind", "pooling"), [("bert", "mean"), ("distilbert", "cls")])
 def test_training_starts_from_the_pretrained_encoder(folders, kind, pooling):
     model, params = tiny(folders[kind], pooling=pooling), started(folders[kind])[1]
     states, real = forward(kind, tensors(kind), texts()), texts() != 0
     pooled = [s[r].mean(0) for s, r in zip(states, real)] if pooling == "mean" else states[:, 0]
     expected = np.array(pooled) @ np.float64(params["output"]["kernel"])
-    np.testing.assert_allclose(model.apply(params, texts()), expected, atol=5e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, texts()), expected, atol=5e-5)
     assert np.abs(expected).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_adapters_add_to_query_and_value(folders, kind):
+def test_adapters_add_to_query_and_value(folders):
+    kind = "bert"
     model, params = started(folders[kind], pooling="cls", hidden=True)
     params = moved(params)
     exact = jax.tree.map(np.float64, params)
@@ -234,19 +218,21 @@ def test_adapters_add_to_query_and_value(folders, kind):
     np.testing.assert_allclose(model.apply(params, texts()), expected, atol=1e-4)
 
 
-@pytest.mark.slow_cases("False")
-@pytest.mark.parametrize("hidden", [False, True])
-def test_only_adapters_and_classifier_are_params(folders, hidden):
-    model, params = started(folders["bert"], hidden=hidden)
-    adapters = LAYERS * 2 * RANK * 2 * WIDTH
-    head = (WIDTH * WIDTH + WIDTH) * hidden + WIDTH * 4 + 4
-    assert tree.num_scalars(params) == adapters + head
+def test_only_adapters_and_classifier_are_params(folders):
+    adapters, output = LAYERS * 2 * RANK * 2 * WIDTH, WIDTH * 4 + 4
+    for hidden in (False, True):
+        params = started(folders["bert"], pooling="cls", hidden=hidden)[1]
+        assert tree.num_scalars(params) == adapters + (WIDTH * WIDTH + WIDTH) * hidden + output
     assert set(params["layer0"]) == {"query", "value"}
-    assert set(params["layer0"]["query"]) == {"lora_a", "lora_b"}
     for i in range(LAYERS):
         for name in ("query", "value"):
+            assert set(params[f"layer{i}"][name]) == {"lora_a", "lora_b"}
             assert not params[f"layer{i}"][name]["lora_b"].any()
             assert params[f"layer{i}"][name]["lora_a"].all()
+
+
+def test_every_param_has_a_gradient(folders):
+    model, params = started(folders["bert"], pooling="cls", hidden=True)
     y = jnp.array([0, 1, 2])
     gradient = jax.jit(jax.grad(lambda p: model.loss(model.apply(p, texts()), y).mean()))(moved(params))
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
@@ -260,17 +246,6 @@ def test_padding_changes_nothing(folders):
     np.testing.assert_allclose(model.apply(params, longer), model.apply(params, texts()), atol=1e-5)
     empty = model.apply(params, np.zeros((2, 7), np.int32))  # rows of a masked batch
     assert np.isfinite(empty).all()
-
-
-def test_vmap_over_clients_equals_one_at_a_time(folders):
-    model, initial = started(folders["distilbert"])
-    params = [moved(initial, seed) for seed in range(2)]
-    xs, ys = jnp.stack([texts(), texts()[::-1]]), jnp.array([[0, 1, 2], [3, 2, 1]])
-    gradient = jax.jit(jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean()))
-    together = jax.vmap(gradient)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params), xs, ys)
-    for i in range(2):
-        alone = gradient(params[i], xs[i], ys[i])
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
 
 
 @pytest.mark.slow
@@ -311,23 +286,3 @@ def test_inputs_must_be_token_ids(folders):
     model, params = started(folders["bert"])
     with pytest.raises(ValueError, match="inputs = 'float32': must be token ids"):
         model.apply(params, jnp.ones((2, 7)))
-
-
-# --- in a run ---------------------------------------------------------------------------------------
-
-
-def test_uploads_hold_only_what_is_trained(folders):
-    rng = np.random.default_rng(0)
-    x = rng.integers(1, BERT["vocab_size"], (40, 7)).astype(np.int32)
-    y = (x[:, 0] % 4).astype(np.int32)
-    data = federate(Dataset("texts", x, y, x[:10], y[:10], as_is, 4), "iid", 4)
-    path = folders["bert"]
-    settings = Settings(
-        model=f"minilm_lora:path={path},rank={RANK}", method="fedasync", clients=4, updates=8, batch_size=5, lr=0.05
-    )
-    run = simulate(settings, data=data)
-    trained = tree.num_scalars(started(path)[1])
-    assert tree.num_scalars(run.params) == trained == 2 * 96 + 36
-    assert run.evaluations["bytes_up"][-1] == 8 * 4 * trained
-    assert run.counters["rejected"] == 0
-    assert run.evaluations["loss"][-1] != run.evaluations["loss"][0]

@@ -1,4 +1,4 @@
-"""Winograd's convolution: its matrices, its tiles, and its error in float32."""
+"""Winograd's convolutions, of 3 x 3 kernels and of 5 x 5 kernels in tiles: exact, and their error in float32."""
 
 from __future__ import annotations
 
@@ -8,122 +8,109 @@ import numpy as np
 import pytest
 
 from fedjax_async.models import LOWERINGS, MODELS
-from fedjax_async.models.winograd import TRANSFORMS, grid_of, outputs_of, patches_added, patches_of, tiles_of
+from fedjax_async.models.lowerings import FUSED
 
 PADDING = {"SAME": ((1, 1), (1, 1)), "VALID": ((0, 0), (0, 0)), "uneven": ((0, 2), (3, 1))}
-TILES = {"winograd": 4, "winograd_small": 2}
+SQUARE = ("winograd", "winograd_small")  # of 3 x 3 kernels
 
 
-@pytest.mark.parametrize("m", TRANSFORMS)
-def test_the_matrices_filter_one_dimension(m):
-    """``A^T [(G g) * (B^T d)]`` is the correlation of d with g, for every unit vector d and g, exactly."""
-    t = TRANSFORMS[m]
-    for i in range(m + 2):
-        for j in range(3):
-            d, g = np.eye(m + 2)[i], np.eye(3)[j]
-            expected = np.correlate(d, g, "valid")
-            np.testing.assert_allclose(t.output @ ((t.kernel @ g) * (t.data @ d)), expected, atol=1e-14)
-
-
-@pytest.mark.parametrize("m", TRANSFORMS)
-@pytest.mark.parametrize("padding", PADDING.values(), ids=PADDING)
-def test_patches_and_tiles_have_their_adjoints(m, padding):
-    """<patches(x), p> = <x, added(p)> and <outputs(t), y> = <t, tiles(y)>; integers in float32, so exactly."""
-    rng, grid = np.random.default_rng(0), grid_of(m, (7, 10), padding)
-
-    def draw(*shape):
-        return jnp.asarray(rng.integers(-8, 9, shape), jnp.float32)
-
-    x, count = draw(3, 7, 10, 2), 3 * grid.tiles[0] * grid.tiles[1]
-    p, t = draw((m + 2) ** 2, count, 2), draw(m * m, count, 2)
-    y = draw(3, *grid.outputs, 2)
-
-    @jax.jit
-    def products(x, p, t, y):
-        pairs = (patches_of(x, grid), p), (x, patches_added(p, grid)), (outputs_of(t, grid), y), (t, tiles_of(y, grid))
-        return [jnp.vdot(*pair) for pair in pairs]
-
-    patches, added, outputs, tiles = products(x, p, t, y)
-    assert patches == added and outputs == tiles
-
-
-def value_and_gradients(name, padding, strides=(1, 1)):
-    """A function of x, kernel and weights: outputs and both gradients of their weighted sum."""
+def value_and_gradients(way):
+    """A function of x, kernel and weights: outputs of ``way(x, kernel)``, and both gradients of their weighted sum."""
 
     def run(x, kernel, weights):
-        out, back = jax.vjp(lambda x, k: LOWERINGS[name](x, k, strides, padding), x, kernel)
+        out, back = jax.vjp(way, x, kernel)
         return out, *back(weights)
 
     return jax.jit(run)
 
 
-def arrays(size, channels, padding, batch=2, clients=()):
+def by(name, padding):
+    return value_and_gradients(lambda x, k: LOWERINGS[name](x, k, (1, 1), padding))
+
+
+def arrays(size, channels, padding, batch=2, side=3, pool=1):
+    """Inputs, kernels and weights of the outputs."""
     rng = np.random.default_rng(1)
-    outputs = [n + sum(pads) - 2 for n, pads in zip(size, padding)]
-    shapes = ((batch, *size, channels[0]), (3, 3, *channels), (batch, *outputs, channels[1]))
-    return [rng.normal(size=(*clients, *shape)) for shape in shapes]
+    outputs = [(n + sum(pads) - side + 1) // pool for n, pads in zip(size, padding)]
+    shapes = ((batch, *size, channels[0]), (side, side, *channels), (batch, *outputs, channels[1]))
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def error_in_single_precision(way, exact_way, given):
+    """Largest error of outputs and of both gradients, relative to the largest entry."""
+    single = value_and_gradients(way)(*[jnp.asarray(a, jnp.float32) for a in given])
+    assert {each.dtype for each in single} == {jnp.dtype("float32")}
+    with jax.enable_x64(True):
+        exact = jax.tree.map(np.asarray, value_and_gradients(exact_way)(*map(jnp.asarray, given)))
+    return [np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True)]
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize(
-    ("size", "padding"), [((8, 8), "SAME"), ((5, 11), "VALID"), ((6, 3), "uneven"), ((2, 1), "SAME")]
+    ("name", "size", "side", "padding"),
+    [
+        ("winograd", (8, 8), 3, "SAME"),
+        ("winograd", (5, 11), 3, "VALID"),
+        ("winograd", (6, 3), 3, "uneven"),
+        ("winograd", (2, 1), 3, "SAME"),
+        ("winograd_small", (6, 3), 3, "uneven"),
+        ("winograd_small", (5, 4), 3, "SAME"),
+        ("winograd_tiled", (7, 9), 5, "uneven"),
+    ],
 )
-def test_equals_lax_in_double_precision(name, size, padding):
+def test_equals_lax_in_double_precision(name, size, side, padding):
     """Also where H and W are not multiples of the tile."""
     pads = PADDING[padding]
-    given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads)]
-    results = [value_and_gradients(how, pads)(*given) for how in (name, "lax")]
-    for got, expected in zip(*results):
+    given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads, side=side)]
+    for got, expected in zip(by(name, pads)(*given), by("lax", pads)(*given), strict=True):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("name", TILES)
-def test_clients_in_a_loop_have_their_own_kernels(name):
-    """``vmap`` over clients of two steps in a ``fori_loop`` = lax, one client at a time, step by step."""
-    pads = PADDING["SAME"]
-
-    def stepped(how):
-        def job(x, kernel, weights):
-            return jax.lax.fori_loop(
-                0, 2, lambda _, k: k - 0.1 * value_and_gradients(how, pads)(x, k, weights)[2], kernel
-            )
-
-        return job
-
-    given = [jnp.asarray(a) for a in arrays((6, 5), (2, 3), pads, clients=(3,))]
-    together = jax.jit(jax.vmap(stepped(name)))(*given)
-    plain = jax.jit(lambda *a: jax.lax.map(lambda row: stepped("lax")(*row), a))(*given)
-    np.testing.assert_allclose(together, plain, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("winograd", 1e-5), ("winograd_small", 2e-6)])
 def test_error_in_single_precision(name, bound):
-    """Largest error of outputs and gradients, relative to the largest entry, for normal data and 128 channels."""
-    pads = PADDING["SAME"]
-    given = arrays((12, 12), (128, 64), pads, batch=4)
-    single = value_and_gradients(name, pads)(*[jnp.asarray(a, jnp.float32) for a in given])
-    with jax.enable_x64(True):
-        exact = jax.tree.map(np.asarray, value_and_gradients("im2col", pads)(*map(jnp.asarray, given)))
-    for got, expected in zip(single, exact):
-        assert got.dtype == jnp.float32
-        error = np.abs(np.asarray(got, np.float64) - expected).max() / np.abs(expected).max()
-        assert 0 < error < bound
+    """For normal data and 128 channels."""
+
+    def way(name):
+        return lambda x, k: LOWERINGS[name](x, k, (1, 1), PADDING["SAME"])
+
+    found = error_in_single_precision(way(name), way("im2col"), arrays((12, 12), (128, 64), PADDING["SAME"], batch=4))
+    assert 0 < min(found) <= max(found) < bound
 
 
-def test_other_convolutions_are_im2col():
-    """Strides, other kernels and low precision give the same program, so bitwise the same results."""
-    rng = np.random.default_rng(2)
-    for size, strides, dtype in (
-        ((3, 3), (2, 2), "float32"),
-        ((1, 1), (1, 1), "float32"),
-        ((3, 3), (1, 1), "bfloat16"),
-    ):
-        x, k = jnp.asarray(rng.normal(size=(2, 6, 6, 3)), dtype), jnp.asarray(rng.normal(size=(*size, 3, 4)), dtype)
-        outs = [LOWERINGS[how](x, k, strides, ((0, 0), (0, 0))) for how in ("winograd", "im2col")]
-        assert outs[0].dtype == dtype
-        np.testing.assert_array_equal(*outs)
+def test_error_in_single_precision_with_pooling_in_the_same_pass():
+    """For 5 x 5 kernels, also with an odd last row."""
+
+    def way(name):
+        return lambda x, k: FUSED[name](x, k, None, "avg")
+
+    given = arrays((15, 14), (128, 16), PADDING["VALID"], batch=4, side=5, pool=2)
+    found = error_in_single_precision(way("winograd_tiled"), way("tiled"), given)
+    assert 0 < min(found) <= max(found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "side", "size", "strides", "dtype"),
+    [
+        ("winograd", "im2col", 3, 6, (2, 2), "float32"),
+        ("winograd", "im2col", 1, 6, (1, 1), "float32"),
+        ("winograd", "im2col", 3, 6, (1, 1), "bfloat16"),
+        ("winograd_tiled", "tiled", 3, 8, (1, 1), "float32"),
+        ("winograd_tiled", "tiled", 5, 9, (2, 2), "float32"),
+        ("winograd_tiled", "tiled", 5, 7, (1, 1), "float32"),
+        ("winograd_tiled", "tiled", 5, 8, (1, 1), "bfloat16"),
+    ],
+)
+def test_other_convolutions_have_the_usual_lowering(name, usual, side, size, strides, dtype):
+    """Strides, other kernels and low precision give the same program."""
+    x, k = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, size, size, 3), (side, side, 3, 4)))
+
+    def program(function, *options):
+        return str(jax.make_jaxpr(lambda x, k: function(x, k, *options))(x, k))
+
+    plain = [program(LOWERINGS[how], strides, PADDING["VALID"]) for how in (name, usual)]
+    assert plain[0] == plain[1]
+    if name in FUSED and strides == (1, 1) and size == 8:
+        assert program(FUSED[name], None, "max") == program(FUSED[usual], None, "max")
 
 
 @pytest.mark.slow
@@ -154,6 +141,6 @@ def test_fifty_steps_of_vgg11_stay_as_close_to_im2col_as_with_lax():
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params["params"])])
 
     base = trained("im2col")
-    distance = {name: np.linalg.norm(trained(name) - base) for name in ("lax", None, *TILES)}
+    distance = {name: np.linalg.norm(trained(name) - base) for name in ("lax", None, *SQUARE)}
     print({name: float(d) for name, d in distance.items()}, "of", float(np.linalg.norm(base)))
-    assert all(0 < distance[name] <= 2 * distance["lax"] for name in (None, *TILES))
+    assert all(0 < distance[name] <= 2 * distance["lax"] for name in (None, *SQUARE))

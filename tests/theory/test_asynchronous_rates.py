@@ -79,13 +79,7 @@ def test_the_largest_learning_rate_is_admissible_and_larger_ones_only_beyond():
     assert fedbuff_bound(C, beyond=True) == fedbuff_bound(C)
 
 
-def test_delays_weigh_with_their_square():
-    slow, fast = (fedbuff_bound(C._replace(staleness=tau)).heterogeneity for tau in (40.0, 20.0))
-    np.testing.assert_allclose(slow / fast, (0.25 * 1600 + 1) / (0.25 * 400 + 1))
-
-
-@pytest.mark.parametrize("delay", [0, 1, 4])
-@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize(("delay", "sigma"), [(0, 0.5), (1, 0.0), (4, 0.5)])
 def test_runs_of_fedasync_are_below_the_bound(delay, sigma):
     """Every arrival is ``delay`` steps late; the gap is the mean of 200 runs with noise, or that of one without."""
     rng = np.random.default_rng(delay)
@@ -100,9 +94,8 @@ def test_runs_of_fedasync_are_below_the_bound(delay, sigma):
         gaps.append(np.einsum("ri,ij,rj->r", x, curvature, x).mean() / 2)
         client = history[-delay - 1].copy()
         for _ in range(local):
-            client -= lr * (
-                client @ curvature + sigma / 2 * rng.standard_normal(client.shape)
-            )  # variance sigma^2 in all
+            noise = sigma / 2 * rng.standard_normal(client.shape)  # variance sigma^2 in all
+            client -= lr * (client @ curvature + noise)
         x = (1 - mixing) * x + mixing * client
         history.append(x)
     factor = fedasync_factor(mixing, lr, low, local, smoothness=high)

@@ -1,4 +1,4 @@
-"""AsyncManifold's bound, as printed and as its proof gives it, and a run that must stay below it."""
+"""AsyncManifold's bound, as printed and as its proof gives it, a run below it, and estimates of Q and D."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async import Settings, simulate, theory
+from fedjax_async.config.problem import data_of, model_of
+from fedjax_async.geometry import line
+from fedjax_async.notices import NeverSwitched
 from fedjax_async.theory import (
     ManifoldConstants,
     fedasync_bound,
@@ -26,10 +30,6 @@ SOME = ManifoldConstants(
     smoothness=2.0, gradient=1.5, variance=0.7, staleness=3.0, quality=1.1, divergence=1.2, mu=0.3,
     proximal_smoothness=1.4, curvature=0.2, penalised_gradient=1.7,
 )  # fmt: skip
-
-
-def slope(term, low=1e4, high=1e8):
-    return np.log(term(high) / term(low)) / np.log(high / low)
 
 
 def test_eq_69_as_printed_by_hand():
@@ -58,13 +58,18 @@ def test_theorem_1_as_printed_by_hand():
 
 
 def test_the_first_term_falls_as_one_over_root_t_not_as_printed():
-    def at(field, printed):
-        return slope(lambda steps: getattr(manifold_rate(SOME._replace(server_steps=steps), printed=printed), field))
+    """As the other terms do with their powers, printed or not."""
 
-    assert at("optimisation", False) == pytest.approx(-0.5)
-    assert at("optimisation", True) == pytest.approx(-1.5)
-    for field, power in (("step", -0.5), ("drift", -1.0), ("quality", 0.5)):
-        assert at(field, False) == pytest.approx(power) and at(field, True) == pytest.approx(power), field
+    def slope(field, printed):
+        low, high = (
+            getattr(manifold_rate(SOME._replace(server_steps=steps), printed=printed), field) for steps in (1e4, 1e8)
+        )
+        return np.log(high / low) / np.log(1e4)
+
+    for field, as_printed, again in (
+        ("optimisation", -1.5, -0.5), ("step", -0.5, -0.5), ("drift", -1.0, -1.0), ("quality", 0.5, 0.5)
+    ):  # fmt: skip
+        assert (slope(field, True), slope(field, False)) == pytest.approx((as_printed, again)), field
 
 
 losses = st.lists(st.floats(0.0, 10.0), min_size=2, max_size=8)
@@ -170,42 +175,89 @@ def test_learning_rates_at_which_the_drift_is_not_bounded_are_refused():
         manifold_bound(c._replace(lr=1.1 * c.lr))
 
 
-@pytest.mark.parametrize("field", ["server_steps", "lr", "quality", "variance", "mu"])
-def test_constants_out_of_range_are_named(field):
-    with pytest.raises(ValueError, match=f"{field} = -1"):
-        manifold_bound(SOME._replace(**{field: -1.0}))
-    with pytest.raises(ValueError, match="mu = 0"):
-        manifold_rate(SOME._replace(mu=0.0))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        *(({field: -1.0}, f"{field} = -1") for field in ("server_steps", "lr", "quality", "variance", "mu")),
         ({"server_steps": np.array([10.0, 0.0])}, r"server_steps\[1\] = 0\.0: must be a finite number > 0"),
         ({"gradient": jnp.array([[1.0], [-2.0]])}, r"gradient\[1, 0\] = -2\.0: must be a finite number >= 0"),
         ({"first": np.array([3.0, np.nan])}, r"first\[1\] = nan: must be a finite number$"),
         ({"quality": np.float64(0.0)}, r"quality = 0\.0: must be a finite number > 0"),
         ({"lr": "0.1"}, r"lr = '0\.1': must be a finite number > 0"),
         ({"lowest": 4.0}, r"lowest = 4\.0: must be at most highest, 3\.5"),
-        (
-            {"server_steps": np.ones(2), "lr": np.ones(3)},
-            r"shapes = \{'server_steps': \(2,\), 'lr': \(3,\)\}: must be such that",
-        ),
+        ({"server_steps": np.ones(2), "lr": np.ones(3)}, r"shapes = \{'server_steps': \(2,\), 'lr': \(3,\)\}: must be"),
     ],
 )
-def test_arrays_are_checked_number_by_number(change, message):
+def test_constants_out_of_range_are_named_number_by_number(change, message):
     for bound in (manifold_bound, manifold_rate, fedasync_bound):
         if bound is manifold_bound or not {"lr", "quality"} & change.keys():  # which the others set
             with pytest.raises(ValueError, match=message):
                 bound(SOME._replace(**change))
 
 
+def test_a_rate_without_the_proximal_term_is_refused():
+    with pytest.raises(ValueError, match="mu = 0"):
+        manifold_rate(SOME._replace(mu=0.0))
+
+
 def test_constants_may_be_arrays_and_tracers():
     steps = np.array([10.0, 100.0])
-    at_once, traced = (
-        manifold_bound(SOME._replace(server_steps=steps)),
-        jax.jit(lambda t: manifold_bound(SOME._replace(server_steps=t)).total),
-    )
+    at_once = manifold_bound(SOME._replace(server_steps=steps))
+    traced = jax.jit(lambda t: manifold_bound(SOME._replace(server_steps=t)).total)
     for k, t in enumerate(steps):
         one = manifold_bound(SOME._replace(server_steps=t)).total
         assert at_once.total[k] == pytest.approx(one) and float(traced(t)) == pytest.approx(one, rel=1e-5)
+
+
+# --- Q and D of curves ------------------------------------------------------------------------------
+
+A, PHI, E = (jnp.asarray(point) for point in ([0.0, 0.0], [1.0, 3.0], [2.0, 0.0]))
+S = np.array([0.1, 0.5, 1.0])
+
+
+def loss(params):
+    return 1.0 + jnp.sum(jnp.square(params))
+
+
+def test_quality_and_divergence_are_those_of_numpy():
+    curve = np.stack([2 * S * (1 - S) * 1.0 + S**2 * 2.0, 2 * S * (1 - S) * 3.0], axis=1)
+    want = (1 + (2 * S) ** 2) / (1 + np.sum(curve**2, axis=1))
+    np.testing.assert_allclose(quality(loss, (A, PHI, E), S), want, rtol=1e-5)
+    np.testing.assert_allclose(theory.divergence((A, PHI, E), S), np.linalg.norm(curve, axis=1) / (2 * S), rtol=1e-5)
+
+
+def test_a_control_point_at_the_midpoint_gives_one():
+    points = (A, line(A, E, 0.5), E)
+    np.testing.assert_allclose(quality(loss, points, S), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(theory.divergence(points, S), 1.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_of_asynccurve_has_the_columns():
+    settings = Settings(
+        method="asynccurve", model="logistic", clients=3, updates=4, steps=2, eval_examples=20, partition="iid"
+    )
+    data = data_of(settings)
+    probe = theory.curve_probe(model_of(settings, data), part="train", grid=2)
+    with pytest.warns(NeverSwitched):  # OrthoDyn, in four updates
+        run = simulate(settings, probes={"curve": probe})
+    assert run.counters["phase_changes"] == 0 and not run.updates["correction_phase"].any()
+    table = run.probes["curve"]
+    assert np.isfinite(table["quality"]).all() and (table["quality"] > 0).all()
+    assert (table["divergence"] >= 1 - 1e-5).all()  # the curve bends orthogonally to its chord
+    np.testing.assert_array_equal(table["staleness"], run.updates["staleness"])
+    for part in ("test", "validation"):
+        allowed = rf"must be left out, given with {part}_fraction > 0, or made for .*: no client has a {part} part"
+        with pytest.raises(ValueError, match=rf"probes\['curve'\] = 'of {part} parts': {allowed}"):
+            simulate(settings, probes={"curve": theory.curve_probe(model_of(settings, data), part=part)})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"position": 0.0}, "position = 0.0"), ({"grid": 0}, "grid = 0"), ({"part": "exam"}, "part = 'exam'")],
+)
+def test_bad_options_are_named(options, message):
+    settings = Settings(model="logistic", updates=1)
+    model = model_of(settings, data_of(settings))
+    with pytest.raises(ValueError, match=message):
+        theory.curve_probe(model, **options)

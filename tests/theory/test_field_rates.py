@@ -32,11 +32,7 @@ from fedjax_async.theory.vector_fields import displacement, gradient_map
 ALPHA, BETA, ROUNDS = 0.2, 3.0, 12
 TIMES = np.arange(ROUNDS + 1)
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.float64
 
 
 def quadratics(seed, clients=4, dim=5):
@@ -83,10 +79,9 @@ def hessian_range(potential, points):
 # --- Proposition 5, Lemmas 9 and 10 -------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("1")
-@pytest.mark.parametrize("j", [1, 2, 4])
-def test_proposition_5_on_generalised_linear_models(j):
+def test_proposition_5_on_generalised_linear_models():
     """Convex (softplus plus a square, slopes in [low, high]) and not (cosine)."""
+    j = 4
     basis = jnp.asarray(np.linalg.qr(np.random.default_rng(j).standard_normal((3, 3)))[0])
     points = jnp.asarray(np.random.default_rng(j).uniform(-4, 4, (300, 3)))
     convex = iterate_spectrum(0.4, 0.65, j)
@@ -110,10 +105,9 @@ def test_erratum_proposition_5_has_the_exponent_j():
     assert slope == iterate_spectrum(0.5, 0.5, 1).high
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_lemma_9_critical_points_stay(k):
+def test_lemma_9_critical_points_stay():
     """Maxima, saddles and minima of a cosine are critical points of h_k, and for small gamma there are no others."""
-    form = glm_displacement(lambda t: jnp.cos(2 * t), jnp.eye(2), 0.1, k)
+    form = glm_displacement(lambda t: jnp.cos(2 * t), jnp.eye(2), 0.1, k=5)
     for x in (jnp.zeros(2), jnp.array([np.pi / 2, 0.0]), jnp.array([np.pi / 2, np.pi])):
         np.testing.assert_allclose(form.field(x), 0, atol=1e-14)
     assert np.abs(form.field(jnp.array([0.4, 1.0]))).min() > 0.01
@@ -129,7 +123,7 @@ LEMMA_10 = {
 
 
 @pytest.mark.parametrize("name", LEMMA_10)
-@pytest.mark.parametrize("k", [1, 2, 3, 6])
+@pytest.mark.parametrize("k", [1, 6])
 def test_lemma_10(name, k):
     """The Hessian of h_k stays within the bounds, at learning rates up to the largest."""
     sigma, alpha, beta = LEMMA_10[name]
@@ -167,8 +161,7 @@ def test_lemma_10_needs_its_learning_rate():
 # --- Theorem 12 ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 2), (2, 5)])
 def test_theorem_12(seed, k):
     """The bound holds on random quadratics, for FedAvg on the losses themselves."""
     curvature, optima = quadratics(seed)
@@ -180,8 +173,7 @@ def test_theorem_12(seed, k):
     assert found[1] > 0.01 * bound[1]
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize(("k", "end"), [(1, 0), (2, 1), (5, 0)])
 def test_theorem_12_is_met_with_equality(k, end):
     """Equal curvatures, start on the eigenvector of alpha (end 0) or beta (end 1)."""
     curvature, optima = quadratics(7)
@@ -207,21 +199,12 @@ def test_theorem_12_on_losses_that_are_not_quadratic():
         assert np.all(found <= fedavg_distance_bound(alpha, beta, k, TIMES, found[0]) + 1e-12)
 
 
-def test_the_fixed_point_is_not_the_minimiser_of_the_mean_loss():
-    curvature, optima = quadratics(1)
-    minimiser = np.linalg.solve(curvature.sum(axis=0), np.einsum("cij,cj->i", curvature, optima))
-    gamma = fedavg_client_lr(ALPHA, BETA)
-    gaps = [np.linalg.norm(quadratic_fixed_point(curvature, optima, gamma, k) - minimiser) for k in (1, 2, 10)]
-    assert gaps[0] < 1e-12 and min(gaps[1:]) > 0.1
-
-
 # --- Theorem 13 ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_theorem_13(k):
+def test_theorem_13():
     """Clients that are convex but not strongly convex: ln cosh along three directions of their own."""
-    rng = np.random.default_rng(k)
+    k, rng = 3, np.random.default_rng(3)
     bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
     shifts = [jnp.asarray(rng.standard_normal(3)) for _ in bases]
 
@@ -272,7 +255,7 @@ def heavy_ball(k):
     return found, optax.sgd(found.lr, found.momentum)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 3])
 def test_the_parameters_of_theorem_14(k):
     """As appendix B.1 prints them; q from kappa."""
     power = ((BETA - ALPHA) / (BETA + ALPHA)) ** k
@@ -284,8 +267,7 @@ def test_the_parameters_of_theorem_14(k):
     assert found.rate < power  # faster than eq. 11
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 2), (2, 5)])
 def test_theorem_14_corrected(seed, k):
     curvature, optima = quadratics(seed)
     gamma = fedavg_client_lr(ALPHA, BETA)
@@ -306,14 +288,6 @@ def test_theorem_14_at_the_ends_of_the_spectrum(k):
     np.testing.assert_allclose(high, (1 + (1 + q) * TIMES) * q**TIMES, rtol=1e-6)
     np.testing.assert_allclose(high, fedavgm_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6)
     assert low[1] > q and high[1] > q  # eq. 14 as printed fails at t = 1
-
-
-def test_heavy_ball_is_faster_than_fedavg():
-    """Both converge to the same point: compare eqs. 11 and 14 for k = 1."""
-    curvature, optima = quadratics(2, clients=1)
-    field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), 1)
-    plain, ball = (distances(field, jnp.zeros(5), optima[0], optimizer, 40) for optimizer in (None, heavy_ball(1)[1]))
-    assert ball[-1] < 1e-3 * plain[-1]
 
 
 def test_erratum_theorem_14_fails_for_losses_that_are_not_quadratic():

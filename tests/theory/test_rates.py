@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 
 import numpy as np
@@ -56,41 +56,17 @@ def expanded(c):
         [24 * e2 * K**2, *phi, *phi23],
     )
     mean = max(a0, a1)
-    asynflc = (
-        [4 / (e * g * K * T)],
-        [
-            4 * (top * mean + top + mean + 1) * e2 * K,
-            16 * mean * (top**2 + top) * e2 * K,
-            32 * mean * (top**3 + top**2) * e4 * K**3,
-        ],
-        [
-            64 * (top**4 + top**3) * e2 * K**2,
-            384 * (top**4 + top**3) * e4 * K**4,
-            48 * (1 + top) ** 2 * e2 * K**2,
-            2 * (1 + top) ** 2,
-        ],
-    )
+    steady = [4 * (top * mean + top + mean + 1) * e2 * K, 16 * mean * (top**2 + top) * e2 * K]
+    steady += [32 * mean * (top**3 + top**2) * e4 * K**3]
+    apart = [64 * (top**4 + top**3) * e2 * K**2, 384 * (top**4 + top**3) * e4 * K**4]
+    apart += [48 * (1 + top) ** 2 * e2 * K**2, 2 * (1 + top) ** 2]
+    asynflc = ([4 / (e * g * K * T)], steady, apart)
     lost = (2 - 3 * y + y * y) / y / y
-    asynflc_ef = (
-        asynfl[0],
-        [
-            *common,
-            *lam,
-            *[2 * term for term in lam2],
-            324 * lost * top * g * g * e2 * K,
-            648 * lost * top**2 * g * g * e4 * K**3,
-        ],
-        [
-            24 * e2 * K**2,
-            42 * a0 * g * g * e2 * K / n,
-            144 * a1 * g * g * e2 * K / n,
-            *phi,
-            *[2 * t for t in phi23],
-            1296 * lost * top**2 * g * g * e2 * K**2,
-            7776 * lost * top**2 * g * g * e4 * K**4,
-        ],
-    )
-    return {"asynfl": asynfl, "asynflc": asynflc, "asynflc_ef": asynflc_ef}
+    noise = [*common, *lam, *[2 * term for term in lam2]]
+    noise += [324 * lost * top * g * g * e2 * K, 648 * lost * top**2 * g * g * e4 * K**3]
+    drift = [24 * e2 * K**2, 42 * a0 * g * g * e2 * K / n, 144 * a1 * g * g * e2 * K / n, *phi, *[2 * t for t in phi23]]
+    drift += [1296 * lost * top**2 * g * g * e2 * K**2, 7776 * lost * top**2 * g * g * e4 * K**4]
+    return {"asynfl": asynfl, "asynflc": asynflc, "asynflc_ef": (asynfl[0], noise, drift)}
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -114,44 +90,6 @@ constants = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-@given(c=constants, factor=st.floats(1.01, 4))
-def test_harder_problems_have_larger_bounds(name, c, factor):
-    """Each term is proportional to its constant, and does not fall with smoothness or delays."""
-    bound = functools.partial(BOUNDS[name], beyond=True)
-    before = np.array(bound(c))
-    for place, field in enumerate(("gap", "variance", "heterogeneity")):
-        expected = before * np.where(np.arange(3) == place, factor, 1.0)
-        np.testing.assert_allclose(bound(c._replace(**{field: factor * getattr(c, field)})), expected, rtol=1e-12)
-    rough = np.array(bound(c._replace(smoothness=factor * c.smoothness)))
-    assert rough[1] > before[1] and (rough >= before).all()
-    for field in DelayStatistics._fields[1:]:
-        delays = c.delays._replace(**{field: factor * getattr(c.delays, field)})
-        assert (np.array(bound(c._replace(delays=delays))) >= before * (1 - 1e-12)).all()
-    later = np.array(bound(c._replace(delays=DelayStatistics(100, *(factor * np.array(c.delays[1:]))))))
-    assert later[0] == before[0] and (later[1:] > before[1:]).all()
-    longer = np.array(bound(c._replace(delays=c.delays._replace(server_steps=factor * c.delays.server_steps))))
-    np.testing.assert_allclose(longer, before / [factor, 1, 1], rtol=1e-12)
-
-
-@given(c=constants, factor=st.floats(1.01, 4))
-def test_longer_delays_need_smaller_rates_and_weaker_compression(c, factor):
-    later = c._replace(delays=c.delays._replace(tau_max=factor * c.delays.tau_max))
-    for largest in (largest_lr_asynfl, largest_lr_asynflc, largest_lr_asynflc_ef):
-        assert largest(later) < largest(c)
-    assert smallest_gamma_asynflc(later.delays.tau_max) > smallest_gamma_asynflc(c.delays.tau_max) >= 0.75
-
-
-@given(c=constants, more=st.floats(0.01, 0.9))
-def test_compression_enters_error_feedback_only_and_makes_it_worse(c, more):
-    worse = c._replace(gamma=c.gamma * more)
-    one, other = (np.array(asynflc_ef_bound(each, beyond=True)) for each in (c, worse))
-    assert (other[1:] > one[1:]).all()
-    assert largest_lr_asynflc_ef(worse) < largest_lr_asynflc_ef(c)
-    for bound in (asynfl_bound, asynflc_bound):  # the second as printed
-        assert bound(worse, beyond=True) == bound(c, beyond=True)
-
-
 def test_learning_rates_by_hand():
     c = HERE  # eta_g K L = 18.75, tau_max = 9: 9^1.5 = 27, 10^1.5 * 9 = 284.6
     np.testing.assert_allclose(largest_lr_asynfl(c), 1 / (math.sqrt(2592) * 27 * 18.75))
@@ -172,7 +110,8 @@ def test_bounds_refuse_learning_rates_that_their_theorems_do_not_admit(bound, la
     for lr in (1.01 * most, np.array([0.5, 1.01]) * most):
         with pytest.raises(ValueError, match=f"^lr = .*: must be at most {most:.6g}, the largest that Theorem"):
             bound(c._replace(lr=lr))
-        assert np.shape(bound(c._replace(lr=lr), beyond=True).total) == np.shape(lr)
+        each = [bound(c._replace(lr=float(one)), beyond=True).total for one in np.ravel(lr)]
+        np.testing.assert_allclose(np.ravel(bound(c._replace(lr=lr), beyond=True).total), each)
 
 
 def test_theorem_2_refuses_strong_compression():
@@ -289,16 +228,13 @@ def at(c, rates):
 
 def grid(rates, largest, growth):
     """Problems of many sizes with L = 1; T is just long enough for the corollary's rates to meet the condition."""
-    for n in (1, 10, 1000):
-        for K in (1, 10, 100):
-            for tau in (1, 10, 1000):
-                for gamma in (1.0, 0.5):
-                    c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
-                    over = at(c, rates).lr / largest(at(c, rates))
-                    steps = max(1.0, over) ** growth * 1.01
-                    c = at(c._replace(delays=c.delays._replace(server_steps=steps)), rates)
-                    assert c.lr <= largest(c)
-                    yield c
+    for n, K, tau, gamma in itertools.product((1, 10, 1000), (1, 10, 100), (1, 10, 1000), (1.0, 0.5)):
+        c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
+        over = at(c, rates).lr / largest(at(c, rates))
+        steps = max(1.0, over) ** growth * 1.01
+        c = at(c._replace(delays=c.delays._replace(server_steps=steps)), rates)
+        assert c.lr <= largest(c)
+        yield c
 
 
 def test_corollaries_1_and_3_follow_from_the_bounds():
@@ -355,12 +291,6 @@ def test_table_2_assumptions():
     }
     for column, ticked in columns.items():
         assert {name for name, row in TABLE_2.items() if getattr(row, column)} == ticked, column
-
-
-def test_constants_may_be_arrays():
-    lr = np.geomspace(1e-6, 3e-5, 5)
-    curve = asynfl_bound(HERE._replace(lr=lr)).total
-    np.testing.assert_allclose(curve, [asynfl_bound(HERE._replace(lr=float(one))).total for one in lr])
 
 
 @pytest.mark.parametrize(

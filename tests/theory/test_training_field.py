@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +25,7 @@ SETTING = {"method": "fedavg", "clients": len(SIZES), "batch_size": 4, "server_s
 DIM = 66  # parameters of MODEL; with as many pairs estimates are exact
 BIG = {"lenet5_orthofl", "lenet5_cifar", "cnn", "alexnet", "vgg11", "resnet18", "resnet18_1d", "mobilenetv2"}
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.float64
 
 
 def relative(matrix):
@@ -80,35 +78,30 @@ def regression(seed, rows=12, dim=4):
     return model, ClientData(*map(jnp.asarray, (x, y, np.arange(rows, dtype=np.int32), np.int32(0), np.int32(rows))))
 
 
-def curl_of(client, own, steps, point, key=None):
-    field = local_displacement(client, jax.random.key(3) if key is None else key, Message(point), own, steps)
+def curl_of(client, own, steps, point, key):
+    field = local_displacement(client, key, Message(point), own, steps)
     dim = ravel_pytree(point)[0].size
-    return jax.jit(lambda x: estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), x, pairs=dim))(
-        point
-    ).mean.value
+    curl = jax.jit(lambda x: estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), x, pairs=dim))
+    return curl(point).mean.value
 
 
-@pytest.mark.slow_cases("1")
-@pytest.mark.parametrize("steps", [1, 5])
-def test_minibatches_of_a_quadratic_loss_as_numpy_multiplies_them(steps):
-    """``I - V`` has the Jacobian ``I - prod_k (I - gamma H_k)``, H_k the Hessian of the k-th minibatch."""
+@pytest.mark.parametrize("batch_size", [5, 12])
+def test_minibatches_of_a_quadratic_loss_as_numpy_multiplies_them(batch_size):
+    """``I - V`` has the Jacobian ``I - prod_k (I - gamma H_k)``, H_k the Hessian of the k-th minibatch.
+
+    Whole shards are conservative: their Hessians are equal.
+    """
     model, own = regression(0)
-    gamma, key, dim = 0.1, jax.random.key(3), 4
+    gamma, key, dim, steps = 0.1, jax.random.key(3), 4, 5
     product = np.eye(dim)
     for k in range(steps):
-        position, mask = batch(seed_of(key), jnp.int32(k), own.size, 5)
+        position, mask = batch(seed_of(key), jnp.int32(k), own.size, batch_size)
         rows = np.asarray(own.x)[np.asarray(position)[np.asarray(mask)]]
         product = (np.eye(dim) - gamma * rows.T @ rows / len(rows)) @ product
-    client = local_training(model, optimizer=optax.sgd(gamma), batch_size=5)
+    client = local_training(model, optimizer=optax.sgd(gamma), batch_size=batch_size)
     found = curl_of(client, own, steps, jnp.ones(dim), key)
     np.testing.assert_allclose(found, relative(np.eye(dim) - product), atol=1e-12)
-    assert found < 1e-12 if steps == 1 else found > 1e-3
-
-
-def test_whole_shards_of_a_quadratic_loss_are_conservative():
-    model, own = regression(1)
-    client = local_training(model, optimizer=optax.sgd(0.1), batch_size=12)
-    assert curl_of(client, own, 5, jnp.ones(4)) < 1e-12
+    assert found < 1e-12 if batch_size == 12 else found > 1e-3
 
 
 @pytest.mark.parametrize(("batch_size", "order"), [(4, 1), (13, 2)])
@@ -126,12 +119,11 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
 
 def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     """At the first arrival it is the first model; at the last, which is not applied yet, the model of a shorter run."""
-    given = {"data": data(), "model": MODEL, **SETTING, "epochs": 1.0}
-    objects = {"data": data(), "model": MODEL}
-    experiment = prepare(Settings(**SETTING, epochs=1.0), **objects)
+    given, setting = {"data": data(), "model": MODEL}, SETTING | {"epochs": 1.0}
+    experiment = prepare(Settings(**setting), **given)
     probe = curl_probe(experiment, pairs=DIM)
-    run = simulate(**given, probes={"curl": probe})
-    before = simulate(**given | {"server_steps": 2})
+    run = simulate(**given, **setting, probes={"curl": probe})
+    before = simulate(**given, **setting | {"server_steps": 2})
     seen = run.probes["curl"]
     for row, params in ((0, experiment.params), (-1, before.params)):
         expected = training_curl(jax.random.key(1), experiment, params, pairs=DIM)
@@ -179,16 +171,21 @@ def test_uploads_that_are_no_change_of_the_weights_are_refused():
         local_displacement(client, jax.random.key(0), Message(params), own, 2)(params)
 
 
-def test_bad_input():
-    experiment = prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL)
-    for options, field in [
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
         ({"clients": [5]}, "clients = 5"),
         ({"clients": []}, "clients = "),
         ({"number": -1}, "number = -1"),
         ({"weighting": "size"}, "weighting = 'size'"),
         ({"pairs": 1}, "pairs = 1"),
-    ]:
+    ],
+)
+def test_bad_input(options, field):
+    experiment = prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL)
+    for function in (
+        lambda **given: training_curl(jax.random.key(0), experiment, **given),
+        partial(curl_probe, experiment),
+    ):
         with pytest.raises(ValueError, match=field):
-            training_curl(jax.random.key(0), experiment, **options)
-        with pytest.raises(ValueError, match=field):
-            curl_probe(experiment, **options)
+            function(**options)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from fedjax_async.theory.field_examples import EXAMPLES
 from fedjax_async.theory.vector_fields import (
-    antisymmetric_part,
     antisymmetry,
     curl,
     displacement,
@@ -23,11 +21,7 @@ from fedjax_async.theory.vector_fields import (
 
 MAPS = 50
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.float64
 
 
 def random_weights(seed, dim=12):
@@ -73,20 +67,14 @@ def test_iterate_applies_a_field_k_times():
 
 
 def test_gradient_map_is_a_step_of_gradient_descent():
+    """Its learning rate may be a tracer."""
     x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
-    moved = gradient_map(lambda x: jnp.sum(x["w"] ** 2) * x["b"], 0.1)(x)
+    moved = jax.jit(lambda gamma: gradient_map(lambda x: jnp.sum(x["w"] ** 2) * x["b"], gamma)(x))(0.1)
     np.testing.assert_allclose(moved["w"], [1 - 0.6, -2 + 1.2])
     np.testing.assert_allclose(moved["b"], 3 - 0.5)
 
 
-def test_the_learning_rate_may_be_a_tracer():
-    def moved(gamma):
-        return gradient_map(lambda x: jnp.sum(x**2), gamma)(jnp.ones(2)).sum()
-
-    np.testing.assert_allclose(jax.jit(jax.grad(moved))(0.1), -4.0)
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 3])
 def test_the_matrix_free_antisymmetry_equals_the_dense_one_on_50_maps(k):
     """From D pairs on it is exact, so chance plays no part."""
 
@@ -115,19 +103,7 @@ def test_fewer_pairs_are_as_far_off_as_the_standard_error_says():
     assert np.abs(scores).max() < 6
 
 
-def test_the_standard_error_falls_with_the_root_of_the_pairs():
-    field, x = random_map(3, dim=300)
-
-    def error(pairs):
-        keys = jax.random.split(jax.random.key(0), 10)
-        estimates = jax.jit(jax.vmap(lambda key: estimate_antisymmetry(key, field, 1, x, pairs=pairs)))(keys)
-        return estimates.standard_error.mean()
-
-    ratio = error(8) / error(32)
-    assert 1.6 < ratio < 2.6  # sqrt(4 (1 - 8/300) / (1 - 32/300)) = 2.09
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 3])
 def test_antisymmetry_is_of_the_displacement(k):
     """It equals NumPy's value from a linear map's powers."""
     matrix = np.eye(4) - 0.1 * np.random.default_rng(k).standard_normal((4, 4))
@@ -156,16 +132,6 @@ def test_curl_at_the_ends_of_its_range():
     assert free.value == 0 and free.standard_error == 0
 
 
-def test_equation_8():
-    field, x = random_map(5)
-    flat, unravel = ravel_pytree(x)
-    jacobian = jax.jacrev(lambda v: ravel_pytree(iterate(field, 2)(unravel(v)))[0])(flat)
-    np.testing.assert_allclose(antisymmetric_part(field, 2, x), jacobian - jacobian.T, atol=1e-14)
-    np.testing.assert_allclose(
-        curl(displacement(field, 2), x), relative(np.eye(len(flat)) - np.asarray(jacobian)), rtol=1e-12
-    )
-
-
 def test_is_k_conservative_reports_the_worst_point():
     """f = x^2 y on three points; the antisymmetry at each by itself."""
     step = gradient_map(lambda x: x["x"] ** 2 * x["y"], 0.1)
@@ -184,26 +150,25 @@ def test_values_that_are_not_finite_do_not_hold():
     assert not found.holds
 
 
-def turn(angle, dtype):
-    cos, sin = np.cos(angle), np.sin(angle)
-    matrix = jnp.asarray(np.array([[cos, -sin], [sin, cos]]), dtype)
-    return lambda x: matrix @ x
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(dtype):
+@pytest.mark.parametrize("k", [2, 6])
+def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(k, dtype):
     """I - V^k is then only rounding, which does not count as antisymmetry; V^(k-1) has its true value."""
     points = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), dtype)
-    fields = [(turn(2 * np.pi / n, dtype), n) for n in (2, 12)]
-    for field, k in (*fields, (EXAMPLES["rotation_3"].field, 6)):
+    cos, sin = np.cos(2 * np.pi / k), np.sin(2 * np.pi / k)
+    matrix = jnp.asarray([[cos, -sin], [sin, cos]], dtype)
 
-        def both(points, field=field, k=k):
-            free = estimate_antisymmetry(jax.random.key(0), field, k, points[0], pairs=2)
-            return is_k_conservative(field, k, points), is_k_conservative(field, k - 1, points), free
+    def turn(x):
+        return matrix @ x
 
-        here, before, free = jax.jit(both)(points)
-        assert here.holds and here.largest == 0 and free.value == free.standard_error == 0
-        assert before.holds == (k == 2)  # the rotation by pi is symmetric
+    @jax.jit
+    def found(points):
+        free = estimate_antisymmetry(jax.random.key(0), turn, k, points[0], pairs=2)
+        return is_k_conservative(turn, k, points), is_k_conservative(turn, k - 1, points), free
+
+    here, before, free = found(points)
+    assert here.holds and here.largest == 0 and free.value == free.standard_error == 0
+    assert before.holds == (k == 2)  # the rotation by pi is symmetric
 
 
 def test_small_steps_of_a_conservative_map_are_conservative_in_float32():
@@ -238,24 +203,6 @@ def test_the_field_is_evaluated_once_for_all_pairs():
     assert uses(2) == uses(8) == 1
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_a_univariate_field_in_rotated_coordinates_is_conservative(k):
-    """Its Jacobians are symmetric and commute; 100 rotations and points."""
-    rng = np.random.default_rng(k)
-    bases = jnp.asarray(np.linalg.qr(rng.standard_normal((100, 5, 5)))[0])
-
-    def value(basis, x):
-        return antisymmetry(lambda x: basis @ jnp.sin(basis.T @ x), k, x)
-
-    assert jax.jit(jax.vmap(value))(bases, jnp.asarray(rng.standard_normal((100, 5)))).max() < 1e-12
-
-
-@pytest.mark.parametrize("pairs", [1, 0, 2.0])
-def test_too_few_pairs(pairs):
-    with pytest.raises(ValueError, match="pairs = "):
-        estimate_curl(jax.random.key(0), lambda x: x, jnp.ones(3), pairs=pairs)
-
-
 @pytest.mark.parametrize(
     "measure",
     [
@@ -272,28 +219,41 @@ def test_a_field_must_return_what_it_takes(measure):
             measure(field, jnp.ones(2))
 
 
-def test_points_are_trees_of_floats():
-    def field(x):
-        return jax.tree.map(lambda leaf: 2 * leaf, x)
-
-    assert antisymmetry(field, 2, {"w": jnp.ones((2, 0)), "b": (jnp.float64(1), jnp.ones(2))}) == 0
-    assert antisymmetry(jnp.sin, 3, jnp.float64(1)) == curl(jnp.sin, 1.0) == 0
-    for x in ({"w": jnp.ones(2), "n": 3}, {"w": jnp.ones(2), "v": jnp.ones(2, jnp.float32)}, {}, jnp.ones(2, complex)):
-        with pytest.raises(ValueError, match=r"^x = .*: must be floats of one dtype"):
-            antisymmetry(field, 1, x)
-    with pytest.raises(ValueError, match=r"^x = 'float64\[0\]': must be at least one float"):
-        estimate_antisymmetry(jax.random.key(0), field, 1, jnp.ones(0))
-    with pytest.raises(ValueError, match=r"^D = 16385: must be at most 16384 for a matrix"):
-        antisymmetry(field, 1, jnp.ones(16385))
-    for points in (jnp.ones((0, 2)), {"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, jnp.float64(1)):
-        with pytest.raises(ValueError, match=r"^points = .*: must be leaves \[P, ...\]"):
-            is_k_conservative(field, 1, points)
+def doubled(x):
+    return jax.tree.map(lambda leaf: 2 * leaf, x)
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="k = -1"):
-        iterate(lambda x: x, -1)
-    with pytest.raises(ValueError, match="gamma = 0"):
-        gradient_map(jnp.sum, 0)
-    with pytest.raises(ValueError, match="tol = -1"):
-        is_k_conservative(lambda x: x, 1, jnp.ones((2, 2)), tol=-1)
+@pytest.mark.parametrize("x", [{"w": jnp.ones((2, 0)), "b": (1.0, jnp.ones(2))}, 1.0])
+def test_points_are_trees_of_floats(x):
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), x)
+    assert jax.jit(lambda x: antisymmetry(doubled, 2, x) + curl(doubled, x))(x) == 0
+
+
+OF_ONE_DTYPE, LEAVES = r"^x = .*: must be floats of one dtype", r"^points = .*: must be leaves \[P, ...\]"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: antisymmetry(doubled, 1, {"w": jnp.ones(2), "n": 3}), OF_ONE_DTYPE),
+        (lambda: antisymmetry(doubled, 1, {"w": jnp.ones(2), "v": jnp.ones(2, jnp.float32)}), OF_ONE_DTYPE),
+        (lambda: antisymmetry(doubled, 1, {}), OF_ONE_DTYPE),
+        (lambda: antisymmetry(doubled, 1, jnp.ones(2, complex)), OF_ONE_DTYPE),
+        (lambda: antisymmetry(doubled, 1, jnp.ones(16385)), r"^D = 16385: must be at most 16384 for a matrix"),
+        (
+            lambda: estimate_antisymmetry(jax.random.key(0), doubled, 1, jnp.ones(0)),
+            r"^x = 'float64\[0\]': must be at least one float",
+        ),
+        (lambda: is_k_conservative(doubled, 1, jnp.ones((0, 2))), LEAVES),
+        (lambda: is_k_conservative(doubled, 1, {"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}), LEAVES),
+        (lambda: is_k_conservative(doubled, 1, jnp.float64(1)), LEAVES),
+        (lambda: is_k_conservative(doubled, 1, jnp.ones((2, 2)), tol=-1), "tol = -1"),
+        (lambda: iterate(doubled, -1), "k = -1"),
+        (lambda: gradient_map(jnp.sum, 0), "gamma = 0"),
+        (lambda: estimate_curl(jax.random.key(0), doubled, jnp.ones(3), pairs=1), "pairs = 1"),
+        (lambda: estimate_curl(jax.random.key(0), doubled, jnp.ones(3), pairs=2.0), "pairs = 2.0"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
