@@ -152,7 +152,6 @@ ALL = Measures(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.float64
 def test_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
     given = problem("orthofl", private=False, faults="drop:probability=0.3", updates=16)
