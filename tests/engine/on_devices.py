@@ -17,17 +17,16 @@ import numpy as np
 def cases():
     """Yield (name, engine, its arguments, options) of each case."""
     from fedjax_async.engine import run_peer_waves, run_waves
-    from tests.engine.peer_problem import halves, peer_case
-    from tests.engine.problem import case, client, noisy_client
-    from tests.engine.test_contract import carrying, remembering
+    from tests.engine.peer_problem import FRAGMENTS, halves, peer_case
+    from tests.engine.problem import case, changed, noisy_client, personal
 
-    personal = case(remembering(), "cohort:size=4", "exponential:mean=1", updates=20)
-    personal = personal._replace(components=personal.components._replace(client=carrying(client())))
-    yield "memory vmap", run_waves, personal, {"batching": "vmap", "max_width": 8}
+    kept = personal("cohort:size=4", updates=20)
+    yield "memory vmap", run_waves, kept, {"batching": "vmap", "max_width": 8}
     many = case("fedasync", "every", "exponential:mean=1", sizes=tuple(range(1, 24, 2)), updates=60)
-    many = many._replace(components=many.components._replace(client=noisy_client()))
+    many = changed(many, client=noisy_client())
     yield "fedasync loop", run_waves, many, {"batching": "loop", "max_width": 16}
-    gossip = peer_case(halves(), sizes=(5, 3, 8, 2, 6, 4, 7, 9, 1, 3, 2, 5), fragments=2, corrupt=0.1, horizon=6.0)
+    sizes = (5, 3, 8, 2, 6, 4, 7, 9, 1, 3, 2, 5)
+    gossip = peer_case(halves(), FRAGMENTS, sizes=sizes, horizon=6.0, faults="corrupt:probability=0.1")
     for batching in ("vmap", "loop"):
         yield f"peers {batching}", run_peer_waves, gossip, {"batching": batching, "max_width": 8}
 

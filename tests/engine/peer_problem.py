@@ -1,95 +1,40 @@
-"""A small decentralised run: random plans made here, independent of the clock's exchanges, and averaging peers."""
+"""A small decentralised run: plans of the clock, and averaging peers that are in no registry."""
 
 from __future__ import annotations
 
 import functools
-import heapq
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.clock import Until, plan_peers
+from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.engine.components import PeerComponents
+from fedjax_async.local import local_steps
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.peers.full_models import full_models
 from fedjax_async.types import Message
 from tests.engine.problem import MODEL, client, data
 
 SIZES = (9, 4, 13, 6, 1, 7)
-HORIZON = 10.0
+FRAGMENTS = "divshare:omega=0.5"  # two, as those of ``halves``
+# Lost and corrupt messages, a node that joins late, and one that leaves.
+EVERYTHING = {
+    "faults": "drop:probability=0.2+corrupt:probability=0.2",
+    "availability": "joins:share=0.2,by=3+leaves:share=0.2,by=6",
+}
 
 
-def plan(
-    seed=0, *, sizes=SIZES, horizon=HORIZON, receivers=2, fragments=1, noise=0.5, late=(), leaving=(), corrupt=0.0,
-    lost=0.0, at_end=False, scale=1.0,
-) -> PeerSchedule:  # fmt: skip
-    """A gossip run: every event mixes, with equal weights, what arrived since the previous event of its node."""
-    rng, count = np.random.default_rng(seed), len(sizes)
-    speed = rng.lognormal(0, 0.5, count)
-    joined, left = np.zeros(count), np.full(count, np.inf)
-    joined[list(late)], left[list(leaving)] = 0.3 * horizon, 0.6 * horizon
-    todo = [(joined[i], i) for i in range(count)]
-    heapq.heapify(todo)
-    drawn = []  # (client, start, end, steps)
-    while todo:
-        start, who = heapq.heappop(todo)
-        steps = -(-sizes[who] // 4) * 2
-        end = start + scale * speed[who] * rng.lognormal(0, noise) * steps / 4
-        if end <= min(horizon, left[who]):
-            drawn.append((who, start, end, steps))
-            heapq.heappush(todo, (end, who))
-    drawn.sort(key=lambda one: (one[2 if at_end else 1], one[0]))
-    pushes, arriving = [], [[] for _ in range(count)]
-    for e, (who, _, end, _) in enumerate(drawn):
-        for f in range(fragments):
-            others = [i for i in range(count) if i != who and joined[i] <= end < left[i]]
-            for to in rng.permutation(others)[:receivers].tolist():
-                arrival = end + 0.1 * scale * rng.exponential() if rng.random() >= lost else np.inf
-                arriving[to].append((arrival, e, f, len(pushes)))
-                pushes.append([e, f, to, arrival, Delivery.LOST if np.isinf(arrival) else Delivery.WAITING, -1])
-    number, seen, read = [0] * count, [0.0] * count, []
-    numbers, inboxes = [], []
-    for e, (who, start, end, _) in enumerate(drawn):
-        moment = end if at_end else start
-        there = {}
-        for arrival, source, f, push in sorted(arriving[who]):
-            if seen[who] < arrival <= moment:
-                there[drawn[source][0], f] = (source, f)  # only the newest of each sender
-                pushes[push][4:] = [Delivery.MIXED, e]
-        seen[who] = moment
-        inboxes.append(sorted(there.values()))
-        numbers.append(number[who])
-        number[who] += 1
-        read += inboxes[-1]
-    events, columns = [np.array(column) for column in zip(*drawn)], [np.array(column) for column in zip(*pushes)]
-    size = np.array([len(inbox) for inbox in inboxes])
-    return PeerSchedule(
-        num_clients=count,
-        client=events[0].astype(np.int32),
-        number=np.array(numbers, np.int32),
-        local_steps=events[3].astype(np.int32),
-        start=events[1],
-        end=events[2],
-        mixed_at=events[2 if at_end else 1],
-        mass=rng.uniform(0.1, 0.4, len(drawn)),
-        inbox_bounds=np.concatenate([[0], np.cumsum(size)]).astype(np.int64),
-        source=np.array([s for s, _ in read], np.int64),
-        fragment=np.array([f for _, f in read], np.int32),
-        weight=np.repeat(1 / (size + 1.0), size),
-        push_event=columns[0].astype(np.int64),
-        push_fragment=columns[1].astype(np.int32),
-        receiver=columns[2].astype(np.int32),
-        sent_mass=np.full(len(pushes), 0.2),
-        arrival=columns[3].astype(float),
-        outcome=columns[4].astype(np.int8),
-        mixed_by=columns[5].astype(np.int64),
-        corrupt=rng.random(len(pushes)) < corrupt,
-        joined=joined,
-        left=left,
-        fragments=fragments,
+def plan(exchange, sizes, horizon, seed=0, **conditions) -> PeerSchedule:
+    """A gossip run; the masses, which full models do not use, are random."""
+    schedule = plan_peers(
+        exchange, "lognormal:mean=0.6,heterogeneity=0.5", num_clients=len(sizes),
+        local_steps=local_steps(np.array(sizes), batch_size=4, epochs=2.0), until=Until(time=horizon), seed=seed,
+        topology="gossip:receivers=2", network="link:latency=0.1", message_bytes=1000, **conditions,
     )  # fmt: skip
+    return schedule._replace(mass=np.random.default_rng(seed).uniform(0.1, 0.4, len(schedule.client)))
 
 
 def nothing_stays(path):
@@ -159,10 +104,9 @@ class PeerCase(NamedTuple):
     points: np.ndarray
 
 
-def peer_case(peer=AVERAGE, *, who=None, points=5, **options) -> PeerCase:
+def peer_case(peer=AVERAGE, exchange="mean", *, sizes=SIZES, horizon=10.0, points=5, **conditions) -> PeerCase:
     """The arguments of one run; call it inside ``jax.enable_x64`` for float64."""
-    sizes = options.get("sizes", SIZES)
-    schedule = plan(**options)
-    components = PeerComponents(peer, who or client(), MODEL, data(sizes))
-    moments = np.linspace(0, options.get("horizon", HORIZON), points)
+    schedule = plan(exchange, sizes, horizon, **conditions)
+    components = PeerComponents(peer, client(), MODEL, data(sizes))
+    moments = np.linspace(0, horizon, points)
     return PeerCase(components, schedule, MODEL.init(jax.random.key(1)), jax.random.key(2), moments)

@@ -1,4 +1,7 @@
-"""A small problem in JAX's default float type: a softmax MLP on Gaussian blobs, clients of unequal sizes."""
+"""A small problem in JAX's default float type: a softmax MLP on Gaussian blobs, clients of unequal sizes.
+
+Also a rule and a client that are in no registry, and how runs are stacked, compared, and ended on their way.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import registry
+from fedjax_async import registry, tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import OPTIMIZERS, local_steps, local_training
 from fedjax_async.models.wrap import augmented, cross_entropy
 from fedjax_async.server import METHODS, SERVERS
-from fedjax_async.types import FederatedData, Model
+from fedjax_async.types import ClientAlgorithm, FederatedData, Info, Message, Model, ServerAlgorithm
 
 FEATURES, HIDDEN, CLASSES = 5, 7, 3
 SIZES = (9, 4, 13, 6, 1)
@@ -124,7 +128,85 @@ def case(
     return Case(Components(rule, trainer, MODEL, who), schedule, params, jax.random.key(2), points)
 
 
+def changed(given, **components):
+    """The case with other components."""
+    return given._replace(components=given.components._replace(**components))
+
+
+def remembering() -> ServerAlgorithm:
+    """A server with a row of memory about each client (its last upload) and personal messages."""
+
+    def init(params):
+        return {"x": params, "count": jnp.int32(0)}, jax.tree.map(jnp.zeros_like, params)
+
+    def receive(state, memory, arrival):
+        x = jax.tree.map(lambda x, d, h: x + 0.3 * (d - 0.5 * h), state["x"], arrival.upload, memory)
+        kept = tree.where(arrival.weight > 0, arrival.upload, memory)
+        return {"x": x, "count": state["count"] + 1}, kept, Info(arrival.weight, {"count": state["count"]})
+
+    def dispatch(state, memory, request):
+        sent = jax.tree.map(lambda x, h: x + 0.25 * h, state["x"], memory)
+        return Message(sent, extra=tree.norm(memory)), jax.tree.map(lambda h: 0.9 * h, memory)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state["x"])
+
+
+def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
+    """A client with state between jobs: it adds half of its last upload to the next one, and counts its jobs."""
+
+    def init(params):
+        return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
+
+    def begin(key, message, state, data):
+        return base.begin(key, message, (), data)
+
+    def finish(work, message, state):
+        upload, _ = base.finish(work, message, ())
+        upload = jax.tree.map(lambda u, e: u + 0.5 * e, upload, state[0])
+        return upload, (upload, state[1] + 1)
+
+    return ClientAlgorithm(init, begin, base.step, finish)
+
+
+def personal(timing="every", delay="exponential:mean=1", who=None, **options) -> Case:
+    """A server with memory and personal messages, and clients with state, which also train in vain."""
+    return changed(case(remembering(), timing, delay, **options), client=carrying(who or client()))
+
+
+def stack_of(*cases, facts=None, of_stack=None, **layout):
+    """Runs side by side: ``facts`` has further keywords of each run's member, ``of_stack`` of the stack."""
+    members = [make_member(*one, **more) for one, more in zip(cases, facts or [{}] * len(cases), strict=True)]
+    made = layout_of(members, **layout)
+    return make_stack(members, made, shape_of(made), **(of_stack or {}))
+
+
+class Killed(Exception):
+    """Raised by the progress callback to simulate a kill."""
+
+
+def killer(at):
+    """A progress callback that ends the run after so many updates."""
+
+    def progress(done, total, **status):
+        if done >= at:
+            raise Killed
+
+    return progress
+
+
 def close(a, b, rtol):
     """Assert that two trees are equal up to ``rtol`` relative to the largest entry of each leaf of ``b``."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))
+
+
+def near(have, want, rtol=1e-9, atol=1e-12):
+    """Assert that two tables have the same columns, and about the same values."""
+    assert have.keys() == want.keys()
+    for name, values in want.items():
+        np.testing.assert_allclose(have[name], values, rtol=rtol, atol=atol, err_msg=name)
+
+
+def same(a, b):
+    """Assert that two trees are equal to the last bit."""
+    jax.tree.map(np.testing.assert_array_equal, a, b)

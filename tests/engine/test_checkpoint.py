@@ -13,43 +13,21 @@ from fedjax_async import disk, resume, simulate
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
 from fedjax_async.notices import RunWarning
-from tests.engine.problem import case, noisy_client
-from tests.engine.test_contract import carrying, remembering
+from tests.engine.problem import Killed, killer, noisy_client, personal, same
 
 
-class Killed(Exception):
-    """Raised by the progress callback to simulate a kill."""
-
-
-def killer(at):
-    def progress(done, total, **status):
-        if done >= at:
-            raise Killed
-
-    return progress
-
-
-def problem():
-    given = case(remembering(), "buffer:size=2", "exponential:mean=1", updates=40)
-    return given._replace(components=given.components._replace(client=carrying(noisy_client())))
-
-
-@pytest.mark.slow_cases("loop")
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
-def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
-    given = problem()
-    want = run_waves(*given, batching=batching)
+def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):
+    given = personal("buffer:size=2", updates=40, who=noisy_client())
+    want = run_waves(*given, batching="vmap")
     identity = {"settings": {"lr": 0.1}}
     for at in (3, 11, 12, 30, 39):
         with pytest.raises(Killed):
-            run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity), progress=killer(at))
+            run_waves(*given, batching="vmap", keeper=Keeper(tmp_path, 5, identity), progress=killer(at))
     assert len(completed(tmp_path)) == 2
     restored = Keeper(tmp_path, 5, identity).restore()
     assert restored.turns > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
-    have = run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity))
-    for a, b in zip(jax.tree.leaves((want.params, want.scores, want.records)),
-                    jax.tree.leaves((have.params, have.scores, have.records)), strict=True):  # fmt: skip
-        np.testing.assert_array_equal(a, b)
+    have = run_waves(*given, batching="vmap", keeper=Keeper(tmp_path, 5, identity))
+    same((want.params, want.scores, want.records), (have.params, have.scores, have.records))
 
 
 def interrupted(done, total, **status):
@@ -57,15 +35,14 @@ def interrupted(done, total, **status):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older version"])
 @pytest.mark.parametrize(
-    "given",
+    ("given", "recorded"),
     [
-        {"method": "fedbuff@buffer:size=3"},
-        {"method": "dpsgd"},
-        {"policy": "oort", "timing": "buffer:size=2,concurrency=2"},
+        ({"method": "fedbuff@buffer:size=3"}, True),
+        ({"method": "dpsgd"}, False),
+        ({"policy": "oort", "timing": "buffer:size=2,concurrency=2"}, True),
     ],
-    ids=["server", "nodes", "policy"],
+    ids=["server", "nodes of an older version", "policy"],
 )
 def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, monkeypatch, given, recorded):
     """The mode is recorded; checkpoints that do not say it show it in the dtypes of their arrays."""
@@ -159,7 +136,7 @@ def test_the_newest_two_are_kept_and_nothing_of_a_killed_write(saved):
     assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "15.npz"]
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
 def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_intact(saved, share):
     path = saved / "10.npz"
     content = path.read_bytes()
@@ -189,18 +166,27 @@ def test_a_changed_byte_anywhere_is_found_or_does_no_harm(saved):
     assert found > len(content) / 2
 
 
-def test_files_of_others_are_refused(saved):
+OTHERS = {  # the text about the checkpoint, or the arrays instead of it
+    "another kind": lambda arrays, about: about.replace(b"fedjax_async checkpoint 3", b"something else"),
+    "half a text": lambda arrays, about: b"{",
+    "another text": lambda arrays, about: b"[]",
+    "no text": lambda arrays, about: b"\xff",
+    "changed": lambda arrays, about: arrays | {"leaf 0000": np.zeros(10, np.float32)},
+    "no leaves": lambda arrays, about: {"about": arrays["about"]},
+    "another file": lambda arrays, about: {"a": np.ones(3)},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_files_of_others_are_refused(saved, other):
     path = saved / "10.npz"
     arrays = disk.read_npz(path)
-    about = arrays["about"].tobytes()
-    for text in (about.replace(b"fedjax_async checkpoint 3", b"something else"), b"{", b"[]", b"\xff"):
-        disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(text, np.uint8)}))
-        with pytest.raises(ValueError, match="damaged or of another format"):
-            again(saved)
-    for changed in (arrays | {"leaf 0000": np.zeros(10, np.float32)}, {"about": arrays["about"]}, {"a": np.ones(3)}):
-        disk.write(path, disk.npz_bytes(changed))
-        with pytest.raises(ValueError, match="damaged or of another format"):
-            again(saved)
+    content = other(arrays, arrays["about"].tobytes())
+    if isinstance(content, bytes):
+        content = arrays | {"about": np.frombuffer(content, np.uint8)}
+    disk.write(path, disk.npz_bytes(content))
+    with pytest.raises(ValueError, match="damaged or of another format"):
+        again(saved)
 
 
 def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_intact(saved, monkeypatch):

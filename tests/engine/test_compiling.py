@@ -1,4 +1,4 @@
-"""XLA's options for the engine's programs on a CUDA GPU."""
+"""The engine's programs: XLA's options for them, and how few of them there are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.monitoring
 import numpy as np
 import pytest
 
 from fedjax_async import models, simulate
 from fedjax_async.config import problem
-from fedjax_async.engine import compiling, peer_programs, programs
+from fedjax_async.engine import compiling, peer_programs, programs, run_waves
+from fedjax_async.server import fedasync, fedbuff
+from tests.engine.problem import carrying, case, changed, client, same
 
 
 def device_of(platform_version):
@@ -82,3 +85,36 @@ def test_every_program_of_the_engine_is_compiled_with_the_options(module):
     calls = [node.func for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(node, ast.Call)]
     assert not any(isinstance(f, ast.Attribute) and f.attr == "jit" for f in calls)
     assert sum(isinstance(f, ast.Name) and f.id == "jitted" for f in calls) >= 7
+
+
+@pytest.fixture
+def compilations():
+    """Names of the programs that JAX reports as compiled since the start of the test."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **details) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(str(details.get("fun_name", event)))
+
+    jax.clear_caches()  # else the run may begin by clearing the caches, its own programs included
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.slow_cases("fedbuff-buffer:size=3-lognormal:sigma=1-vmap")
+@pytest.mark.parametrize(
+    ("rule", "timing", "delay", "batching"),
+    [(fedasync, "every", "exponential", "loop"), (fedbuff, "buffer:size=3", "lognormal:sigma=1", "vmap")],
+)
+def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay, batching):
+    given = changed(case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2))), client=carrying(client()))
+    jax.block_until_ready(given.params)
+    compilations.clear()
+    out = run_waves(*given, batching=batching)
+    assert 0 < len(compilations) <= 12, compilations
+    assert out.counters["programs"] <= (12 if batching == "vmap" else 5)
+    compilations.clear()
+    again = run_waves(*given, batching=batching)
+    assert compilations == []
+    same(out.params, again.params)

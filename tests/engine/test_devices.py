@@ -1,4 +1,4 @@
-"""The jobs of a batch on several devices, in one process or in two: the same result as on one."""
+"""The jobs of a batch on devices of two processes: the same result as on one. ``test_worlds.py`` has one process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedjax_async import Settings, cli
 from fedjax_async.config import prepare
 from fedjax_async.engine.devices import make_mesh
 from tests.engine.on_devices import outcomes
+from tests.engine.problem import near
 
 FLAGS = os.environ["XLA_FLAGS"]  # XLA flags of the commands that tests start
 HERE = FLAGS.replace("level=1", "level=0")  # these programs compile for seconds and run only briefly
@@ -28,33 +29,6 @@ def start(out, devices, *distributed, local):
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(PROGRAM), str(out), str(devices), *map(str, distributed)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finished(*processes):
-    for process in processes:
-        text, _ = process.communicate(timeout=500)
-        assert process.returncode == 0, text[-3000:]
-
-
-def same(want, out):
-    with np.load(out) as have:
-        assert set(want) == set(have.files) and len(want) == 20
-        for name in want:
-            np.testing.assert_allclose(have[name], want[name], rtol=1e-11, atol=1e-12, err_msg=name)
-            assert np.abs(want[name]).max() > 0
-
-
-@pytest.fixture(scope="module")
-def alone():
-    with jax.enable_x64(True):
-        return outcomes(1)
-
-
-@pytest.mark.slow  # test_worlds.py draws worlds on eight devices every day
-def test_eight_devices(alone, tmp_path):
-    out = tmp_path / "eight.npz"
-    finished(start(out, 8, local=8))
-    same(alone, out)
 
 
 @pytest.mark.slow
@@ -71,14 +45,21 @@ def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
 
 
 @pytest.mark.slow
-def test_two_processes(alone, tmp_path):
+def test_two_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     outs = [tmp_path / f"rank{rank}.npz" for rank in (0, 1)]
-    finished(*(start(out, 2, coordinator, 2, rank, local=1) for rank, out in enumerate(outs)))
+    for process in [start(out, 2, coordinator, 2, rank, local=1) for rank, out in enumerate(outs)]:
+        text, _ = process.communicate(timeout=500)
+        assert process.returncode == 0, text[-3000:]
+    with jax.enable_x64(True):
+        want = outcomes(1)
     for out in outs:
-        same(alone, out)
+        with np.load(out) as have:
+            assert len(want) == 20
+            near(have, want, rtol=1e-11)
+            assert all(np.abs(values).max() > 0 for values in want.values())
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,11 @@ from the order of arrivals (all runs) and from what the compressor removes (with
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_async import sweep
-from fedjax_async.compress import topk
 from fedjax_async.data import quadratic_problem
-from fedjax_async.engine import run_waves
-from fedjax_async.local import FEEDBACKS
-from tests.engine.problem import case, client
 
 PROBLEM = {"clients": 10, "dim": 20, "examples": 20, "smallest": 0.5}
 PLAIN = (None, None)
@@ -81,36 +75,3 @@ def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
     alike = floors(signs, timing=one.format(1), updates=1200, heterogeneity=0.25)[signs[0]]
     assert (stale > 1.6 * fresh).all(), (fresh, stale)
     assert (fresh > 2 * alike).all(), (fresh, alike)
-
-
-@pytest.mark.slow
-def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
-    """Sums of decoded uploads + residual = sums of true uploads at every arrival, in the clients' states."""
-    inner = client()
-
-    def adding(one, own):  # ``one`` with the sum of its uploads in its state
-        def finish(work, message, state):
-            upload, after = one.finish(work, message, state[0])
-            return upload, (after, jax.tree.map(jnp.add, state[1], upload))
-
-        return one._replace(
-            init=lambda params: (one.init(params), jax.tree.map(jnp.zeros_like, params)),
-            begin=lambda key, message, state, data: one.begin(key, message, state[0], data),
-            finish=finish,
-            info=own,
-            unsent=None,
-        )
-
-    def gap(state):
-        sending, decoded = state
-        true = sending.inner[1]
-        off = jax.tree.map(lambda a, b, c: jnp.max(jnp.abs(a + b - c)), decoded, sending.kept, true)
-        left = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf)), sending.kept)
-        return {"gap": jnp.max(jnp.stack(jax.tree.leaves(off))), "left": jnp.max(jnp.stack(jax.tree.leaves(left)))}
-
-    with jax.enable_x64(True):
-        given = case("fedbuff", "buffer:size=3", "exponential:mean=1", updates=660)
-        who = adding(FEEDBACKS["ef"](adding(inner, None), topk(ratio=0.1)), gap)
-        out = run_waves(*given._replace(components=given.components._replace(client=who)))
-    assert np.sum(given.schedule.closes) >= 200 and given.schedule.staleness.max() > 0
-    assert (out.records["gap"] < 1e-11).all() and out.records["left"].min() > 1e-4

@@ -1,8 +1,9 @@
-"""Large models: batches that fit a memory limit, half-precision slots, rematerialisation; data on disk."""
+"""Large models: batches and copies that fit the memory, half-precision slots, rematerialisation, data on disk."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,33 +15,32 @@ from fedjax_async import Settings
 from fedjax_async.clock import Until, plan
 from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
-from fedjax_async.engine import default_width, programs, run_reference, run_waves
+from fedjax_async.engine import default_width, devices, programs, run_waves
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.models import MODELS, rematerialised
 from fedjax_async.types import Request, Schedule
-from tests.engine.problem import case, close, data
+from tests.engine.problem import case, changed, close, data, stack_of
 
 BASE = Settings(dataset="fashion_mnist_6k", model="mlp", clients=20, method="fedbuff", delay="exponential",
                 steps=3, updates=40, eval_updates=20)  # fmt: skip
 
 
+@functools.cache
 def run(**changes):
     return execute(prepare(dataclasses.replace(BASE, **changes)))
 
 
-def needed(**changes):
+def stacked(**changes):
     e = prepare(dataclasses.replace(BASE, **changes))
-    members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
-    made = layout_of(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
-    return make_stack(members, made, shape_of(made)).num_bytes
+    given = e.components, e.schedule, e.params, e.key, e.points
+    return stack_of(given, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
 
 
-@pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
-def test_a_memory_limit_shortens_batches_and_changes_nothing_else(batching):
-    whole = run(batching=batching, max_width=16, lanes=1)
-    limit = (needed(batching=batching, max_width=16) + 2 * needed(batching=batching, max_width=2)) // 3
-    tight = run(batching=batching, max_width=16, lanes=1, memory_limit=str(limit))
+def test_a_memory_limit_shortens_batches_and_changes_nothing_else():
+    options = {"batching": "loop", "max_width": 16}
+    whole = run(**options, lanes=1)
+    limit = (stacked(**options).num_bytes + 2 * stacked(**options | {"max_width": 2}).num_bytes) // 3
+    tight = run(**options, lanes=1, memory_limit=str(limit))
     assert max(tight.counters["widths"]) < max(whole.counters["widths"])
     assert tight.counters["batches"] > whole.counters["batches"]
     close(tight.params, whole.params, 1e-5)
@@ -57,10 +57,9 @@ def test_sizes_that_are_none(text):
         parse_size("memory_limit", text)
 
 
-@pytest.mark.slow_cases("waves")
-@pytest.mark.parametrize("engine", ["waves", pytest.param("reference", marks=pytest.mark.slow)])
-def test_half_precision_slots_round_the_start_models_only(engine):
-    full, half = (run(engine=engine, batching="vmap", slots=slots) for slots in ("full", "bfloat16"))
+@pytest.mark.slow
+def test_half_precision_slots_round_the_start_models_only():
+    full, half = (run(batching="vmap", slots=slots) for slots in ("full", "bfloat16"))
     gap = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(full.params), jax.tree.leaves(half.params)))
     assert 0 < gap < 0.02
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(half.params))
@@ -74,18 +73,9 @@ def test_half_precision_slots_take_half_the_memory():
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.slow_cases("fedbuff-vmap")
-@pytest.mark.parametrize(("method", "batching"), [
-    ("fedasync", "loop"), ("fedbuff", "vmap"),
-    pytest.param("fedasync", "vmap", marks=pytest.mark.slow), pytest.param("fedbuff", "loop", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_the_engine_with_half_precision_slots_equals_the_oracle(method, batching):
-    want = run(method=method, slots="bfloat16", engine="reference")
-    close(run(method=method, slots="bfloat16", batching=batching).params, want.params, 1e-5)
-
-
-def test_rematerialisation_changes_no_result():
-    close(run(remat=True).params, run().params, 1e-6)
+def test_the_engine_with_half_precision_slots_equals_the_oracle():
+    want = run(method="fedasync", slots="bfloat16", engine="reference")
+    close(run(method="fedasync", slots="bfloat16", batching="loop").params, want.params, 1e-5)
 
 
 def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
@@ -104,34 +94,20 @@ def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
-def test_streamed_data_equal_data_in_memory(tmp_path, batching):
+def test_streamed_data_equal_data_in_memory(tmp_path):
     given = case("fedbuff", "buffer:size=2")
     on_disk = open_folder(write_folder(tmp_path / "clients", data()), decode=data().decode)
     assert on_disk.streamed
-    want = run_waves(*given, batching=batching)
-    have = run_waves(
-        *given._replace(components=given.components._replace(data=on_disk)), batching=batching, max_width=3
-    )
-    oracle = run_reference(*given._replace(components=given.components._replace(data=on_disk)))
-    close(have.params, want.params, 1e-12)
-    close(oracle.params, want.params, 1e-12)
+    have = run_waves(*changed(given, data=on_disk), batching="loop", max_width=3)
+    close(have.params, run_waves(*given, batching="loop").params, 1e-12)
 
 
 def test_nothing_on_the_device_grows_with_the_population():
     """With ten clients in flight, the tables for a thousand and for a million clients have the same size."""
-    sizes = {}
-    for clients in (1000, 1_000_000):
-        e = prepare(dataclasses.replace(
-            BASE, dataset="population:features=16", clients=clients, model="logistic",
-            method="fedasync@every:concurrency=10", batch_size=8,
-        ))  # fmt: skip
-        members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
-        made = layout_of(members)
-        stack = make_stack(members, made, shape_of(made))
-        sizes[clients] = stack.num_bytes
-    assert sizes[1000] == sizes[1_000_000]
-    assert np.isfinite(execute(e).evaluations["loss"]).all()
+    many = {"dataset": "population:features=16", "model": "logistic", "method": "fedasync@every:concurrency=10"}
+    few, more = (stacked(**many, clients=clients, batch_size=8).num_bytes for clients in (1000, 1_000_000))
+    assert few == more
+    assert np.isfinite(run(**many, clients=1_000_000, batch_size=8).evaluations["loss"]).all()
 
 
 def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
@@ -140,7 +116,7 @@ def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
     by_hand = Schedule(**{k: fields[k] for k in list(fields)[:12]})
     given = case("fedasync")
     points = given.points._replace(position=np.array([0, 4]), time=np.array([0.0, 1.0]))
-    out = run_waves(given.components._replace(data=data((3, 4))), by_hand, given.params, given.key, points)
+    out = run_waves(*changed(given, data=data((3, 4)))._replace(schedule=by_hand, points=points))
     assert out.records["accepted"].all()
 
 
@@ -164,3 +140,30 @@ def test_on_an_accelerator_the_default_width_follows_from_its_memory(monkeypatch
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
     assert default_width({"w": np.zeros(2**18, np.float32)}) == width  # 1 MiB of parameters; a job needs 8 times that
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nmore"), "device memory: exhausted (RESOURCE_"),
+        (MemoryError("Unable to allocate 7 TiB"), "memory: exhausted (Unable to allocate 7 TiB); fewer updates"),
+        (MemoryError(), "memory: exhausted (no reason given); fewer updates"),
+    ],
+)
+def test_what_lowers_the_need_is_said_once(error, says):
+    with pytest.raises(MemoryError) as raised, devices.naming_remedies(), devices.naming_remedies():
+        raise error
+    said = str(raised.value)
+    assert said.startswith(says) and said.count("max_width") == 1 and "\n" not in said
+
+
+def test_other_errors_of_the_device_are_not_renamed():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), devices.naming_remedies():
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+
+def test_a_model_fits_if_four_copies_do(monkeypatch):
+    monkeypatch.setattr(devices, "host_memory", lambda: 1600)
+    devices.require_fits("mlp", jax.ShapeDtypeStruct((100,), jnp.float32))
+    with pytest.raises(ValueError, match=r"^model = 'mlp': must be of at most a quarter"):
+        devices.require_fits("mlp", jax.ShapeDtypeStruct((101,), jnp.float32))

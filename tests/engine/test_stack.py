@@ -9,73 +9,66 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import Until, plan
-from fedjax_async.engine import Components, run_waves
+from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.layout import merge, merge_slots, rank_bounds
+from fedjax_async.engine.measures import Measures, Sample
 from fedjax_async.engine.run import run_stack
-from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.server import fedasync
-from tests.engine.problem import case, client, close
-from tests.engine.test_contract import carrying, remembering
-
-TIMINGS = ["every", "buffer:size=2", "cohort:size=3", "window:length=0.7"]
+from tests.engine.problem import case, changed, client, close, data, near, personal, stack_of
+from tests.engine.test_probes import PROBES, validated
+from tests.engine.test_scores import with_test_rows
 
 
 def family(hyper):
     return fedasync(mixing=hyper["mixing"], exponent=hyper["exponent"])
 
 
-def member(timing, seed, mixing, updates, components=None):
+def member(timing, seed, mixing, updates):
     one = case("fedasync", timing, "exponential:mean=1", seed=seed, updates=updates)
-    components = components or one.components._replace(
-        server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing}
-    )
-    return make_member(components, one.schedule, one.params, jax.random.key(seed), one.points)
+    one = changed(one, server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing})
+    return one._replace(key=jax.random.key(seed))
 
 
-def together(members, batching, **options):
-    made = layout_of(members, batching=batching, **options)
-    return run_stack(make_stack(members, made, shape_of(made)))
-
-
-def ways():
-    """Every timing in both batchings; one of the two is slow."""
-    for (i, timing), (k, batching) in itertools.product(enumerate(TIMINGS), enumerate(["loop", "vmap"])):
-        yield pytest.param(timing, batching, marks=[] if i % 2 == k else [pytest.mark.slow])
-
-
-@pytest.mark.slow_cases(
-    "window:length=0.7-vmap", "every-vmap", "every-loop", "cohort:size=3-loop", "buffer:size=2-vmap"
-)
+@pytest.mark.slow
 @pytest.mark.float64
-@pytest.mark.parametrize(("timing", "batching"), list(ways()))
-def test_a_stack_equals_its_runs_alone(timing, batching):
-    members = [member(timing, seed, mixing, updates) for seed, mixing, updates in
-               [(3, 0.2, 24), (4, 0.9, 17), (5, 0.6, 31)]]  # fmt: skip
-    outcomes = together(members, batching, max_width=5)
+def test_a_stack_equals_its_runs_alone():
+    """Worlds have the other timings, where a run is the second of a sweep of two."""
+    members = [member("buffer:size=2", *run) for run in [(3, 0.2, 24), (4, 0.9, 17), (5, 0.6, 31)]]
+    outcomes = run_stack(stack_of(*members, batching="loop", max_width=5))
     for one, have in zip(members, outcomes, strict=True):
-        want = run_waves(*one[:5])
+        want = run_waves(*one)
         close(have.params, want.params, 1e-12)
-        for name, values in want.scores.items():
-            np.testing.assert_allclose(have.scores[name], values, rtol=1e-11, atol=1e-13)
-        for name, values in want.records.items():
-            np.testing.assert_allclose(have.records[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
+        near(have.scores, want.scores, 1e-11, 1e-13)
+        near(have.records, want.records, 1e-11, 1e-13)
         assert have.counters["waves"] == want.counters["waves"]
     kernels = [outcome.params["output"]["kernel"] for outcome in outcomes]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3, "the runs must differ, or the comparison shows nothing"
 
 
-@pytest.mark.slow_cases("vmap")
+def watched(seed, updates, rows, first, sample):
+    """A run whose clients keep state, with a validation part, and what is measured in it."""
+    given = personal("buffer:size=2", seed=seed, updates=updates, faults="drop:probability=0.3")
+    who = with_test_rows(validated(data(), first), rows)
+    asked = {"probes": PROBES, "measures": Measures(training=Sample(20, seed=sample), fine_tune=3, tuner=client())}
+    return changed(given, data=who)._replace(key=jax.random.key(seed)), asked
+
+
+@pytest.mark.slow
 @pytest.mark.float64
-@pytest.mark.parametrize("batching", ["vmap", pytest.param("loop", marks=pytest.mark.slow)])
-def test_memory_and_client_state_are_kept_apart(batching):
-    rule, who = remembering(), carrying(client())
-    base = case("fedasync")
-    components = Components(rule, who, base.components.model, base.components.data)
-    members = [member("cohort:size=3", seed, 0.5, 20, components) for seed in (1, 2, 3)]
-    for one, have in zip(members, together(members, batching), strict=True):
-        want = run_waves(*one[:5])
-        close(have.params, want.params, 1e-12)
+def test_all_that_runs_keep_and_measure_is_their_own():
+    """Memory, client state, probes, test and validation parts, samples of the training loss, fine-tuned models."""
+    cases, asked = zip(watched(3, 24, [4, 3, 4, 0, 4], 0, 5), watched(4, 17, [2, 0, 5, 3, 1], 5, 6))
+    rule, who = cases[0].components.server, cases[0].components.client
+    cases = [changed(one, server=rule, client=who) for one in cases]
+    stack = stack_of(*cases, facts=asked, of_stack={"per_client": True}, batching="vmap")
+    for have, one, its in zip(run_stack(stack), cases, asked, strict=True):
+        want = run_reference(*one, per_client=True, **its)
+        close(have.params, want.params, 1e-9)
         np.testing.assert_array_equal(have.records["count"], want.records["count"])
+        near(have.scores, want.scores)
+        for name, table in want.probes.items():
+            near(have.probes[name], table)
+    assert {"validation_loss", "client_own_loss", "client_tuned_loss", "train_loss"} <= have.scores.keys()
 
 
 def schedules():

@@ -18,7 +18,6 @@ seeds = st.integers(0, 2**32 - 1)
 ortho_correct = jax.jit(geometry.ortho_correct, static_argnames="per")
 gradient_surgery = jax.jit(geometry.gradient_surgery, static_argnames="per")
 angles = st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
-ORTHO = {"orthograd": (0.0, 0.0), "orthopos": (1.0, 0.0), "orthostrict": (0.0, 1.0)}  # alpha, theta_0
 
 
 def trees(seed, count=2):
@@ -150,49 +149,11 @@ def test_a_zero_group_keeps_its_change_whatever_alpha(per):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out))
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
-def test_corrections_are_odd_so_uploads_need_no_change_of_sign(name):
-    init, correct = corrector(name)
-    for seed in range(10):
-        delta, shift = trees(seed)
-        have, _ = correct(scaled(delta, -1.0), scaled(shift, -1.0), init(delta))
-        want, _ = correct(delta, shift, init(delta))
-        jax.tree.map(np.testing.assert_array_equal, have, scaled(want, -1.0))
-
-
-@pytest.mark.float64
-@settings(max_examples=25)
-@given(seed=seeds, rate=st.floats(0.0, 1.0))
-def test_a_step_with_fedasync_is_its_weighted_mean(seed, rate):
-    """``Theta^tau - eta (Delta - b) = (1 - eta) Theta^tau + eta Theta_i``."""
-    start, now, trained = trees(seed, 3)
-    delta, shift = (jax.tree.map(jnp.subtract, start, each) for each in (trained, now))
-    corrected, _ = CORRECTIONS["fedasync"]().correct(delta, shift, ())
-    close(flat(now) - rate * flat(corrected), (1 - rate) * flat(now) + rate * flat(trained), atol=1e-9)
-
-
-@pytest.mark.slow_cases("orthograd", "orthopos")
-@pytest.mark.parametrize("name", ORTHO)
-def test_the_names_are_orthocorrect_with_their_numbers(name):
-    delta, shift = trees(3)
-    alpha, threshold = ORTHO[name]
-    for per in GROUPINGS:
-        for each in (shift, scaled(shift, -1.0)):
-            want = once("orthocorrect", delta, each, alpha=alpha, threshold=threshold, per=per)
-            jax.tree.map(np.testing.assert_array_equal, once(name, delta, each, per=per), want)
-
-
 @pytest.mark.parametrize("name", PHASES)
 def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
     delta, shift = trees(4)
     for each in (shift, scaled(shift, -1.0)):
         close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["dc_asgd", "dc_asgd_a"])
-def test_dc_asgd_without_strength_is_asgd(name):
-    delta, shift = trees(5)
-    jax.tree.map(np.testing.assert_array_equal, once(name, delta, shift, strength=0.0), delta)
 
 
 def phases_of(correction, sizes):

@@ -1,15 +1,27 @@
-"""The Lorentz model: against exact decimals, finite for every finite float32 input, and the axioms of a distance."""
+"""The Lorentz model against exact decimals and finite for every finite float32 input; exponential maps and descent."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.geometry import lorentz_distance, lorentz_inner, lorentz_penalty, lorentz_project
+from fedjax_async.geometry import (
+    MANIFOLDS,
+    Manifold,
+    euclidean,
+    geodesic,
+    lorentz,
+    lorentz_distance,
+    lorentz_inner,
+    lorentz_penalty,
+    lorentz_project,
+    riemannian_sgd,
+)
 from tests.geometry import textbook
 from tests.geometry.made_up import close, flat, random_tree
 
@@ -23,9 +35,8 @@ extremes = st.sampled_from([0.0, -0.0, 1e-45, 1e-38, 1e-19, 1.0, 1e19, 1e30, 3.4
 vectors = st.lists(st.one_of(numbers, extremes), min_size=5, max_size=5)
 
 
-@pytest.mark.slow_cases("7.0")
 @pytest.mark.float64
-@pytest.mark.parametrize("beta", [0.1, 1.0, 7.0])
+@pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_projection_and_product(beta):
     rng = np.random.default_rng(0)
     x, y = random_tree(rng), random_tree(rng)
@@ -88,12 +99,11 @@ def test_float32_is_accurate_far_out_on_one_ray_and_for_neighbours(size, apart):
         np.testing.assert_allclose(slope, wanted, atol=1e-6 * np.linalg.norm(wanted) + np.finfo(np.float32).tiny)
 
 
-def test_distances_of_stacked_points_and_compiled_ones_are_equal():
+def test_distances_of_stacked_points_are_the_exact_ones():
     x = jnp.stack([jnp.full(20, 1e10), jnp.arange(20.0)])
     y = 1.5 * x
-    each = [float(lorentz_distance(a, b)) for a, b in zip(x, y)]
-    np.testing.assert_allclose(each, [textbook.exact_lorentz(a, b)[0] for a, b in zip(x, y)], rtol=5e-7)
-    np.testing.assert_allclose(jax.jit(jax.vmap(lorentz_distance))(x, y), each, rtol=2e-7)
+    want = [textbook.exact_lorentz(a, b)[0] for a, b in zip(x, y)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(lorentz_distance))(x, y), want, rtol=5e-7)
 
 
 @settings(max_examples=400)
@@ -120,29 +130,12 @@ def test_extreme_sizes_in_opposite_and_orthogonal_directions(x_size, y_size):
         np.testing.assert_allclose(slope, exact, atol=1e-6)
 
 
-@pytest.mark.slow_cases("1e+30")
-@pytest.mark.parametrize("size", [1e30, 3.4e38])
-def test_a_million_huge_parameters(size):
-    x = np.full(1_000_000, size, np.float32)
+def test_a_million_huge_parameters():
+    x = np.full(1_000_000, 3.4e38, np.float32)
     for y in (x, -x, np.zeros_like(x)):
         for function in (distance, penalty):
             value, slopes = function(x, y)
             assert np.isfinite(value) and all(np.isfinite(s).all() for s in slopes)
-
-
-@pytest.mark.float64
-@settings(max_examples=50)
-@given(seed=seeds, size=st.sampled_from([1e-3, 1.0, 30.0]), beta=st.sampled_from([0.5, 2.0]))
-def test_axioms_of_a_distance(seed, size, beta):
-    rng = np.random.default_rng(seed)
-    x, y, z = (size * jnp.asarray(rng.normal(size=4)) for _ in range(3))
-    pairs = [(x, y), (y, x), (x, z), (z, y)]
-    xy, yx, xz, zy = (float(distance(a, b, beta=beta)[0]) for a, b in pairs)
-    assert xy > 0 and float(distance(x, x, beta=beta)[0]) == 0.0
-    close(xy, yx, rtol=1e-12)
-    assert xy <= (xz + zy) * (1 + 1e-12)
-    origin = jnp.zeros(4)
-    close(distance(origin, x, beta=beta)[0], beta**0.5 * np.arcsinh(np.linalg.norm(x) / beta**0.5))
 
 
 def test_equal_points_have_gradient_zero():
@@ -174,13 +167,6 @@ def test_the_penalty_is_that_of_eq_24_up_to_its_limit(sigma, beta):
         assert not np.asarray(slope).any()
 
 
-@pytest.mark.float64
-def test_near_zero_space_is_euclidean():
-    rng = np.random.default_rng(2)
-    x, y = (1e-4 * jnp.asarray(rng.normal(size=5)) for _ in range(2))
-    close(lorentz_distance(x, y), np.linalg.norm(x - y), rtol=1e-6)
-
-
 def test_beta_may_be_traced_and_is_not_differentiated():
     x, y = jnp.ones(3), jnp.arange(3.0)
     of_beta = jax.jit(lambda beta: lorentz_distance(x, y, beta=beta))
@@ -189,17 +175,120 @@ def test_beta_may_be_traced_and_is_not_differentiated():
     assert float(jax.grad(of_beta)(1.0)) == 0.0
 
 
-def test_input_is_checked():
-    x = jnp.ones(2)
-    with pytest.raises(ValueError, match="beta = 0: must be a finite number > 0"):
-        lorentz_distance(x, x, beta=0)
-    with pytest.raises(ValueError, match=r"y\.shape = \(3,\): must be that of x, \(2,\)"):
-        lorentz_distance(x, jnp.ones(3))
-    with pytest.raises(ValueError, match=r"x = ShapeDtypeStruct\(.*int32\): must be an array of floats"):
-        lorentz_penalty(jnp.arange(2), x)
-    with pytest.raises(ValueError, match=r"sigma = -1: must be a finite number > 0"):
-        lorentz_penalty(x, x, sigma=-1)
-    with pytest.raises(ValueError, match=r"limit = 90: must be between 0\.0 and 80\.0"):
-        lorentz_penalty(x, x, limit=90)
+X = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: lorentz_distance(X, X, beta=0), "beta = 0: must be a finite number > 0"),
+        (lambda: lorentz_distance(X, jnp.ones(3)), r"y\.shape = \(3,\): must be that of x, \(2,\)"),
+        (lambda: lorentz_penalty(jnp.arange(2), X), r"x = ShapeDtypeStruct\(.*int32\): must be an array of floats"),
+        (lambda: lorentz_penalty(X, X, sigma=-1), r"sigma = -1: must be a finite number > 0"),
+        (lambda: lorentz_penalty(X, X, limit=90), r"limit = 90: must be between 0\.0 and 80\.0"),
+        (lambda: lorentz_project(X, beta=-1), "beta = -1: must be a finite number > 0"),
+    ],
+)
+def test_input_is_checked(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+# compiled once; without ``jit``, their branches would be compiled at every call
+ALL = {name: Manifold(*map(jax.jit, make())) for name, make in MANIFOLDS.items()}
+ALL["lorentz of curvature -1/3"] = Manifold(*map(jax.jit, lorentz(beta=3.0)))
+
+
+def trees(seed, count, size=1.0):
+    rng = np.random.default_rng(seed)
+    return [jax.tree.map(lambda leaf: size * leaf, random_tree(rng)) for _ in range(count)]
+
+
+def scaled(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * factor, tree)
+
+
+@pytest.mark.slow_cases("lorentz")
+@pytest.mark.float64
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=20)
+@given(seed=seeds, size=st.sampled_from([1e-6, 0.3, 1.0]))
+def test_exp_and_log_are_inverse_and_log_is_as_long_as_the_way(name, seed, size):
+    manifold = ALL[name]
+    x, y, v = trees(seed, 3, size)
+    close(manifold.exp(x, manifold.log(x, y)), y, rtol=1e-7, atol=1e-8 * size)
+    close(manifold.log(x, manifold.exp(x, v)), v, rtol=1e-6, atol=1e-7 * size)
+    way = manifold.log(x, y)
+    length = manifold.inner(x, way, way) ** 0.5
+    close(length, manifold.distance(x, y), rtol=1e-7)
+    step = manifold.exp(x, v)
+    close(manifold.distance(x, step), manifold.inner(x, v, v) ** 0.5, rtol=1e-6)
+    nothing = scaled(v, 0.0)
+    close(manifold.exp(x, nothing), x)
+    close(manifold.log(x, x), nothing)
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("beta", [1.0, 3.0])
+def test_the_lorentz_maps_are_those_of_the_ambient_space(beta):
+    manifold = lorentz(beta=beta)
+    x, v, u = trees(3, 3)
+    close(flat(manifold.exp(x, v)), textbook.lorentz_exp(flat(x), flat(v), beta), rtol=1e-8)
+    lifted = [np.concatenate([[flat(x) @ flat(t) / np.sqrt(beta + flat(x) @ flat(x))], flat(t)]) for t in (u, v)]
+    close(manifold.inner(x, u, v), textbook.lorentz_product(*lifted))
+    # the gradient g represents the differential in the metric
+    close(manifold.inner(x, manifold.gradient(x, u), v), flat(u) @ flat(v))
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("name", ALL)
+def test_geodesics_run_at_constant_speed_and_are_shortest(name):
+    manifold = ALL[name]
+    x, y = trees(4, 2, 0.5)
+    whole = manifold.distance(x, y)
+    for s in (0.0, 0.25, 0.7, 1.0):
+        here = geodesic(manifold, x, y, s)
+        close(manifold.distance(x, here), s * whole, rtol=1e-7, atol=1e-7)
+        close(manifold.distance(here, y), (1 - s) * whole, rtol=1e-7, atol=1e-7)
+    # the gradient of the distance to y at x has length 1 and points away from y
+    slope = manifold.gradient(x, jax.grad(manifold.distance)(x, y))
+    close(manifold.inner(x, slope, slope), 1.0, rtol=1e-9)
+    close(scaled(slope, -whole), manifold.log(x, y), rtol=1e-7, atol=1e-9)
+
+
+def test_the_euclidean_maps_are_sums_and_its_descent_is_sgd():
+    x, y, v = trees(5, 3)
+    manifold = euclidean()
+    close(manifold.exp(x, v), jax.tree.map(jnp.add, x, v))
+    close(manifold.log(x, y), jax.tree.map(jnp.subtract, y, x))
+    ours, theirs = riemannian_sgd(0.1, manifold), optax.sgd(0.1)
+    close(ours.update(v, ours.init(x), x)[0], theirs.update(v, theirs.init(x), x)[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.float64
+def test_hyperbolic_descent_moves_along_the_geodesic_by_the_rate_times_the_slope():
+    manifold = lorentz()
+    x, y = trees(6, 2, 0.5)
+    descent = riemannian_sgd(0.1, manifold)
+
+    @jax.jit
+    def step(x):
+        partials = jax.grad(lambda x: 0.5 * manifold.distance(x, y) ** 2)(x)
+        updates, _ = descent.update(partials, descent.init(x), x)
+        return optax.apply_updates(x, updates)
+
+    before = manifold.distance(x, y)
+    close(manifold.distance(step(x), y), 0.9 * before, rtol=1e-9)  # d <- d - 0.1 d, at any distance
+    for _ in range(200):
+        x = step(x)
+    close(x, y, atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_needs_a_rate_and_a_place():
+    with pytest.raises(ValueError, match="lr = 0: must be a finite number > 0"):
+        riemannian_sgd(0, euclidean())
+    descent = riemannian_sgd(0.1, euclidean())
+    with pytest.raises(ValueError, match="params = None: must be given"):
+        descent.update(jnp.ones(2), descent.init(jnp.ones(2)))
     with pytest.raises(ValueError, match="beta = -1: must be a finite number > 0"):
-        lorentz_project(x, beta=-1)
+        lorentz(beta=-1)

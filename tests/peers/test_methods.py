@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_async.clock import Until, plan_peers
 from fedjax_async.compress import topk
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.peer_reference import run_peer_reference
@@ -22,7 +23,6 @@ from fedjax_async.peers.pushcen import pushcen
 from fedjax_async.types import Model
 from tests.engine.problem import CLASSES, FEATURES, data
 from tests.peers import textbook
-from tests.peers.schedules import made_up
 
 MODEL = Model(
     lambda key: {"w": 0.5 * jax.random.normal(key, (FEATURES, CLASSES)), "b": jnp.zeros(CLASSES)},
@@ -46,10 +46,18 @@ def anchored(reference, mask=True):
     )
 
 
+def planned(exchange, events=200, steps=2, topology="gossip:receivers=2"):
+    """The clock's plan of a run; ``push_sum`` weighs messages by the masses that it draws from the delays."""
+    return plan_peers(
+        exchange, "lognormal:heterogeneity=0.7", num_clients=5, local_steps=steps, until=Until(updates=events),
+        topology=topology, seed=3,
+    )  # fmt: skip
+
+
 def run(peer, client, schedule, seed=2):
     """The package's result: all nodes' models [N, ...] and the records."""
     start = MODEL.init(jax.random.key(1))
-    points = np.array([0.0, schedule.end[-1]])
+    points = np.array([0.0, schedule.end.max()])
     components = PeerComponents(peer, client, MODEL, data())
     found = run_peer_reference(components, schedule, start, jax.random.key(seed), points, global_tests="never")
     return found, np.asarray(start["w"]), np.asarray(start["b"])
@@ -65,7 +73,7 @@ def compare(found, nodes):
 @pytest.mark.float64
 @pytest.mark.parametrize(("peer", "masses"), [(full_models, False), (sgp, True)])
 def test_full_models(peer, masses):
-    schedule = made_up()
+    schedule = planned("push_sum")
     found, w, b = run(peer(nothing_stays), plain(), schedule)
     nodes = [textbook.Full(w, b, masses) for _ in range(5)]
     compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
@@ -80,7 +88,8 @@ def test_full_models(peer, masses):
 )
 def test_pushcen(reference, events, mask):
     released = reference == "released"
-    schedule = made_up(events, steps=5, first_alone=released, seed=2 * released)
+    rest = ":newest=false,policy=discard,reference=released" if released else ""
+    schedule = planned(f"push_sum{rest}", events, steps=5)
     client = anchored(reference, bool(mask))
     found, w, b = run(pushcen(nothing_stays, k=textbook.K, reference=reference), client, schedule)
     nodes = [textbook.PushCen(w, b, released, bool(mask)) for _ in range(5)]
@@ -88,19 +97,12 @@ def test_pushcen(reference, events, mask):
     assert (found.records["quantisation_error"] > 0).all()
 
 
-@pytest.mark.slow_cases("0.34")
+@pytest.mark.slow_cases("0.5")
 @pytest.mark.float64
-@pytest.mark.parametrize("omega", [0.34, 0.2])
+@pytest.mark.parametrize("omega", [0.5, 0.2])
 def test_divshare(omega):
-    fragments = 2 if omega == 0.34 else 5
-    schedule = made_up(fragments=fragments)
-    counts = {}  # the mean of each entry: all messages with the same fragment weigh alike
-    for e in range(200):
-        for d in range(schedule.inbox_bounds[e], schedule.inbox_bounds[e + 1]):
-            counts[e, schedule.fragment[d]] = counts.get((e, schedule.fragment[d]), 0) + 1
-    reader = np.repeat(np.arange(200), np.diff(schedule.inbox_bounds))
-    weight = [1 / (1 + counts[e, f]) for e, f in zip(reader, schedule.fragment)]
-    schedule = schedule._replace(weight=np.array(weight))
+    schedule = planned(f"divshare:omega={omega}", topology="gossip")
+    fragments = schedule.fragments
     found, w, b = run(divshare(nothing_stays, omega=omega), plain(), schedule)
     rng = np.random.default_rng(0)
     tables = {"b": cut(b.size, fragments, rng), "w": cut(w.size, fragments, rng)}
@@ -112,27 +114,9 @@ def test_divshare(omega):
     compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
 
 
-def rounds(nodes, events):
-    """A synchronous gossip on a complete graph: every event reads the other nodes' events of the round before."""
-    base = made_up(events, nodes)
-    owner = np.arange(events) % nodes
-    inboxes = [
-        [s for s in range(events) if s // nodes == e // nodes - 1 and owner[s] != owner[e]] for e in range(events)
-    ]
-    source = np.concatenate(inboxes).astype(np.int64)
-    bounds = np.cumsum([0, *map(len, inboxes)])
-    return base._replace(
-        client=owner.astype(np.int32), number=(np.arange(events) // nodes).astype(np.int32), inbox_bounds=bounds,
-        source=source, fragment=np.zeros(len(source), np.int32), weight=np.full(len(source), 1 / nodes),
-        push_event=source, push_fragment=np.zeros(len(source), np.int32),
-        receiver=np.repeat(owner, np.diff(bounds)).astype(np.int32), sent_mass=np.zeros(len(source)),
-        corrupt=np.zeros(len(source), np.bool_),
-    )  # fmt: skip
-
-
 @pytest.mark.float64
 def test_choco():
-    schedule = rounds(5, 200)
+    schedule = planned("dpsgd", topology="complete")
     keep = 4
     peer = choco(nothing_stays, topk(ratio=keep / 18), gamma=0.3)
     found, w, b = run(peer, plain(), schedule)

@@ -42,15 +42,19 @@ def messages():
         yield Clustered(whole(jnp.array(table), None), whole(indices, None), whole(None, jnp.full(2, bias)))
 
 
+def full_inbox(peer, row, weight):
+    inbox = peer.open(row)
+    for message in messages():
+        inbox = peer.add(inbox, row, message, jnp.float32(weight))
+    return inbox
+
+
 @functools.cache
 def first_aggregation():
     """The node that has mixed two messages before it has trained, with the coefficients of the release: 1/2 each."""
     peer = pushcen(lambda path: False, k=5, reference="released")
     row = peer.init(OWN)
-    inbox = peer.open(row)
-    for message in messages():
-        inbox = peer.add(inbox, row, message, jnp.float32(0.5))
-    return peer, peer.wake(row, inbox, EVENT)
+    return peer, peer.wake(row, full_inbox(peer, row, 0.5), EVENT)
 
 
 def test_the_first_aggregation_clusters_the_mean_of_the_messages():
@@ -64,11 +68,7 @@ def test_the_first_aggregation_clusters_the_mean_of_the_messages():
 def test_nodes_of_a_batch_aggregate_as_each_by_itself():
     peer, row = first_aggregation()
     start = peer.init(OWN)
-    inbox = peer.open(start)
-    empty = inbox
-    for message in messages():
-        inbox = peer.add(inbox, start, message, jnp.float32(0.5))
-    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), inbox, empty)
+    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), full_inbox(peer, start, 0.5), peer.open(start))
     both = jax.jit(jax.vmap(peer.wake, in_axes=(None, 0, None)))(start, inboxes, EVENT)
     assert both.dictionary.known.tolist() == [True, False]
     np.testing.assert_allclose(both.dictionary.tables["kernel"], [DICTIONARY, [0] * 5], atol=1e-5)
@@ -85,10 +85,7 @@ def test_later_aggregations_average_tables():
     peer, row = first_aggregation()
     own = jnp.array([-1.0, 0.0, 1.0, 1.0, 2.0])
     row = row._replace(own=row.own._replace(tables={"bias": None, "kernel": own}, known=jnp.bool_(True)))
-    inbox = peer.open(row)
-    for message in messages():
-        inbox = peer.add(inbox, row, message, jnp.float32(0.25))
-    later = peer.wake(row, inbox, EVENT)
+    later = peer.wake(row, full_inbox(peer, row, 0.25), EVENT)
     np.testing.assert_allclose(later.dictionary.tables["kernel"], [-2.25, 0.25, 1.5, 2, 3], atol=1e-6)
 
 
@@ -162,8 +159,5 @@ def test_the_plan_drops_the_own_model_once_and_adds_all_masses():
 def test_the_papers_rule_averages_the_tables_from_the_first_message_on():
     peer = pushcen(lambda path: False, k=5)
     row = peer.init(OWN)
-    inbox = peer.open(row)
-    for message in messages():
-        inbox = peer.add(inbox, row, message, jnp.float32(0.5))
-    tables = peer.wake(row, inbox, EVENT).dictionary.tables
+    tables = peer.wake(row, full_inbox(peer, row, 0.5), EVENT).dictionary.tables
     np.testing.assert_array_equal(tables["kernel"], [-3.5, 0.5, 2, 3, 4])

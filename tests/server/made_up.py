@@ -16,7 +16,7 @@ from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
 from tests.server.textbook import Upload
-from tests.server.textbook_memory import CLIENTS
+from tests.server.textbook_loops import CLIENTS
 
 SHAPES = {"layer": [(3, 2), (2,)], "scale": ()}
 D = 9
@@ -88,7 +88,7 @@ def uploading(name, arrivals):
     change, weights = arrivals.upload, weights_of(arrivals.upload)
     if name == "scaffold":
         return arrivals._replace(upload=Change(change, weights))
-    if name == "asynccurve":  # the offsets of ``textbook_curve``
+    if name == "asynccurve":  # the offsets of ``textbook_loops``
         offset = jax.tree.map(lambda leaf: (0.5 * jnp.sin(3.0 * leaf)).astype(leaf.dtype), weights)
         return arrivals._replace(upload=Curve(change, offset), extra=jax.tree.map(jnp.zeros_like, weights))
     if name == "floco":  # offsets that do not change, of three vertices

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_async import geometry, simulate
+from fedjax_async import Settings, geometry
+from fedjax_async.config import prepare
 from fedjax_async.local import Curve
 from fedjax_async.server import (
+    METHODS,
     asgd,
     asynccurve,
     averaged,
     closed,
     fedasync,
     fedavg,
-    fedbuff,
     feddyn,
     known,
-    orthodyn,
     orthofl,
-    rule,
     scale_by_dominance,
-    towards_client,
 )
-from fedjax_async.server.orthofl import by_average, orthogonal
-from fedjax_async.server.steps import CONTROLS, STEPS
+from fedjax_async.server.steps import CONTROLS
 from fedjax_async.server.swa import with_params
-from fedjax_async.types import Arrival, Facts, Request
+from fedjax_async.types import Arrival, Facts, Message, Request
 from tests.server.made_up import (
     CLIENTS,
     D,
-    closing,
     flat,
     random_uploads,
     receive_all,
@@ -56,24 +51,9 @@ def plain_path(server, uploads, arrivals=None):
     return flat(path), np.asarray(weights)
 
 
-def path_of(server, uploads, *, offsets=True):
-    """The same for clients that upload curves; without ``offsets`` these are straight."""
-    arrivals = uploading("asynccurve", stacked(uploads))
-    if not offsets:
-        curve = arrivals.upload
-        arrivals = arrivals._replace(upload=curve._replace(offset=jax.tree.map(np.zeros_like, curve.offset)))
-    return plain_path(server, uploads, arrivals)
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("step", ["curve", "line"])
-def test_without_displacements_it_is_orthodyns_straight_step(step):
-    uploads = random_uploads(2)
-    have, _ = path_of(asynccurve(server_lr=0.4, step=step, **PLAIN), uploads, offsets=False)
-    want, _ = plain_path(orthodyn(server_lr=0.4), uploads)
-    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
-    bent, _ = path_of(asynccurve(server_lr=0.4, **PLAIN), uploads)
-    assert np.abs(bent - want).max() > 0.1
+def path_of(server, uploads):
+    """The same for clients that upload curves."""
+    return plain_path(server, uploads, uploading("asynccurve", stacked(uploads)))
 
 
 INSTANCES = {
@@ -90,50 +70,6 @@ def test_other_methods_are_instances_on_the_line(options, instance):
     have, _ = path_of(asynccurve(step="line", **options, **PLAIN), uploads)
     want, _ = plain_path(instance, uploads)
     np.testing.assert_allclose(have, want, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("name", ["fedasync", "asynccurve"])
-def test_fedasync_is_the_sum_of_eq_7(name):
-    """Updates from one model, applied one after the other, are ASGD with the rate ``alpha (1 - alpha)^(k - i)``."""
-    alpha = 0.3
-    start = flat(start_params())
-    uploads = [u._replace(start=start) for u in closing(random_uploads(8, 6, rejected=0.0))]
-    if name == "fedasync":
-        path, _ = plain_path(fedasync(mixing=alpha, staleness="constant"), uploads)
-    else:
-        path, _ = path_of(asynccurve(correction="fedasync", step="line", server_lr=alpha, **PLAIN), uploads)
-    for k in range(len(uploads)):
-        gradients = [-u.delta for u in uploads[: k + 1]]
-        want = start - sum(alpha * (1 - alpha) ** (k - i) * g for i, g in enumerate(gradients))
-        np.testing.assert_allclose(path[k], want, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("control", CONTROLS)
-def test_a_step_along_the_curve_is_its_point(control):
-    """In changes and offsets, against ``geometry`` in points."""
-    chance = np.random.default_rng(1)
-    old, start, delta, change, offset = (unflat(chance.normal(size=9)) for _ in range(5))
-
-    def plus(*trees):
-        return jax.tree.map(lambda *leaves: sum(leaves), *trees)
-
-    old, start, delta, change, offset = jax.tree.map(np.asarray, (old, start, delta, change, offset))
-    ends = (old, plus(old, delta)), (start, plus(start, change))
-
-    @jax.jit
-    def by_points(ends, t):
-        phi = plus(geometry.line(*ends[0], 0.5), offset)
-        return geometry.bezier((ends[1][0], geometry.CONTROL_POINTS[control](phi, *ends), ends[1][1]), t)
-
-    @jax.jit
-    def by_changes(t):
-        return STEPS["curve"](start, change, CONTROLS[control](offset, delta, change), t)
-
-    point, moved = by_points(ends, jnp.asarray(0.3)), by_changes(jnp.asarray(0.3))
-    np.testing.assert_allclose(flat(plus(start, moved)), flat(point), rtol=1e-12)
-    assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
 
 @cache
@@ -176,84 +112,8 @@ def test_messages_hold_the_last_step_that_moved():
     assert off.dispatch(off.init(start_params())[0], (), Request())[0].extra == ()
 
 
-@pytest.mark.float64
-def test_the_dominance_penalty_is_eta_over_n_p_up_to_the_end_of_the_curve():
-    clients = [0, 0, 0, 1, 0, 2, 2]
-    server = known(asynccurve(server_lr=0.5, lowest=1.0), Facts(4, True, 7, 7))
-    state, positions = None, []
-    for client in clients:
-        state, info = one(server, client, np.ones(9), extra=(), state=state)
-        positions.append(float(info.weight))
-    want = [min(1.0, 0.5 * (i + 1) / (4 * clients[: i + 1].count(c))) for i, c in enumerate(clients)]
-    np.testing.assert_allclose(positions, want, rtol=1e-12)
-    assert min(want) < 0.2 and max(want) > 0.7
-
-
-def dominated(uploads, limit):
-    """The factors ``min(limit, 1 / (N p_i))`` of the accepted arrivals."""
-    counts, factors = np.zeros(CLIENTS), []
-    for i, u in enumerate(uploads):
-        counts[i % CLIENTS] += u.examples > 0
-        factors.append(min(limit, counts.sum() / (CLIENTS * counts[i % CLIENTS])) if u.examples > 0 else 0.0)
-    return np.array(factors)
-
-
-@pytest.mark.float64
-def test_the_dominance_penalty_works_in_other_rules():
-    uploads = random_uploads(3)
-    fair = rule(scale_by_dominance(1.5), optimizer=optax.sgd(1.0))
-    have, weights = plain_path(fair, uploads)
-    want = dominated(uploads, 1.5)
-    np.testing.assert_allclose(weights, want, rtol=1e-12)
-    scaled = [u._replace(delta=f * u.delta) for u, f in zip(uploads, want)]
-    np.testing.assert_allclose(have, plain_path(asgd(), scaled)[0], rtol=1e-11, atol=1e-13)
-
-    average = rule(towards_client(), scale_by_dominance(1.0), optimizer=optax.sgd(0.6))
-    ortho, weights = plain_path(by_average(average, orthogonal("layer")), uploads)
-    np.testing.assert_allclose(weights, dominated(uploads, 1.0), rtol=1e-12)
-    assert np.abs(ortho - plain_path(orthofl(staleness="constant"), uploads)[0]).max() > 1e-3
-    assert np.sum((want > 0) & (want < 1)) > 0
-
-
-def averages(path, uploads, start, every):
-    """SWA by hand, of the rule's own path; steps without an accepted upload do not count."""
-    models, out, tau, fresh = [], [], 0, False
-    total = sum(u.closes for u in uploads)
-    for x, u in zip(path, uploads):
-        fresh |= u.examples > 0
-        if u.closes and fresh:
-            if tau >= start * total and tau % every == 0:
-                models.append(x)
-            tau, fresh = tau + 1, False
-        out.append(np.mean(models, axis=0) if models else x)
-    return np.array(out)
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("make", [fedbuff, orthofl], ids=["fedbuff", "orthofl"])
-def test_any_rule_may_be_evaluated_by_its_average(make):
-    uploads = random_uploads(4)
-    plain, _ = plain_path(make(), uploads)
-    have, _ = plain_path(averaged(make(), start=0.2, every=2), uploads)
-    np.testing.assert_allclose(have, averages(plain, uploads, 0.2, 2), rtol=1e-11, atol=1e-13)
-    assert np.abs(have - plain).max() > 0.1
-    never, _ = plain_path(averaged(make(), start=1.0), uploads)
-    np.testing.assert_allclose(never, plain, rtol=1e-12)
-
-
-@pytest.mark.float64
-def test_periodic_averaging_overwrites_the_model():
-    uploads = closing(random_uploads(6, rejected=0.0))
-    x, models, want = flat(start_params()), [], []
-    for tau, u in enumerate(uploads):
-        x = x + u.delta
-        if tau >= 0.2 * len(uploads):
-            models.append(x)
-        if models and tau % 5 == 0:
-            x = np.mean(models, axis=0)
-        want.append(np.mean(models, axis=0) if models else x)
-    have, _ = plain_path(averaged(asgd(), start=0.2, overwrite=5), uploads)
-    np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
+def test_steps_have_the_control_points_of_curves():
+    assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
 
 def test_outside_a_run_nothing_is_averaged():
@@ -296,15 +156,15 @@ def test_bad_options_are_refused(make, message):
     assert str(error.value).startswith(message)
 
 
-def test_bytes_are_those_of_curves():
-    small = {"model": "logistic", "clients": 5, "steps": 2, "updates": 10, "delay": "exponential"}
-    plain = simulate(method="fedasync", **small).evaluations
-    run = simulate(method="asynccurve:correction=orthograd", **small)
-    curve = run.evaluations
-    cold = simulate(method="asynccurve:correction=orthograd,warm=off", **small).evaluations
-    for column, times in (("bytes_up", 2), ("bytes_down", 2)):
-        np.testing.assert_array_equal(curve[column], times * plain[column])
-    np.testing.assert_array_equal(cold["bytes_down"], plain["bytes_down"])
-    np.testing.assert_array_equal(curve["time"], plain["time"])  # a job's virtual time is as in FedAvg
-    np.testing.assert_array_equal(run.updates["gradients"], 2 * run.updates["local_steps"])  # its work is twice
-    assert (run.counters["local_steps"], run.counters["gradients"]) == (20, 40)
+def test_the_methods_own_optimiser_and_rate_hold_unless_others_are_given():
+    def filled(**given):
+        base = Settings(method="asynccurve", model="logistic", clients=5, updates=5)
+        found = prepare(dataclasses.replace(base, **given)).settings
+        return found.optimizer, found.lr
+
+    assert filled() == ("adam", 0.001)
+    assert filled(optimizer="sam:base=adam", lr=0.1) == ("sam:base=adam", 0.1)
+    assert filled(method="fedavg") == ("sgd", 0.01) == (METHODS["fedavg"].optimizer, METHODS["fedavg"].lr)
+    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*warm=off"):
+        filled(optimizer="sgd")
+    assert Message(()).local_steps == ()  # no leaf, so it is neither sent nor stored in a slot

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import registry, tree
+from fedjax_async import Settings, registry, tree
+from fedjax_async.config import prepare
 from fedjax_async.server import SERVERS, STALENESS, closed, known, mean, staleness_weight
 from fedjax_async.types import Facts, Request
-from tests.server.made_up import closing, flat, random_uploads, receive_all, received, stacked, start_params, uploading
-from tests.server.textbook_memory import CLIENTS
+from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params, uploading
+from tests.server.textbook_loops import CLIENTS
 
 STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in registry.options_of(factory)]
 MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.options_of(factory)]
-COUNTING = [name for name, factory in SERVERS.items() if "num_clients" in registry.options_of(factory)]
 # Rules that send each client weights of its own.
 PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
 PER_TENSOR = {name for name, factory in SERVERS.items() if "per" in registry.options_of(factory)}
@@ -46,7 +46,7 @@ def types(value):
 def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
     parameters = inspect.signature(factory).parameters
     assert list(registry.options_of(factory)) == list(parameters)
-    assert all(p.default is not inspect.Parameter.empty for p in parameters.values())
+    assert all(p.default is not p.empty and p.kind is p.KEYWORD_ONLY for p in parameters.values())
     assert registry.summary(factory).endswith(".")
 
 
@@ -82,103 +82,58 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
     assert after == before
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_traced_hyperparameters_leave_the_types_alone(name):
-    """A sweep's float32 learning rate, momentum or other option does not turn bfloat16 state into float32."""
-    given = registry.options_of(SERVERS[name]).items()
-    options = {k: p.default for k, p in given if registry.is_traced(p) and p.default is not None}
-    options |= {"clip": 1.0, "overstale_after": 3.0, "overstale": 0.5}
-    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
-
-    def before_and_after(options):
-        server = SERVERS[name](**options)
-        given = server.init(mixed(start_params()))
-        return given, received(server)(*given, arrival)[:2]
-
-    before, after = jax.eval_shape(before_and_after, {key: jnp.float32(value) for key, value in options.items()})
-    assert options and jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(
-        lambda s: (s.shape, s.dtype), before
-    )
-
-
-# Every option that is annotated Traced: a neutral value and one that matters.
-TRACED = {
-    "server_lr": (1.0, 0.3), "mixing": (0.6, 0.2), "momentum": (0.9, 0.5), "b1": (0.9, 0.5), "b2": (0.99, 0.9),
-    "eps": (1e-3, 1e-2), "initial": (1e-6, 0.1), "exponent": (0.5, 2.0), "slope": (10.0, 1.0), "threshold": (4.0, 1.0),
-    "trim": (0.2, 0.4), "tolerated": (3.0, 20.0), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
-    "strength": (0.2, 0.05), "decay": (0.5, 0.2), "fraction": (0.9, 0.3), "second_fraction": (0.5, 0.8),
-    "lowest": (0.9, 0.2), "swa": (1.0, 0.0), "spread": (0.0, 1.0),
-    "alpha": (0.5, 0.1), "clip": (1e6, 1.5), "overstale_after": (5.0, 0.0), "overstale": (0.9, 0.1),
-}  # fmt: skip
-NEEDS = {
-    "overstale": {"overstale_after": 4.0},
-    "slope": {"staleness": "hinge"},
-    "threshold": {"staleness": "hinge"},
-    "second_fraction": {"phases": "orthograd+asgd+orthopos"},
-}
-
-
 def traced_options(factory):
-    return [name for name, p in registry.options_of(factory).items() if registry.is_traced(p)]
+    return {name: p for name, p in registry.options_of(factory).items() if registry.is_traced(p)}
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_options_are_numbers_to_trace_or_static_choices(name):
+    traced = traced_options(SERVERS[name])
     for option, parameter in registry.options_of(SERVERS[name]).items():
-        if option in traced_options(SERVERS[name]):
-            assert option in TRACED and (parameter.default is None or isinstance(parameter.default, (int, float)))
-        else:
-            assert isinstance(parameter.default, parameter.annotation)
+        kinds = (int, float, type(None)) if option in traced else parameter.annotation
+        assert isinstance(parameter.default, kinds), option
 
 
-@pytest.mark.float64
+# Options that need others: all are given but ``exponent``, then all but those of the hinge.
+NEEDS = {"staleness": "hinge", "phases": "orthograd+asgd+orthopos"}
+WITHOUT = {"exponent"}, {"slope", "threshold"}
+WHOLE = {"server_lr", "mixing", "exponent", "slope", "threshold", "clip", "overstale_after", "overstale"}
+KINDS = {"traced": jnp.float32, "traced whole": jnp.int32, "whole": int}
+
+
+@pytest.mark.parametrize("without", WITHOUT, ids=["hinge", "polynomial"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_sweep_over_any_option_equals_separate_runs(name):
-    """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge.
-
-    ``test_rules.py`` shows that numbers do the same as tracers: both equal NumPy.
-    """
+def test_numbers_of_any_kind_leave_the_types_of_the_state_alone(name, kind, without):
+    """A sweep's float32 rate does not turn bfloat16 state into float32; a command's ``fedasync:mixing=1`` is an int."""
     factory = SERVERS[name]
-    needed = [item for option in traced_options(factory) for item in NEEDS.get(option, {}).items()]
-    fixed = {key: value for key, value in needed if key not in TRACED}
-    neutral = {option: TRACED[option][0] for option in traced_options(factory) if option != "exponent"}
-    settings = [neutral, *[neutral | {option: TRACED[option][1]} for option in neutral]]
-    params, arrivals = start_params(), stacked(random_uploads(11, 24))
+    needs = {key: value for key, value in NEEDS.items() if key in registry.options_of(factory)}
+    fixed = needs if "exponent" in without else {key: value for key, value in needs.items() if key != "staleness"}
+    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
+    values = {key: p.default for key, p in traced_options(factory).items() if key not in without}
+    values |= {key: 1 for key, value in values.items() if value is None or kind != "traced"}
+    if kind == "whole":
+        values = {key: values[key] for key in values.keys() & WHOLE}
 
-    def play(options):
-        _, path, weights = receive_all(factory(**fixed, **options), params, uploading(name, arrivals))
-        return path["scale"], weights
+    def before_and_after(values):
+        server = factory(**fixed, **values)
+        given = server.init(mixed(start_params()))
+        return given, received(server)(*given, arrival)[:2]
 
-    alone = jax.jit(play)
-    numbers = {option: np.array([given[option] for given in settings]) for option in neutral}
-    paths, weights = jax.jit(jax.vmap(play))(numbers)
-    for path, weight, given in zip(paths, weights, settings):
-        expected, effective = alone(given)
-        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weight, effective, rtol=1e-9)
-    changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
-    # FedDyn's h grows with alpha and is divided by it: at the server it cancels, at the clients it does not.
-    # FLOCO's spread moves the vertices, but the centroid starts at the same params
-    assert dict(zip(neutral, changed)) == {option: option not in ("alpha", "spread") for option in neutral}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_traced_whole_numbers_serve_as_well(name):
-    plain = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
-
-    def receive(options, fixed):
-        server = SERVERS[name](**options, **fixed)
-        given = server.init(start_params())
-        whole = uploading(name, plain._replace(upload=start_params(), start=start_params()))
-        return given, received(server)(*given, whole)[:2]
-
-    for option in traced_options(SERVERS[name]):
-        fixed = NEEDS.get(option, {})
-        before, after = jax.eval_shape(lambda o, f=fixed: receive(o, f), {option: jnp.int32(1)})
-        assert jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(lambda s: (s.shape, s.dtype), before)
+    if kind == "whole":
+        before, after = jax.eval_shape(lambda: before_and_after(values))
+    else:
+        before, after = jax.eval_shape(before_and_after, {key: KINDS[kind](value) for key, value in values.items()})
+    assert values and jax.tree.map(lambda s: (s.shape, s.dtype), (after,)) == jax.tree.map(
+        lambda s: (s.shape, s.dtype), (before,)
+    )
 
 
-@pytest.mark.parametrize("name", SERVERS)
+# A rule of each file, and the ones whose steps are of another kind.
+EAGER = {factory.__module__: name for name, factory in SERVERS.items()}.values()
+
+
+@pytest.mark.parametrize("name", EAGER)
 def test_compiled_or_not_is_the_same(name):
     server, params = MADE[name], mixed(start_params())
     arrivals = arrivals_for(name, closing(random_uploads(1, 3), at=[0, 2]))
@@ -200,38 +155,18 @@ def test_compiled_or_not_is_the_same(name):
     jax.tree.map(same, ending(RECEIVE[name]), plain)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *[(name, {"server_lr": 1}) for name in STEPPING],
-        *[(name, {"mixing": 1, "exponent": 1}) for name in MIXING],
-        ("fedbuff", {"staleness": "hinge", "slope": 10, "threshold": 4}),
-        ("asgd", {"clip": 1, "overstale_after": 3, "overstale": 1}),
-    ],
-)
-def test_whole_numbers_serve_as_well(name, options):
-    """``fedasync:mixing=1`` on the command line is an int."""
-    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
-
-    def before_and_after():
-        server = SERVERS[name](**options)
-        given = server.init(mixed(start_params()))
-        return given, received(server)(*given, arrival)[:2]
-
-    before, after = jax.eval_shape(before_and_after)
-    assert before == after
-
-
 ANY, AT_LEAST_0, BELOW_1 = [0, -1.0, float("nan"), float("inf"), "fast", None, True], [-0.1, float("nan")], [-0.1, 1.0]
 BAD = [
-    *[(name, "server_lr", value) for name in STEPPING for value in ANY],
-    *[(name, "mixing", value) for name in MIXING for value in [*ANY, 1.5]],
-    *[(name, "num_clients", value) for name in COUNTING for value in (0, 2.0, None, True)],
+    *[("fedavg", "server_lr", value) for value in ANY],
+    *[(name, "server_lr", -1.0) for name in STEPPING],
+    *[("fedasync", "mixing", value) for value in ANY],
+    *[(name, "mixing", 1.5) for name in MIXING],
     *[("fadas", field, value) for field in ("b1", "b2") for value in BELOW_1],
     *[("fadas", "tolerated", value) for value in [*AT_LEAST_0, "some"]],
     *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],
     *[(name, field, value) for name in ("fedadam", "fedyogi") for field in ("b1", "b2") for value in BELOW_1],
-    *[(name, "eps", value) for name in ("fedadagrad", "fedadam", "fedyogi", "dc_asgd_a") for value in ANY],
+    *[("fedadam", "eps", value) for value in ANY],
+    *[(name, "eps", -1.0) for name in ("fedadagrad", "fedyogi", "dc_asgd_a")],
     *[(name, "strength", value) for name in ("dc_asgd", "dc_asgd_a") for value in [*AT_LEAST_0, "strong", None, True]],
     *[(name, "decay", value) for name in ("dc_asgd_a", "orthodyn") for value in [*BELOW_1, None]],
     *[("orthodyn", "fraction", value) for value in (-0.1, 1.5, float("nan"), None, "half", True)],
@@ -255,9 +190,11 @@ BAD = [
     *[("trimmed_mean", "trim", value) for value in (-0.1, 0.6, float("nan"), None, "half", True)],
     *[("krum", "byzantine", value) for value in (-1, 1.5, float("nan"), None, "one", True)],
     *[("krum", "select", value) for value in (0, 1.5, float("nan"), None, "one", True)],
-    *[(name, "size", value) for name in ("fedmedian", "trimmed_mean", "krum") for value in (0, 2.0, None, "ten", True)],
-    *[(name, "clip", value) for name in SERVERS for value in (0, -1.0, float("inf"), "some", True)],
-    *[(name, "overstale_after", value) for name in SERVERS for value in (-1, float("nan"), "some", True)],
+    *[("fedmedian", "size", value) for value in (0, 2.0, None, "ten", True)],
+    *[(name, "size", 0) for name in ("trimmed_mean", "krum")],
+    *[("fedavg", "clip", value) for value in (0, float("inf"), "some", True)],
+    *[("fedavg", "overstale_after", value) for value in (float("nan"), "some", True)],
+    *[(name, field, -1.0) for name in SERVERS for field in ("clip", "overstale_after")],
 ]
 
 
@@ -295,16 +232,29 @@ def test_a_bad_divisor_is_refused(value):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_overstale_must_be_a_share_and_needs_a_limit(name):
+def test_overstale_needs_a_limit(name):
     with pytest.raises(ValueError, match=r"^overstale = 0.5: must be left out: it needs overstale_after$"):
         SERVERS[name](overstale=0.5)
-    for value in (-0.1, 1.5, float("nan"), "some", True):
-        with pytest.raises(ValueError, match=r"^overstale = "):
-            SERVERS[name](overstale_after=3, overstale=value)
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_unknown_and_positional_options_are_refused(name):
-    for arguments, options in (((), {"lr": 1.0}), ((), {"guards": None}), ((1.0,), {})):
-        with pytest.raises(TypeError):
-            SERVERS[name](*arguments, **options)
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan"), "some", True])
+def test_overstale_must_be_a_share(value):
+    with pytest.raises(ValueError, match=r"^overstale = "):
+        SERVERS["fedavg"](overstale_after=3, overstale=value)
+
+
+TRAFFIC = {  # as many times the bytes (up, down) of FedAvg's messages
+    "scaffold": (2, 2),
+    "asynccurve:correction=orthograd": (2, 2),
+    "asynccurve:correction=orthograd,warm=off": (2, 1),
+    "floco:vertices=4": (4, 4),
+}
+
+
+@pytest.mark.parametrize("method", TRAFFIC)
+def test_messages_of_several_trees_are_as_many_times_as_long(method):
+    def traffic(method):
+        found = prepare(Settings(method=method, model="logistic", clients=5, updates=4, timing="every")).traffic
+        return np.array([found.up, found.down])
+
+    np.testing.assert_array_equal(traffic(method), TRAFFIC[method] * traffic("fedavg"))

@@ -11,7 +11,7 @@ from fedjax_async.geometry import GROUPINGS
 from fedjax_async.server import SERVERS, known
 from fedjax_async.types import Arrival, Facts, Request
 from tests.server.made_up import D, flat, received, start_params, unflat
-from tests.server.textbook_memory import LAYERS, TENSORS, WHOLE, outside, perpendicular
+from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
 CLIENTS, STEPS = 5, 50
 SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE}
@@ -34,6 +34,11 @@ def order(seed=0):
     return who, stale
 
 
+def arrival(upload, start, staleness, client):
+    one, zero = jnp.asarray(1.0), jnp.asarray(0.0)
+    return Arrival(upload, start, jnp.int32(staleness), one, jnp.int32(client), zero, jnp.bool_(True))
+
+
 def play(server):
     """Global params after each arrival, and the next message to the arriving client."""
     receive, dispatch = jax.jit(received(server)), jax.jit(server.dispatch)
@@ -44,11 +49,8 @@ def play(server):
         starts.append(flat(message.params))
     path, sent = [], []
     for m, tau in zip(*order()):
-        arrival = Arrival(
-            unflat(trained(starts[m], m), float), unflat(starts[m], float), jnp.int32(tau), jnp.asarray(3.0),
-            jnp.int32(m), jnp.asarray(0.0), jnp.bool_(True),
-        )  # fmt: skip
-        state, rows[m], _ = receive(state, rows[m], arrival)
+        given = arrival(unflat(trained(starts[m], m), float), unflat(starts[m], float), tau, m)
+        state, rows[m], _ = receive(state, rows[m], given)
         message, rows[m] = dispatch(state, rows[m], Request())
         starts[m] = flat(message.params)
         path.append(flat(server.params(state)))
@@ -99,15 +101,21 @@ VERSIONS = {
     "orthofl, shared": ({"reference": "shared"}, code),
     "orthofl_no_average": ({}, lambda groups: code(groups, averaged=False)),
     "orthofl_pairwise": ({}, lambda groups: paper(groups, pairwise=True)),
+    "orthofl_released": ({}, code),
 }
 
 
+CASES = [("orthofl", per) for per in GROUPINGS]
+CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor")]
+CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthofl_released", "tensor")]
+
+
 @pytest.mark.float64
-@pytest.mark.parametrize("per", GROUPINGS)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("version", "per"), CASES)
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
-    have = play(known(SERVERS[version.split(",")[0]](per=per, **options), Facts(CLIENTS)))
+    options = options if version == "orthofl_released" else options | {"per": per}  # it has no other grouping
+    have = play(known(SERVERS[version.split(",")[0]](**options), Facts(CLIENTS)))
     for mine, theirs in zip(have, book(SLICES[per])):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
@@ -118,12 +126,9 @@ def test_a_client_that_nobody_overtook_keeps_its_own_weights():
     server = SERVERS["orthofl"]()
     state, row = server.init(start_params())
     start = flat(start_params())
-    for k in range(3):
+    for _ in range(3):
         change = trained(start, 0)
-        given = Arrival(
-            unflat(change, float), unflat(start, float), jnp.int32(0), jnp.asarray(1.0), jnp.int32(0),
-            jnp.asarray(float(k)), True,
-        )  # fmt: skip
+        given = arrival(unflat(change, float), unflat(start, float), 0, 0)
         state, row, _ = received(server)(state, row, given)
         message, row = server.dispatch(state, row, Request())
         np.testing.assert_array_equal(flat(message.params), start + change)
@@ -140,20 +145,20 @@ STATISTICS_CASES = [
 
 
 @pytest.mark.float64
-def test_running_statistics_stay_the_clients_own():
-    for name, options in STATISTICS_CASES:
-        server = known(SERVERS[name](**options), Facts(2))
-        params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
-        state, row = server.init(params)
-        other = row
-        up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
-        given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), jnp.bool_(True))
-        state, row, _ = received(server)(state, row, given)
-        late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
-        state, other, _ = received(server)(state, other, late)
-        sent = server.dispatch(state, other, Request())[0].params
-        np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
-        assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
+@pytest.mark.parametrize(("name", "options"), STATISTICS_CASES)
+def test_running_statistics_stay_the_clients_own(name, options):
+    server = known(SERVERS[name](**options), Facts(2))
+    params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
+    state, row = server.init(params)
+    other = row
+    up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
+    given = arrival(up, params, 0, 0)
+    state, row, _ = received(server)(state, row, given)
+    late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
+    state, other, _ = received(server)(state, other, late)
+    sent = server.dispatch(state, other, Request())[0].params
+    np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
+    assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
 
 
 @pytest.mark.float64
@@ -167,16 +172,7 @@ def test_statistics_do_not_decide_what_is_orthogonal():
         other = row
         for client, change in enumerate(([1.0, 1.0], [1.0, 0.0])):
             up = {"params": {"w": jnp.asarray(change)}, "batch_stats": {"mean": jnp.full(1, size)}}
-            given = Arrival(
-                up,
-                params,
-                jnp.int32(client),
-                jnp.asarray(1.0),
-                jnp.int32(client),
-                jnp.asarray(0.0),
-                jnp.bool_(True),
-            )
-            state, other, _ = received(server)(state, row, given)
+            state, other, _ = received(server)(state, row, arrival(up, params, client, client))
         sent.append(server.dispatch(state, other, Request())[0].params["params"]["w"])
     np.testing.assert_array_equal(sent[0], sent[1])
     np.testing.assert_allclose(sent[0], [1.0, 0.6])
@@ -186,9 +182,49 @@ def test_statistics_do_not_decide_what_is_orthogonal():
 def test_an_upload_that_the_rule_rejects_leaves_its_client_where_it_was(name):
     server = SERVERS[name](overstale_after=1)
     state, row = server.init(jnp.zeros(2))
-    late = Arrival(
-        jnp.full(2, 9.0), jnp.zeros(2), jnp.int32(5), jnp.float32(1), jnp.int32(0), jnp.float32(0), jnp.bool_(True)
-    )
-    state, row, info = received(server)(state, row, late)
+    state, row, info = received(server)(state, row, arrival(jnp.full(2, 9.0), jnp.zeros(2), 5, 0))
     assert info.weight == 0
     np.testing.assert_array_equal(server.dispatch(state, row, Request())[0].params, np.zeros(2))
+
+
+def handed_back(changes, start, weights=(1.0, 1.0)):
+    """What ``orthofl_released`` sends client 1 after one upload of client 0 and one of client 1, from one start."""
+    rule = known(SERVERS["orthofl_released"](), Facts(2))
+    state, row = rule.init(start)
+    rows = [row, row]
+    for client, (change, weight) in enumerate(zip(changes, weights)):
+        given = arrival(change, start, 0, client)._replace(weight=jnp.asarray(weight))
+        state, rows[client], _ = received(rule)(state, rows[client], given)
+    return rule.dispatch(state, rows[1], Request())[0].params
+
+
+@pytest.mark.float64
+def test_batch_norm_comes_back_from_the_released_code_as_the_client_has_it():
+    """Scale, bias and statistics; the other client's shift is not zero."""
+    start = {"params": {"norm": {"scale": jnp.ones(3), "bias": jnp.zeros(3)}, "dense": {"kernel": jnp.ones((3, 2))}}}
+    start |= {"batch_stats": {"norm": {"mean": jnp.zeros(3), "var": jnp.ones(3)}}}
+
+    def change(leaf, k):
+        return jnp.cos(k + leaf + jnp.arange(leaf.size, dtype=float).reshape(leaf.shape))
+
+    changes = [jax.tree.map(lambda leaf, k=k: change(leaf, k), start) for k in (0.0, 1.0)]
+    sent, own = handed_back(changes, start), jax.tree.map(jnp.add, start, changes[1])
+    same = jax.tree.map(lambda a, b: bool(np.abs(a - b).max() < 1e-14), sent, own)
+    norm = {"scale": True, "bias": True}
+    assert same["params"] == {"norm": norm, "dense": {"kernel": False}}
+    assert same["batch_stats"] == {"norm": {"mean": True, "var": True}}
+
+
+@pytest.mark.float64
+def test_a_tensor_that_does_not_change_takes_the_whole_shift_over_in_the_released_code():
+    """Such as a frozen factor of an adapter."""
+    first = {"adapter": {"down": jnp.arange(1.0, 9).reshape(4, 2), "up": jnp.arange(6.0).reshape(2, 3)}}
+    start = jax.tree.map(jnp.zeros_like, first)
+    second = {"adapter": {"down": jnp.ones((4, 2)), "up": jnp.zeros((2, 3))}}
+    np.testing.assert_allclose(handed_back([first, second], start)["adapter"]["up"], first["adapter"]["up"], rtol=1e-14)
+
+
+@pytest.mark.float64
+def test_a_rejected_client_continues_from_the_shared_weights_of_the_released_code():
+    nothing, first = jnp.zeros(4), jnp.arange(1.0, 5)
+    np.testing.assert_array_equal(handed_back([first, nothing], nothing, weights=(1.0, 0.0)), first)

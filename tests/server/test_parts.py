@@ -9,16 +9,11 @@ import optax
 import pytest
 
 from fedjax_async import Settings, register, registry, server, simulate
-from fedjax_async.config import execute, method, prepare
+from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import fields_of
-from fedjax_async.engine import run_waves
-from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.server import PARTS, SERVERS, known, with_parts
 from fedjax_async.types import Facts
-from tests.config.test_sweeping import equal, swept
-from tests.engine.problem import case
-from tests.engine.test_checkpoint import Killed, killer
 from tests.server.made_up import (
     CLIENTS,
     flat,
@@ -114,32 +109,15 @@ def test_fifty_arrivals_are_those_of_numpy(spec):
 
 # --- identities -------------------------------------------------------------------------------------
 
-PLAIN = "warm=off,server_lr=0.4,correction=fedasync"
-SAME = {
-    "momentum": ("fedavg:server_lr=0.3+momentum:beta=0.7", "fedavgm:server_lr=0.3,momentum=0.7"),
+PLAIN = "asynccurve:warm=off,correction=fedasync,swa=1,dominance=false"
+SAME = {  # the others are those of NumPy above, and the options in ``test_rules.py``
     "correction": (
         "fedbuff:server_lr=1,staleness=constant+correction:by=orthodyn,switch=share,fraction=0.3",
         "orthodyn:switch=share,fraction=0.3",
     ),
-    "swa": (
-        f"asynccurve:{PLAIN},swa=1,dominance=false,lowest=1+swa:start=0.3,every=4",
-        f"asynccurve:{PLAIN},swa=0.3,dominance=false,lowest=1,cycle=4",
-    ),
-    "cyclic, momentum of steps": (
-        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=1+cyclic:lowest=0.2,length=4+momentum:beta=0.5",
-        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=0.2,cycle=4,momentum=0.5,momentum_on=space",
-    ),
-    "momentum of changes": (
-        f"asynccurve:{PLAIN},swa=1,dominance=false+momentum:beta=0.5,of=changes",
-        f"asynccurve:{PLAIN},swa=1,dominance=false,momentum=0.5,momentum_on=curve",
-    ),
-    "dominance": (
-        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=1+dominance:limit=2.5",
-        f"asynccurve:{PLAIN},swa=1,dominance=true,step=line,lowest=1",
-    ),
     "geodesic": (
-        "asynccurve:warm=off,correction=fedasync,swa=1,dominance=false,lowest=1,step=line,server_lr=1+geodesic:size=0.4",
-        f"asynccurve:{PLAIN},swa=1,dominance=false,lowest=1,step=geodesic",
+        f"{PLAIN},lowest=1,step=line,server_lr=1+geodesic:size=0.4",
+        f"{PLAIN},lowest=1,step=geodesic,server_lr=0.4",
     ),
 }
 
@@ -164,24 +142,13 @@ def test_parts_that_do_nothing_leave_the_rule_as_it_is():
     np.testing.assert_allclose(weights, same, rtol=1e-12)
 
 
-# --- in runs ----------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):
-    spec = "fedasync+dominance+cyclic:length=4+momentum:beta=0.3+swa:start=0.4,every=2,overwrite=3"
-    given = case(rule_of(spec), "every", "exponential:mean=1", updates=16)
-    want = run_waves(*given, batching="loop")
-    with pytest.raises(Killed):
-        run_waves(*given, batching="loop", keeper=Keeper(tmp_path, 4, {}), progress=killer(10))
-    have = run_waves(*given, batching="loop", keeper=Keeper(tmp_path, 4, {}))
-    for a, b in zip(jax.tree.leaves((want.params, want.scores)), jax.tree.leaves((have.params, have.scores))):
-        np.testing.assert_array_equal(a, b)
+# --- by name ----------------------------------------------------------------------------------------
 
 
 BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "exponential"}
 
 
-def test_a_sweep_over_options_of_parts_shares_a_program_and_changes_no_result():
+def test_a_sweep_over_options_of_parts_shares_a_program():
     base = Settings(method="fedbuff+swa:start=0.3+dominance", timing="buffer:size=3", **BASE)
     grid = {"method.swa.start": 0.6, "method.dominance.limit": 2.0, "method.server_lr": 0.5}
     settings = [base, *(Settings(**changed(fields_of(base), {path: value})) for path, value in grid.items())]
@@ -190,12 +157,14 @@ def test_a_sweep_over_options_of_parts_shares_a_program_and_changes_no_result():
         "fedbuff+swa:start=0.3+dominance:limit=2.0",
         "fedbuff:server_lr=0.5+swa:start=0.3+dominance",
     ]
-    groups, runs = swept(settings)
-    assert len(groups) == 1
-    equal(runs[1], execute(prepare(settings[1])))
-    equal(runs[2], execute(prepare(settings[2])))
-    assert value_of(base, "method.swa.start") == 0.3 and value_of(base, "method.server_lr") is None
-    left = values_of(settings[3], ["method", "method.server_lr", "method.swa.start"])
+    assert len(plan_groups(settings)) == 1
+
+
+def test_options_of_parts_have_paths():
+    method = "fedbuff:server_lr=0.5+swa:start=0.3+dominance"
+    base = Settings(method=method, timing="buffer:size=3", **BASE)
+    assert value_of(base, "method.swa.start") == 0.3 and value_of(base, "method.swa.every") is None
+    left = values_of(base, ["method", "method.server_lr", "method.swa.start"])
     assert left == {"method": "fedbuff+swa+dominance", "method.server_lr": 0.5, "method.swa.start": 0.3}
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fedjax_async import tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.server import (
-    SERVERS,
     buffered,
     check_capacity,
     fedbuff,
@@ -52,10 +51,10 @@ def play(factory, params, uploads, **options):
 
 SETTINGS = [
     ("fedmedian", {}, textbook.median),
-    *[("trimmed_mean", {"trim": t}, lambda d, t=t: textbook.trimmed_mean(d, t)) for t in (0.0, 0.1, 0.29, 0.34, 0.49)],
+    *[("trimmed_mean", {"trim": t}, lambda d, t=t: textbook.trimmed_mean(d, t)) for t in (0.0, 0.1, 0.34, 0.49)],
     *[
         ("krum", {"byzantine": f, "select": m}, lambda d, f=f, m=m: textbook.krum(d, f, m))
-        for f, m in ((0, 1), (1, 1), (2, 1), (4, 1), (0, 3), (1, 4), (3, 99))
+        for f, m in ((0, 1), (2, 1), (4, 1), (0, 3), (1, 4), (3, 99))
     ],
 ]
 
@@ -73,19 +72,6 @@ def test_many_steps_equal_the_numpy_loop(name, options, combine):
     np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(weights, effective, rtol=1e-12)
     np.testing.assert_array_equal(path[last:], path[[last - 1]].repeat(6, axis=0))
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("n", range(1, 17))
-def test_every_fill_of_the_buffer_equals_numpy(n):
-    deltas = np.random.default_rng(n).normal(size=(n, D))
-    np.testing.assert_allclose(once(fedmedian, deltas), np.median(deltas, axis=0), rtol=1e-12)
-    for trim in (0.1, 0.25, 0.45):
-        expected = textbook.trimmed_mean(deltas, trim)
-        np.testing.assert_allclose(once(trimmed_mean, deltas, trim=trim), expected, rtol=1e-12)
-    for f in range(5):
-        expected = textbook.krum(deltas, f, 2)
-        np.testing.assert_allclose(once(krum, deltas, byzantine=f, select=2), expected, rtol=1e-12)
 
 
 @pytest.mark.float64
@@ -110,45 +96,13 @@ def test_distances_are_those_of_the_whole_tree():
     np.testing.assert_array_equal(found, found.T)
 
 
-# --- identities ---------------------------------------------------------------------------------
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("name", ROBUST)
-@settings(max_examples=15)
-@given(seed=seeds, n=st.integers(1, 16))
-def test_equal_uploads_give_that_upload(name, seed, n):
-    delta = np.random.default_rng(seed).normal(size=D)
-    np.testing.assert_allclose(once(ROBUST[name], [delta] * n), delta, rtol=1e-14)
-
-
-@pytest.mark.float64
-@settings(max_examples=15)
-@given(seed=seeds, n=st.integers(1, 16))
-def test_the_ends_of_the_ranges_are_the_mean_and_the_median(seed, n):
-    deltas = np.random.default_rng(seed).normal(size=(n, D))
-    average = once(plain_mean, deltas)
-    np.testing.assert_allclose(average, deltas.mean(axis=0), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(once(trimmed_mean, deltas, trim=0.0), average, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(once(krum, deltas, byzantine=0, select=16), average, rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(once(trimmed_mean, deltas, trim=0.5), once(fedmedian, deltas))
+# --- bad uploads ---------------------------------------------------------------------------------
 
 
 def plain_mean(*, size, exponent):
     """FedBuff, which has no option ``size``."""
     del size
     return fedbuff(exponent=exponent, server_lr=1.0)
-
-
-@pytest.mark.float64
-@settings(max_examples=20)
-@given(seed=seeds, data=st.data())
-def test_a_step_knows_no_order(seed, data):
-    deltas = np.random.default_rng(seed).normal(size=(9, D))
-    shuffled = deltas[data.draw(st.permutations(range(9)))]
-    for factory, options in ((fedmedian, {}), (trimmed_mean, {"trim": 0.3}), (krum, {"byzantine": 2, "select": 3})):
-        ends = [once(factory, some, **options) for some in (deltas, shuffled)]
-        np.testing.assert_allclose(*ends, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.float64
@@ -186,20 +140,6 @@ def test_krum_with_too_few_uploads_guards_against_as_many_as_it_can():
     np.testing.assert_array_equal(once(krum, honest[:1]), honest[0])
     near = [honest[0], honest[1], honest[0] + 0.01]
     np.testing.assert_array_equal(once(krum, near), honest[0])
-
-
-@pytest.mark.float64
-def test_rejected_and_too_stale_uploads_take_no_part():
-    good = [u._replace(staleness=0) for u in random_uploads(1, 5, rejected=0.0)]
-    lost = random_uploads(2, 1, rejected=1.0)[0]
-    stale = good[0]._replace(delta=np.full(D, 1e6), staleness=9)
-    mixed = [lost, good[0], stale, good[1], good[2], lost, good[3], stale, good[4], lost]
-    five = {"size": 5, "overstale_after": 8}
-    for factory in ROBUST.values():
-        _, path, weights = play(factory, start_params(), closing(mixed, at=[9]), **five)
-        _, plain, _ = play(factory, start_params(), closing(good, at=[4]), **five)
-        np.testing.assert_array_equal(path[-1], plain[-1])
-        np.testing.assert_array_equal(np.flatnonzero(weights), [1, 3, 4, 6, 8])
 
 
 def test_bfloat16_medians_are_exact_and_means_rounded_once():
@@ -242,48 +182,29 @@ def test_a_step_longer_than_the_buffer_is_not_silently_wrong(name):
     assert np.isnan(once(ROBUST[name], deltas, **five)).all()
 
 
-@pytest.mark.float64
-@pytest.mark.parametrize("name", ROBUST)
-def test_a_buffer_forgets_when_its_step_closes(name):
-    first, second = random_uploads(1, 8, rejected=0.0), random_uploads(2, 5, rejected=0.0)
-    zero = unflat(np.zeros(D))
-    _, both, _ = play(ROBUST[name], zero, closing(first + second, at=[7, 12]))
-    _, alone, _ = play(ROBUST[name], zero, closing(second, at=[4]))
-    np.testing.assert_allclose(both[12] - both[7], alone[4], rtol=1e-9, atol=1e-12)
-
-
-SCHEDULES = [("every", 1), ("buffer:size=4", 4), ("cohort:size=6", 6), ("window:length=0.9", None)]
-
-
-@pytest.mark.parametrize(("timing", "longest"), SCHEDULES)
-@pytest.mark.parametrize("name", ROBUST)
-def test_schedules_with_longer_steps_are_refused(name, timing, longest):
+@pytest.mark.parametrize(
+    ("timing", "longest"), [("every", 1), ("buffer:size=4", 4), ("cohort:size=6", 6), ("window:length=0.9", None)]
+)
+def test_schedules_with_longer_steps_are_refused(timing, longest):
     schedule = plan(
-        timing,
-        "exponential:mean=1",
-        num_clients=8,
-        local_steps=np.ones(8, np.int32),
-        until=Until(updates=40),
-        seed=0,
+        timing, "exponential:mean=1", num_clients=8, local_steps=np.ones(8, np.int32), until=Until(updates=40), seed=0
     )
     steps = np.split(np.arange(40), np.flatnonzero(schedule.closes) + 1)
     longest = longest or max(map(len, steps))
     assert longest == max(map(len, steps))
     params = start_params()
-    options = {"byzantine": jnp.int32(0)} if name == "krum" else {}  # traced, so that any size is allowed
 
     def of_size(size):
-        return ROBUST[name](size=size, **options).init
+        return krum(size=size, byzantine=jnp.int32(0)).init  # traced, so that any size is allowed
 
     check_capacity(of_size(longest)(params)[0], schedule)
     check_capacity(jax.eval_shape(of_size(longest), params)[0], schedule)
+    check_capacity(jax.eval_shape(fedbuff().init, params)[0], schedule)
     if longest > 1:
         shapes = jax.eval_shape(of_size(longest - 1), params)[0]
-        with pytest.raises(
-            ValueError, match=rf"^size of the rule's buffer = {longest - 1}: must be at least {longest},"
-        ):
+        message = rf"^size of the rule's buffer = {longest - 1}: must be at least {longest},"
+        with pytest.raises(ValueError, match=message):
             check_capacity(shapes, schedule)
-        check_capacity(jax.eval_shape(SERVERS["fedbuff"]().init, params)[0], schedule)
 
 
 def test_only_a_closing_arrival_pays_for_the_median():

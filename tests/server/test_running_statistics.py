@@ -16,6 +16,7 @@ from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
+CORRECTED = ["dc_asgd", "dc_asgd_a", "orthograd", "orthopos", "orthostrict", "orthodyn"]
 
 
 def params_of(weight, statistic):
@@ -51,10 +52,11 @@ def after_steps(name, start, change, staleness=None, **options):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("name", AVERAGING + CORRECTED)
 def test_statistics_become_the_mean_of_the_clients_own(name):
     """For any staleness: in the second step one client started where those of the first did, another elsewhere."""
-    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
+    weak = {"strength": 0.01} if name == "dc_asgd_a" else {}  # a strong correction turns the weights around
+    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]], **weak)
     np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
     assert np.all(weights > 0)
 
@@ -101,7 +103,7 @@ def test_no_rule_leaves_the_range_of_what_clients_hold(name, start, end, stalene
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("name", AVERAGING + CORRECTED)
 def test_statistics_have_no_part_in_how_weights_move(name):
     small, large = (after_steps(name, [[1.0, 1.0]], [[s, s]], clip=1.5)[1] for s in (0.0, 100.0))
     np.testing.assert_array_equal(small, large)

@@ -98,14 +98,6 @@ def test_a_chain_weighs_as_the_product_of_its_parts():
     assert state == () and direction is arrival.upload and weight == 1.0
 
 
-@pytest.mark.float64
-def test_towards_client_points_from_the_server_to_the_trained_model():
-    upload, params = random_uploads(1, 1, rejected=0.0)[0], start_params()
-    arrival = tree.gather(stacked([upload]), 0)
-    direction, _, _ = towards_client().update(arrival.upload, (), params, arrival)
-    np.testing.assert_allclose(flat(direction), upload.start + upload.delta - flat(params), rtol=1e-12, atol=1e-14)
-
-
 def doubling():
     return rule(counting(2.0), scale_by(by_time), optimizer=optax.sgd(1.0))
 
@@ -142,28 +134,12 @@ def test_clipping_keeps_the_direction_and_never_exceeds_the_limit(seed, size, li
     assert (weight == 1.0) == (norm <= limit)
 
 
-@pytest.mark.parametrize("limit", [1e30, jnp.inf, jnp.float32(jnp.inf)])
-@pytest.mark.parametrize("size", [0.0, 1.0, 1e6])
+@pytest.mark.parametrize(("size", "limit"), [(0.0, 1e-3), (1.0, 1e30), (1e6, jnp.inf), (1e6, jnp.float32(jnp.inf))])
 def test_clipping_far_away_is_no_clipping(limit, size):
     delta = np.float32(size * np.random.default_rng(0).normal(size=D))
     direction, weight = clipped(delta, jnp.asarray(limit))
     np.testing.assert_array_equal(direction, delta)
     assert weight == 1.0
-
-
-def test_a_clipped_zero_is_a_zero():
-    direction, weight = clipped(np.zeros(D), 1e-3)
-    assert weight == 1.0 and not direction.any()
-
-
-@pytest.mark.float64
-def test_clipping_sees_the_direction_that_reaches_it():
-    """It clips after the factor of 10, not before, and by the norm of the whole tree."""
-    arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
-    both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))
-    direction, _, weight = both.update(arrival.upload, both.init(arrival.start), arrival.start, arrival)
-    np.testing.assert_allclose(flat(direction), np.full(D, 2.0), rtol=1e-12)
-    np.testing.assert_allclose(weight, 2.0, rtol=1e-12)
 
 
 def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
@@ -176,16 +152,3 @@ def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
             np.testing.assert_allclose(flat(direction), np.full(D, weight))
             weights.append(float(weight))
         assert weights == expected
-
-
-@pytest.mark.float64
-def test_too_stale_uploads_are_not_counted_and_do_not_touch_the_transforms():
-    fresh, stale, late = (u._replace(staleness=t) for u, t in zip(random_uploads(5, 3, rejected=0.0), (0, 9, 3)))
-
-    def made():
-        return rule(scale_overstale(4), counting(2.0), optimizer=optax.sgd(1.0))
-
-    state, path, weights = run(made, start_params(), closing([fresh, stale, late], at=[2]))
-    np.testing.assert_allclose(path[-1], flat(start_params()) + (fresh.delta + 2 * late.delta) / 2, rtol=1e-9)
-    np.testing.assert_array_equal(weights, [1, 0, 1])
-    assert state.transforms[1] == 2

@@ -1,4 +1,4 @@
-"""Curves: Bernstein's form, ends, convex hull, degree elevation, derivative and length; the learned control point."""
+"""Bezier curves and their control point, simplices, and the plane through three models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import geometry
-from fedjax_async.geometry import bezier, bezier_derivative, bezier_points, line, polygon
+from fedjax_async.geometry import (
+    bezier,
+    bezier_derivative,
+    bezier_points,
+    centroid,
+    line,
+    plane,
+    plane_coordinates,
+    plane_point,
+    polygon,
+    sample_simplex,
+    sample_weights,
+    simplex,
+    simplex_point,
+)
 from tests.geometry import textbook
-from tests.geometry.made_up import close, flat, random_tree
+from tests.geometry.made_up import close, flat, like, random_tree
 
 seeds = st.integers(0, 2**32 - 1)
 positions = st.floats(0.0, 1.0)
@@ -29,7 +43,7 @@ def points_of(seed, degree):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("degree", range(6))
+@pytest.mark.parametrize("degree", [0, 1, 2, 5])
 def test_de_casteljau_is_bernsteins_form_and_its_derivative(degree):
     points = points_of(degree, degree)
     vectors = list(map(flat, points))
@@ -61,17 +75,6 @@ def test_the_ends_are_exact_in_float32_and_a_constant_curve_is_exactly_constant(
 
 @pytest.mark.float64
 @settings(max_examples=50)
-@given(seed=seeds, degree=st.integers(1, 4), s=positions)
-def test_the_curve_stays_within_the_hull_of_its_points(seed, degree, s):
-    """The support function of the points bounds that of the curve, in random directions and along the axes."""
-    points = points_of(seed, degree)
-    rows, here = np.stack(list(map(flat, points))), flat(bezier(points, s))
-    directions = np.concatenate([np.eye(len(here)), np.random.default_rng(seed).normal(size=(20, len(here)))])
-    assert ((directions @ here) <= (rows @ directions.T).max(axis=0) + 1e-12).all()
-
-
-@pytest.mark.float64
-@settings(max_examples=50)
 @given(seed=seeds, s=positions)
 def test_with_the_control_point_at_the_midpoint_the_curve_is_the_line(seed, s):
     """Erratum A3: this needs the factor 2 of the middle term."""
@@ -93,8 +96,7 @@ def test_points_on_the_curve():
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("degree", range(5))
-@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+@pytest.mark.parametrize(("degree", "size"), [(0, 1.0), (1, 1.0), (2, 1e-150), (3, 1e150), (4, 1.0)])
 def test_length_of_a_smooth_curve(degree, size):
     points = [jax.tree.map(lambda leaf: leaf * size, p) for p in points_of(degree + 10, degree)]
     have = float(bezier_length(points))
@@ -145,23 +147,20 @@ def test_the_control_point_of_a_displacement(seed, gamma):
     close(control_point(start, start, displacement, gamma=gamma), jax.tree.map(jnp.add, start, displacement))
 
 
-@pytest.mark.float64
-def test_the_gradient_of_the_control_point_is_that_of_the_middle_term():
-    start, end, phi = points_of(3, 2)
-    s = 0.3
-    pulled = jax.grad(lambda phi: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(bezier((start, phi, end), s))))(phi)
-    close(flat(pulled), np.full(len(flat(phi)), 2 * s * (1 - s)))
-
-
-def test_input_is_checked():
-    with pytest.raises(ValueError, match="points = \\[\\]: must be at least one point"):
-        bezier([], 0.5)
-    with pytest.raises(ValueError, match="count = 1: must be a whole number >= 2"):
-        bezier_points([jnp.ones(2)], 1)
-    with pytest.raises(ValueError, match=r"gamma = 2: must be between 0\.0 and 1\.0"):
-        geometry.control_point(*[jnp.ones(2)] * 3, gamma=2)
-    with pytest.raises(ValueError, match="nodes = 0: must be a whole number >= 1"):
-        geometry.bezier_length([jnp.ones(2)], nodes=0)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: bezier([], 0.5), "points = \\[\\]: must be at least one point"),
+        (lambda: bezier_points([jnp.ones(2)], 1), "count = 1: must be a whole number >= 2"),
+        (lambda: geometry.control_point(*[jnp.ones(2)] * 3, gamma=2), r"gamma = 2: must be between 0\.0 and 1\.0"),
+        (lambda: geometry.bezier_length([jnp.ones(2)], nodes=0), "nodes = 0: must be a whole number >= 1"),
+        (lambda: simplex([]), r"vertices = \[\]: must be at least one vertex"),
+        (lambda: sample_weights(jax.random.key(0), 0), "count = 0: must be a whole number >= 1"),
+    ],
+)
+def test_input_is_checked(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
 
 
 @pytest.mark.parametrize(
@@ -181,3 +180,71 @@ def test_points_must_be_alike_and_the_position_a_scalar(points, s, message):
             function(points, s)
     with pytest.raises(ValueError, match=message.replace(r"points\[0\]", "start").replace(r"points\[1\]", "end")):
         geometry.line(*points, s)
+
+
+def corners(count):
+    rng = np.random.default_rng(count)
+    return [random_tree(rng) for _ in range(count)]
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_mixtures_of_vertices(count):
+    each = corners(count)
+    vertices = simplex(each)
+    rows = np.stack(list(map(flat, each)))
+    weights = np.random.default_rng(0).dirichlet(np.ones(count))
+    close(flat(simplex_point(vertices, jnp.asarray(weights))), weights @ rows)
+    for k in range(count):
+        close(simplex_point(vertices, jnp.eye(count)[k]), each[k])
+    close(flat(centroid(vertices)), rows.mean(axis=0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_sampled_weights_are_uniform_in_the_simplex(count):
+    """Means 1 / V, variances (V - 1) / (V^2 (V + 1)), covariances -1 / (V^2 (V + 1)); a weight is Beta(1, V - 1)."""
+    draws = np.asarray(jax.vmap(lambda key: sample_weights(key, count))(jax.random.split(jax.random.key(0), 20_000)))
+    assert (draws >= 0).all()
+    np.testing.assert_allclose(draws.sum(axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(draws.mean(axis=0), 1 / count, atol=0.01)
+    exact = (np.eye(count) * count - 1) / (count**2 * (count + 1))
+    np.testing.assert_allclose(np.cov(draws.T).reshape(count, count), exact, atol=0.003)
+    if count > 1:
+        at = np.array([0.1, 0.3, 0.6])
+        np.testing.assert_allclose((draws[:, :1] <= at).mean(axis=0), 1 - (1 - at) ** (count - 1), atol=0.015)
+
+
+def test_a_sampled_point_lies_in_the_simplex():
+    each = corners(3)
+    key = jax.random.key(1)
+    point = sample_simplex(key, simplex(each))
+    want = np.asarray(sample_weights(key, 3), np.float64) @ np.stack(list(map(flat, each)))
+    np.testing.assert_allclose(flat(point), want, atol=1e-6)
+
+
+@pytest.mark.float64
+def test_coordinates_are_those_of_gram_schmidt():
+    rng = np.random.default_rng(0)
+    models = [random_tree(rng) for _ in range(3)]
+    found = plane(*models)
+    a, b, c, other = (*map(flat, models), rng.normal(size=flat(models[0]).size))
+    basis, _ = np.linalg.qr(np.stack([b - a, c - a], axis=1))
+    basis = basis * np.sign([basis[:, 0] @ (b - a), basis[:, 1] @ (c - a)])
+    close(flat(found.first), basis[:, 0])
+    close(flat(found.second), basis[:, 1])
+    for model, vector in zip(models, (a, b, c), strict=True):
+        at = plane_coordinates(found, model)
+        close(at, basis.T @ (vector - a), atol=1e-12)
+        close(flat(plane_point(found, at)), vector)
+    nearest = a + basis @ (basis.T @ (other - a))
+    close(flat(plane_point(found, plane_coordinates(found, like(other, models[0])))), nearest)
+
+
+def test_three_models_on_a_line_have_no_plane():
+    rng = np.random.default_rng(0)
+    one, two = random_tree(rng), random_tree(rng)
+    for three in (one, two, line(one, two, 0.3), line(one, two, -2.0)):
+        with pytest.raises(ValueError, match="not on one line"):
+            plane(one, two, three)
+    with pytest.raises(ValueError, match="first two are equal"):
+        plane(one, one, two)

@@ -1,0 +1,387 @@
+"""What a run scores: its clients' own models, training loss, metrics, fine-tuned models, and validation parts.
+
+``tests/config/test_personal.py`` has own and fine-tuned models by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given as for_all
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+from fedjax_async import Settings, simulate
+from fedjax_async.config import prepare
+from fedjax_async.config.sweeping import plan_groups
+from fedjax_async.data import Federation, federate
+from fedjax_async.data.federated import client_rows
+from fedjax_async.engine import run_reference, run_waves
+from fedjax_async.engine.client_scores import client_columns
+from fedjax_async.engine.evaluation import owners, validation_part
+from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
+from fedjax_async.local import job_key, local_training, run_job
+from fedjax_async.models import METRICS, Metric
+from fedjax_async.types import ClientData, Info, Message, ServerAlgorithm
+from tests.engine.problem import CLASSES, MODEL, case, changed, data, near, same
+
+PRIVATE = MODEL._replace(private=lambda path: path[0] == "output")
+CLIENT = local_training(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
+
+
+def with_test_rows(who, sizes):
+    """The data with ``sizes[i]`` test rows for client i."""
+    size = np.array(sizes, np.int32)
+    offset = (np.cumsum(size) - size).astype(np.int32)
+    return who._replace(test_order=np.arange(size.sum(), dtype=np.int32), test_offset=offset, test_size=size)
+
+
+def problem(rule, timing="buffer:size=2", private=True, **options):
+    """A case whose clients have 4, 3, 4, 0 and 4 test rows."""
+    given = changed(case(rule, timing, "exponential:mean=1", **options), data=with_test_rows(data(), [4, 3, 4, 0, 4]))
+    return changed(given, model=PRIVATE, client=CLIENT) if private else given
+
+
+def on_rows(who, rows):
+    """The data with these training rows as the test rows of a single client."""
+    return who._replace(test_x=who.x, test_y=who.y, test_order=rows, test_offset=[0], test_size=[len(rows)])
+
+
+def scores_by_hand(models, who):
+    """(accuracy, loss) of each model on its client's own test rows, in NumPy."""
+    found = []
+    for model, offset, size in zip(models, who.test_offset, who.test_size):
+        rows = who.test_order[offset : offset + size]
+        x, y = who.test_x[rows], who.test_y[rows]
+        w = jax.tree.map(np.asarray, model)
+        logits = np.tanh(x @ w["hidden"]["kernel"]) @ w["output"]["kernel"] + w["output"]["bias"]
+        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(size), y]
+        found.append((np.mean(logits.argmax(1) == y), np.mean(loss)) if size else (np.nan, np.nan))
+    return np.array(found).T
+
+
+@pytest.mark.float64
+def test_own_models_equal_the_oracle_and_the_run_is_unchanged():
+    given = problem("orthofl", "window:length=0.7", faults="drop:probability=0.3")
+    want = run_reference(*given, per_client=True)
+    assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
+    have = run_waves(*given, per_client=True, batching="loop")
+    assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
+    near(have.scores, want.scores)
+    plain = run_waves(*given, batching="loop")
+    same((have.params, have.records), (plain.params, plain.records))
+
+
+@pytest.mark.parametrize("engine", [run_waves, run_reference])
+def test_the_request_says_when_and_for_whom(engine):
+    """The message encodes its request in the model's weights; the loss of the own model is that number."""
+
+    def init(params):
+        return params, jnp.zeros(())
+
+    def dispatch(state, memory, request):
+        number = request.client + 10 * request.version + 1000 * request.local_steps
+        asked = number.astype(memory.dtype) + 1e5 * request.weight + 1e-3 * request.time.astype(memory.dtype)
+        return Message(jax.tree.map(lambda w: jnp.full_like(w, asked), state)), memory + 1
+
+    def receive(state, memory, arrival):
+        return state, memory, Info(arrival.weight)
+
+    with jax.enable_x64(True):
+        rule = ServerAlgorithm(init, receive, dispatch, lambda state: state)
+        given = problem(rule, private=False)
+        model = MODEL._replace(
+            apply=lambda params, x, key=None: jnp.full((len(x), 3), params["output"]["bias"][0]),
+            loss=lambda outputs, y: outputs[:, 0],
+        )
+        out = engine(*changed(given, model=model), per_client=True)
+        schedule, points, size = given.schedule, given.points, given.components.data.size
+        for row, position, time in zip(out.scores["client_own_loss"], points.position, points.time):
+            for i in (0, 1, 2, 4):
+                steps = schedule.local_steps[schedule.client == i][0]
+                want = i + 10 * schedule.closes[:position].sum() + 1000 * steps + 1e5 * size[i] + 1e-3 * time
+                np.testing.assert_allclose(row[i], want, rtol=1e-12)
+
+
+@pytest.mark.slow_cases("run_waves")
+@pytest.mark.parametrize("engine", [run_waves, run_reference])
+def test_where_models_cannot_differ_there_are_no_own_columns(engine):
+    out = engine(*problem("fedbuff", private=False), per_client=True)
+    assert {"client_loss", "client_accuracy"} == {name for name in out.scores if name.startswith("client_")}
+    assert not [name for name in engine(*problem("orthofl")).scores if name.startswith("client_")]
+
+
+@pytest.mark.slow_cases("fedavg-False-full")
+@pytest.mark.parametrize(("method", "own", "slots"), [("fedavg", False, "full"), ("orthofl", True, "bfloat16")])
+def test_simulated_runs_have_them_by_name(method, own, slots):
+    run = simulate(
+        method=method, model="logistic", clients=4, updates=8, steps=2, batch_size=8, partition="iid",
+        test_fraction=0.2, per_client=True, eval_updates=4, slots=slots,
+    )  # fmt: skip
+    names = {"loss", "accuracy"} | ({"own_loss", "own_accuracy"} if own else set())
+    assert set(run.per_client) == names
+    for name in names:
+        assert run.per_client[name].shape == (3, 4) and np.isfinite(run.per_client[name]).all()
+
+
+def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
+    who = data((3, 4))._replace(
+        test_order=np.arange(20, dtype=np.int32)[::-1].copy(),
+        test_offset=np.array([12, 2], np.int32),
+        test_size=np.array([3, 4], np.int32),
+    )
+    want = np.full(20, 2)
+    want[who.test_order[12:15]], want[who.test_order[2:6]] = 0, 1
+    np.testing.assert_array_equal(owners(who), want)
+
+
+# --- measures ---------------------------------------------------------------------------------------
+
+TUNER = local_training(MODEL, optimizer=optax.sgd(0.2), batch_size=4)
+BRIER = Metric(lambda outputs, y: jnp.sum((jax.nn.softmax(outputs) - jax.nn.one_hot(y, 3)) ** 2, -1))
+ALL = Measures(
+    (("brier_error", BRIER), ("top2", METRICS["top"](k=2)), ("macro_f1", METRICS["macro_f1"]())),
+    Sample(20, seed=5),
+    fine_tune=3,
+    tuner=TUNER,
+)
+
+
+@pytest.mark.float64
+def test_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
+    given = problem("orthofl", private=False, faults="drop:probability=0.3", updates=16)
+    want = run_reference(*given, per_client=True, measures=ALL)
+    have = run_waves(*given, per_client=True, measures=ALL, batching="loop")
+    near(have.scores, want.scores)
+    names = {"loss", "accuracy", "brier_error", "top2", "macro_f1"}
+    clients = {f"client_{model}{name}" for name in names for model in ("", "own_", "tuned_")}
+    assert set(have.scores) == names | {"train_loss"} | clients
+    assert np.isnan(have.scores["client_tuned_macro_f1"][:, 3]).all(), "client 3 has no test rows"
+    plain = run_waves(*given, per_client=True, batching="loop")
+    same((have.params, have.records), (plain.params, plain.records))
+    same({name: have.scores[name] for name in plain.scores}, plain.scores)
+
+
+@pytest.mark.float64
+def test_metrics_and_a_training_loss_of_more_rows_than_the_oracle_evaluates_at_once_equal_the_oracle():
+    given = problem("fedbuff", private=False, updates=3)
+    assert len(given.components.data.test_y) == 20
+    measures = Measures(ALL.metrics[:1], Sample(21, seed=5))
+    near(run_waves(*given, measures=measures).scores, run_reference(*given, measures=measures).scores)
+
+
+def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
+    who = data()  # each client's examples lie behind those of the one before
+    chosen = np.sort(np.random.default_rng([5]).choice(len(who.order), 20, replace=False, shuffle=False))
+    assert training_rows(who, Sample(20, seed=5)).tolist() != who.order[chosen].tolist()
+
+
+@pytest.mark.float64
+def test_training_loss_and_fine_tuning_by_hand():
+    given = problem("fedbuff", private=False, updates=9)
+    out = run_waves(*given, measures=ALL._replace(metrics=(), training=Sample()))
+    assert {name for name in out.scores if name.startswith("client_")} == {
+        "client_tuned_loss", "client_tuned_accuracy",
+    }  # fmt: skip
+    who, key, params = given.components.data, given.key, jax.tree.map(jnp.asarray, out.params)
+    everything = ClientData(*map(jnp.asarray, (who.x, who.y, who.order)), None, None)
+    root, models = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), []
+    tune = jax.jit(lambda *given: run_job(TUNER, given[0], given[1], (), given[2], 3)[0])
+    for i in range(5):
+        part = everything._replace(offset=jnp.int32(who.offset[i]), size=jnp.int32(who.size[i]))
+        message = Message(params, (), jnp.int32(given.schedule.closes.sum()))
+        delta = tune(job_key(root, jnp.int32(i), jnp.int32(0)), message, part)
+        models.append(jax.tree.map(np.add, params, delta))
+    accuracy, loss = scores_by_hand(models, who)
+    np.testing.assert_allclose(out.scores["client_tuned_loss"][-1], loss, rtol=1e-9)
+    np.testing.assert_allclose(out.scores["client_tuned_accuracy"][-1], accuracy, rtol=1e-12)
+    trained = scores_by_hand([params], on_rows(who, who.order))
+    np.testing.assert_allclose(out.scores["train_loss"][-1], trained[1][0], rtol=1e-9)
+
+
+@pytest.mark.float64
+def test_the_number_of_clients_tuned_at_a_time_changes_nothing():
+    given = problem("fedbuff", private=False, updates=4)
+    asked = Measures(fine_tune=3, tuner=TUNER)
+    one, two = (run_waves(*given, measures=asked, batching="vmap", max_width=width).scores for width in (1, 2))
+    near(two, one)
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (1, 12), (5, 5), (6, 3), (9, 4), (9, 12)])
+def test_every_client_is_visited_once(count, width):
+    found = over_clients(lambda i: {"i": i, "pair": jnp.stack([i, 2 * i])}, count, width)
+    np.testing.assert_array_equal(found["i"], np.arange(count))
+    np.testing.assert_array_equal(found["pair"], np.stack([np.arange(count), 2 * np.arange(count)], 1))
+
+
+@for_all(seed=st.integers(0, 5), examples=st.integers(1, 33))
+@trials(max_examples=20, deadline=None)
+def test_a_sample_is_drawn_by_its_seed_from_the_training_parts(seed, examples):
+    who = data()
+    who = who._replace(offset=who.offset[[1, 3]], size=who.size[[1, 3]])  # rows of other clients are no training rows
+    total = int(who.size.sum())
+    whole = training_rows(who, Sample())
+    parts = [who.order[a : a + n] for a, n in zip(who.offset, who.size)]
+    np.testing.assert_array_equal(whole, np.concatenate(parts))
+    if examples > total:
+        with pytest.raises(ValueError, match=f"train_examples = {examples}: must be a whole number from 1 to {total}"):
+            training_rows(who, Sample(examples, seed))
+        return
+    chosen = training_rows(who, Sample(examples, seed))
+    np.testing.assert_array_equal(chosen, training_rows(who, Sample(examples, seed)))
+    assert len(set(chosen.tolist())) == examples and set(chosen.tolist()) <= set(whole.tolist())
+
+
+def test_another_seed_draws_another_sample_and_every_row_has_its_chance():
+    drawn = [tuple(training_rows(data(), Sample(8, seed))) for seed in range(60)]
+    assert len(set(drawn)) > 50
+    counts = np.bincount(np.concatenate(drawn), minlength=33)
+    assert counts.min() >= 4 and counts.max() <= 30  # expected count of each row: 60 * 8 / 33 = 14.5
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def f1_by_hand(predicted, y):
+    scores = []
+    for c in sorted({*predicted, *y}):
+        tp = sum(p == c == t for p, t in zip(predicted, y))
+        scores.append(2 * tp / (sum(p == c for p in predicted) + sum(t == c for t in y)))
+    return np.mean(scores)
+
+
+@for_all(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=9, max_size=9))
+@trials(max_examples=30, deadline=None)
+def test_named_metrics_against_their_definitions(pairs):
+    """Four classes; the outputs rank them cyclically, beginning with the predicted one."""
+    predicted, y = (np.array(each) for each in zip(*pairs))
+    outputs = -((np.arange(4)[None] - predicted[:, None]) % 4).astype(np.float32)
+
+    def value(metric):
+        values = metric.values(jnp.asarray(outputs), jnp.asarray(y, jnp.int32))
+        means = jax.tree.map(lambda leaf: jnp.mean(leaf.astype(jnp.float32), axis=0), values)
+        return means if metric.finish is None else metric.finish(means)
+
+    recalls = [np.mean(predicted[y == c] == c) for c in np.unique(y)]
+    np.testing.assert_allclose(value(METRICS["balanced_accuracy"]()), np.mean(recalls), rtol=1e-5)
+    np.testing.assert_allclose(value(METRICS["macro_f1"]()), f1_by_hand(predicted, y), rtol=1e-5, atol=1e-7)
+    for k in (1, 2, 4):
+        np.testing.assert_allclose(value(METRICS["top"](k=k)), np.mean((y - predicted) % 4 < k), rtol=1e-6)
+
+
+# --- over clients -----------------------------------------------------------------------------------
+
+
+def test_mean_deviation_and_worst_tenth_over_the_clients():
+    rng = np.random.default_rng(0)
+    accuracy, loss = rng.random((2, 3, 25)).astype(np.float32)
+    accuracy[:, 7] = loss[:, 7] = np.nan  # no test rows; a tenth of the other 24 clients, rounded up, is 3
+    loss[2, 9] = np.nan  # a model that diverged
+    found = client_columns({"accuracy": accuracy, "own_loss": loss})
+    kept = np.delete(accuracy, 7, axis=1).astype(np.float64)
+    np.testing.assert_allclose(found["client_accuracy"], kept.mean(1))
+    np.testing.assert_allclose(found["client_accuracy_std"], kept.std(1))
+    np.testing.assert_allclose(found["client_accuracy_worst"], [np.mean(sorted(row)[:3]) for row in kept])
+    losses = np.delete(loss, 7, axis=1).astype(np.float64)
+    np.testing.assert_allclose(found["client_own_loss_worst"][:2], [np.mean(sorted(row)[-3:]) for row in losses[:2]])
+    for name in ("client_own_loss", "client_own_loss_std", "client_own_loss_worst"):
+        assert np.isnan(found[name]).tolist() == [False, False, True]
+    assert client_columns({}) == {} and client_columns({"loss": np.full((2, 4), np.nan)}) == {}
+
+
+# --- validation parts -------------------------------------------------------------------------------
+
+ROWS = np.array([5, 17, 30, 2, 11, 8], np.int32)  # no client holds the entry 30
+
+
+def held_out(rows=ROWS, sizes=(2, 0, 1, 2, 0)):
+    """The data with ``rows`` held out, ``sizes`` of them by each client: 0, 2, 3 in turn, with a gap after 0."""
+    size = np.array(sizes, np.int32)
+    offset = np.array([0, 0, 3, 4, 0], np.int32)
+    return data()._replace(validation_order=rows, validation_offset=offset, validation_size=size)
+
+
+def experiment(who, **options):
+    return changed(case("fedasync", updates=12, **options), data=who)
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("engine", [run_waves, run_reference])
+def test_the_scores_are_means_over_all_held_out_rows(engine):
+    who, rows = held_out(), np.array([5, 17, 2, 11, 8])
+    given = experiment(who)
+    found = engine(*given)
+    for at, params in ((0, given.params), (-1, found.params)):
+        (accuracy,), (loss,) = scores_by_hand([params], on_rows(who, rows))
+        np.testing.assert_allclose(found.scores["validation_loss"][at], loss, rtol=1e-9)
+        np.testing.assert_allclose(found.scores["validation_accuracy"][at], accuracy, rtol=1e-12)
+    assert len(found.scores["validation_loss"]) == len(given.points.time)
+    assert np.ptp(found.scores["validation_loss"]) > 1e-3, "the run must have trained"
+
+
+def test_validation_changes_nothing_else_and_nothing_else_changes_it():
+    who = held_out()
+    y, test_y = who.y.copy(), (who.test_y + 1) % CLASSES
+    y[ROWS] = (y[ROWS] + 1) % CLASSES
+    unseen = np.setdiff1d(np.arange(len(who.y)), ROWS).astype(np.int32)  # so that no client trains on the rows
+    size = np.array([6, 4, 10, 6, 1], np.int32)
+    trained = {"order": unseen, "size": size, "offset": (np.cumsum(size) - size).astype(np.int32)}
+    plain = run_waves(*experiment(data()._replace(**trained)))
+    have, relabelled, retested = (
+        run_waves(*experiment(one._replace(**trained))) for one in (who, who._replace(y=y), who._replace(test_y=test_y))
+    )
+    for other in (have, relabelled, retested):
+        jax.tree.map(np.testing.assert_array_equal, other.params, plain.params)
+    for name in ("loss", "accuracy"):
+        for other in (have, relabelled):
+            np.testing.assert_array_equal(other.scores[name], plain.scores[name])
+        np.testing.assert_array_equal(retested.scores[f"validation_{name}"], have.scores[f"validation_{name}"])
+    assert not np.array_equal(relabelled.scores["validation_loss"], have.scores["validation_loss"])
+    assert not np.array_equal(retested.scores["loss"], have.scores["loss"])
+    assert "validation_loss" not in plain.scores
+
+
+def test_no_rows_no_part_and_streamed_data_bring_their_own():
+    assert validation_part(data()) is None and validation_part(held_out(sizes=(0,) * 5)) is None
+    part = validation_part(held_out(), 8)
+    assert part.x is None and part.size == 5
+    np.testing.assert_array_equal(part.order, [5, 17, 2, 11, 8, 0, 0, 0])
+    copied = validation_part(held_out()._replace(streamed=True))
+    np.testing.assert_array_equal(copied.x[copied.order], data().x[part.order[:5]])
+    np.testing.assert_array_equal(copied.y[copied.order], data().y[part.order[:5]])
+
+
+def test_data_that_come_by_clients_are_cut_too():
+    sizes = (9, 4, 13, 6)
+    whole = data(sizes)._replace(x=data(sizes).x.astype(np.float32), test_x=data(sizes).test_x.astype(np.float32))
+    settings = Settings(model="logistic", clients=4, updates=4, steps=1, validation_fraction=0.25)
+    cut, again, other = (
+        prepare(dataclasses.replace(settings, seed=seed), data=whole).components.data for seed in (0, 0, 1)
+    )
+    by_federation = federate(Federation("blobs", lambda clients, seed: whole), None, 4, 0, validation_fraction=0.25)
+    for one in (cut, by_federation):
+        np.testing.assert_array_equal(one.validation_size, [2, 1, 3, 2])  # a quarter of each size; halves round to even
+        for i in range(4):
+            held = one.validation_order[one.validation_offset[i] :][: one.validation_size[i]]
+            np.testing.assert_array_equal(np.sort([*client_rows(one, i), *held]), np.sort(client_rows(whole, i)))
+    np.testing.assert_array_equal(cut.order, again.order)
+    assert not np.array_equal(cut.order, other.order) and len(cut.order) == len(other.order) == 32
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be None: the clients of blobs have"):
+        prepare(settings, data=cut)
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be used with at least 2 examples"):
+        prepare(settings, data=whole._replace(size=np.array([9, 4, 13, 1], np.int32)))
+
+
+def test_runs_with_and_without_a_part_do_not_share_a_program():
+    base = {"model": "logistic", "clients": 4, "updates": 4, "steps": 1, "partition": "iid"}
+    settings = [
+        Settings(**base, validation_fraction=fraction, seed=seed) for fraction in (None, 0.2) for seed in (0, 1)
+    ]
+    groups = plan_groups(settings, lanes=1)
+    assert [group.members for group in groups] == [(0, 1), (2, 3)]
+    assert prepare(settings[2]).components.data.validation_size.sum() == 1000

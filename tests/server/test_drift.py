@@ -1,0 +1,294 @@
+"""SCAFFOLD, and the clients of FedDyn, against float64 NumPy; ``test_rules.py`` has what their servers average."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import Settings, local, simulate
+from fedjax_async.config import prepare
+from fedjax_async.server import closed, feddyn_client, known, scaffold, scaffold_client
+from fedjax_async.server.scaffold import Change
+from fedjax_async.types import Arrival, ClientData, Facts, Message, Model, Request
+
+FEATURES, CLASSES = 3, 3
+D = CLASSES + FEATURES * CLASSES  # the bias, then the kernel
+SIZES = (7, 5, 9, 4)  # examples of each client; every local step sees all of them
+STEPS = (3, 1, 4, 2)  # K of each client's jobs
+N, LR = len(SIZES), 0.2
+OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
+ROWS = np.random.default_rng(5).normal(size=(sum(SIZES), FEATURES))
+LABELS = np.random.default_rng(6).integers(0, CLASSES, size=sum(SIZES))
+START = 0.5 * np.random.default_rng(7).normal(size=D)
+
+
+def _cross_entropy(logits, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+
+MODEL = Model(
+    init=lambda key: unflat(START),
+    apply=lambda params, x, key=None: x @ params["kernel"] + params["bias"][None],
+    loss=_cross_entropy,
+)
+
+
+class Job(NamedTuple):
+    """A job whose upload arrives; the server may reject it."""
+
+    client: int
+    version: int  # server steps closed when it was sent
+    accepted: bool = True
+
+
+class Played(NamedTuple):
+    """State after each of T server steps."""
+
+    params: np.ndarray  # [T, D]
+    server: np.ndarray  # [T, D] the server's correction of the drift, c or h; [T, 0] if it has none
+    own: np.ndarray  # [T, N, D] states of the clients; [T, N, 0] if they have none
+
+
+def timetables():
+    """Server steps as lists of jobs, by name; about fifty arrivals each."""
+    chance = np.random.default_rng(8)
+    everyone = [[Job(i, t) for i in range(N)] for t in range(13)]
+    some = [[Job(int(i), t) for i in chance.permutation(N)[:2]] for t in range(25)]
+    held, single = [0] * N, []
+    for t in range(50):
+        i = int(chance.choice(N, p=[0.5, 0.3, 0.15, 0.05]))
+        single.append([Job(i, held[i])])
+        held[i] = t + 1
+    lossy = [[job._replace(accepted=bool(chance.random() < 0.6)) for job in step] for step in some]
+    return {"everyone": everyone, "some": some, "one at a time": single, "rejected": lossy}
+
+
+TIMETABLES = timetables()
+
+
+def gradient(w, i):
+    """The gradient of the mean cross-entropy of client i."""
+    x, y = ROWS[OFFSETS[i] : OFFSETS[i + 1]], LABELS[OFFSETS[i] : OFFSETS[i + 1]]
+    logits = x @ w[CLASSES:].reshape(FEATURES, CLASSES) + w[:CLASSES]
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    off = (chances - np.eye(CLASSES)[y]) / len(y)
+    return np.concatenate([off.sum(axis=0), (x.T @ off).ravel()])
+
+
+def unflat(w):
+    return {"bias": jnp.asarray(w[:CLASSES]), "kernel": jnp.asarray(w[CLASSES:]).reshape(FEATURES, CLASSES)}
+
+
+def flat(tree):
+    return np.concatenate([np.zeros(0), *(np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree))])
+
+
+def data_of(i):
+    order = jnp.arange(len(ROWS), dtype=jnp.int32)
+    low, size = (jnp.asarray(numbers, jnp.int32)[i] for numbers in (OFFSETS[:-1], SIZES))
+    return ClientData(jnp.asarray(ROWS), jnp.asarray(LABELS, jnp.int32), order, low, size)
+
+
+@cache
+def job_of(client):
+    """``(message, client_state, i, steps) -> (upload, client_state)``, compiled once for each client algorithm."""
+
+    @jax.jit
+    def job(message, state, i, steps):
+        return local.run_job(client, jax.random.key(0), message, state, data_of(i), steps)
+
+    return job
+
+
+def arrival_of(message, upload, job, *, steps, late=0):
+    """The arrival of a job; a rejected one comes with zeros and weight 0."""
+    if not job.accepted:
+        upload = jax.tree.map(jnp.zeros_like, upload)
+    weight = jnp.asarray(float(SIZES[job.client]) * job.accepted)
+    return Arrival(
+        upload, message.params, jnp.int32(late), weight, jnp.int32(job.client), jnp.asarray(0.0), jnp.bool_(True),
+        jnp.int32(steps), message.extra,
+    )  # fmt: skip
+
+
+def play(rule, client, timetable, *, server):
+    """Drive the package's rule and clients through a timetable, in float64; ``server`` picks c or h of the state."""
+    with jax.enable_x64(True):
+        rule = known(rule, Facts(N, every_closes=all(len(step) == 1 for step in timetable)))
+        receive, close = jax.jit(rule.receive), jax.jit(lambda state, memory: closed(rule, state, memory))
+        start = unflat(START)
+        state, memory = rule.init(start)
+        own = [client.init(start)] * N
+        messages, path = [rule.dispatch(state, memory, Request())[0]], []
+        for t, step in enumerate(timetable):
+            for job in step:
+                i, message = job.client, messages[job.version]
+                upload, own[i] = job_of(client)(message, own[i], jnp.int32(i), jnp.int32(STEPS[i]))
+                arrival = arrival_of(message, upload, job, steps=STEPS[i], late=t - job.version)
+                state, memory, _ = receive(state, memory, arrival)
+            state, memory = close(state, memory)
+            messages.append(rule.dispatch(state, memory, Request())[0])
+            kept = np.array([flat(one) for one in own])
+            path.append((flat(rule.params(state)), flat(server(state)), kept))
+        return Played(*(np.array(column) for column in zip(*path)))
+
+
+def descend(w, i, steps, correction=lambda w: 0.0):
+    """Full-batch SGD of client i along its gradient plus a correction."""
+    for _ in range(steps):
+        w = w - LR * (gradient(w, i) + correction(w))
+    return w
+
+
+def scaffold_by_hand(timetable, server_lr):
+    """Karimireddy et al. (2020), Algorithm 1 with option II; in asynchronous runs S is one client."""
+    x, c, own = START, np.zeros(D), np.zeros((N, D))
+    sent, path = [(x, c)], []
+    for step in timetable:
+        deltas, changes = [], []
+        for i, version, accepted in step:
+            start, control = sent[version]
+            end = descend(start, i, STEPS[i], lambda w, drift=control - own[i]: drift)
+            new = own[i] - control + (start - end) / (STEPS[i] * LR)
+            if accepted:
+                deltas.append(end - start)
+                changes.append(new - own[i])
+            own[i] = new
+        if deltas:
+            x = x + server_lr * np.mean(deltas, axis=0)
+            c = c + len(deltas) / N * np.mean(changes, axis=0)
+        sent.append((x, c))
+        path.append((x, c, own.copy()))
+    return Played(*(np.array(column) for column in zip(*path)))
+
+
+SMALL = {"model": "logistic", "clients": 6, "steps": 2, "updates": 12}
+
+
+@cache
+def client():
+    return scaffold_client(MODEL, lr=LR, batch_size=max(SIZES))
+
+
+@pytest.mark.parametrize("name", TIMETABLES)
+def test_params_and_every_control_variate_equal_numpy(name):
+    want = scaffold_by_hand(TIMETABLES[name], 0.7)
+    have = play(scaffold(server_lr=0.7), client(), TIMETABLES[name], server=lambda state: state.control)
+    for ours, theirs in zip(have, want, strict=True):
+        assert ours.shape == theirs.shape and np.abs(theirs).max() > 0.05
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.float64
+def test_a_first_job_is_plain_sgd():
+    """To the last bit, with the same minibatches: there is no correction while c and c_i are zero."""
+    start = unflat(START)
+    one = scaffold_client(MODEL, lr=LR, batch_size=2)
+    plain = local.local_training(MODEL, optimizer=optax.sgd(LR), batch_size=2)
+    key, message = jax.random.key(3), Message(start, jax.tree.map(jnp.zeros_like, start))
+    change, _ = local.run_job(one, key, message, one.init(start), data_of(2), 7)
+    delta, _ = local.run_job(plain, key, Message(start), (), data_of(2), 7)
+    np.testing.assert_array_equal(flat(change.params), flat(delta))
+    assert np.abs(flat(delta)).max() > 1e-2
+
+
+def controls(steps, decay=None):
+    """c, c_i, the upload, and c_i+ after one job of client 2 with random control variates."""
+    chance = np.random.default_rng(12)
+    c, own = chance.normal(size=(2, D))
+    with jax.enable_x64(True):
+        one = client() if decay is None else scaffold_client(MODEL, lr=LR, batch_size=max(SIZES), scale=decay)
+        message = Message(unflat(START), unflat(c), jnp.int32(3))
+        change, (_, new) = job_of(one)(message, ((), unflat(own)), jnp.int32(2), jnp.int32(steps))
+        assert isinstance(change, Change)
+        return c, own, flat(change.params), flat(change.control), flat(new)
+
+
+def test_option_two_is_the_formula_of_the_paper():
+    c, own, delta, change, new = controls(4)
+    want = descend(START, 2, 4, lambda w: c - own) - START
+    np.testing.assert_allclose(delta, want, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(new, own - c - want / (4 * LR), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(change, new - own, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [None, lambda version: 1.0 / (1.0 + version.astype(float))])
+def test_after_one_step_a_control_variate_is_the_gradient(decay):
+    """Option II then equals option I, for any c and c_i and any decay of the learning rate."""
+    *_, new = controls(1, decay)
+    np.testing.assert_allclose(new, gradient(START, 2), rtol=0, atol=1e-12)
+
+
+def test_a_rate_that_changes_within_a_job_weights_the_gradients():
+    """c_i+ is the mean of the gradients along the path, weighted by the rates of their steps."""
+    c, own, delta, _, new = controls(5, local.DECAYS["linear"](floor=0.2))
+    weights, gradients, factors = np.array(START), [], 1 - 0.8 * np.arange(5) / 5
+    for factor in factors:
+        gradients.append(gradient(weights, 2))
+        weights = weights - LR * factor * (gradients[-1] - own + c)
+    np.testing.assert_allclose(delta, weights - START, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(new, np.average(gradients, axis=0, weights=factors), rtol=0, atol=1e-12)
+    assert np.abs(new - np.mean(gradients, axis=0)).max() > 1e-3  # the plain mean differs
+
+
+def test_at_a_rate_of_zero_a_client_learns_nothing():
+    """A cosine decay ends at a rate of zero. A division by zero would make the server reject the upload."""
+    _, own, delta, change, new = controls(3, lambda version: 0.0 * version.astype(float))
+    np.testing.assert_array_equal([delta, change, new - own], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [("scaffold", "adam"), ("scaffold", "sgd:momentum=0.9"), ("fednova", "sgd:weight_decay=0.1")],
+)
+def test_what_is_made_for_plain_sgd_refuses_other_optimisers(method, optimizer):
+    with pytest.raises(ValueError, match=r"^optimizer = '.*': must be sgd") as error:
+        prepare(Settings(**SMALL, method=method, optimizer=optimizer))
+    assert optimizer in str(error.value) and "\n" not in str(error.value)
+
+
+def test_deltas_and_control_variates_are_compressed_apart():
+    """The control variates are 1/(K lr) times as large: top-k of both together would send no delta at all."""
+    given = SMALL | {"method": "scaffold@every", "compress": "topk:ratio=0.1", "feedback": "off", "updates": 1}
+    run, start = simulate(**given), simulate(**given, lr=1e-30)  # the second gives the model at the start
+    moved = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (run.params, start.params)))])
+    assert np.sum(np.abs(moved) > 1e-20) == -(-len(moved) // 10)
+
+
+ALPHA = 0.3
+
+
+@cache
+def feddyn_of(alpha):
+    return feddyn_client(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES), alpha=alpha)
+
+
+def test_a_job_minimises_the_shifted_objective():
+    """Its first step follows the gradient minus h_i, because w = x; alpha matters from the second step on."""
+    own = np.random.default_rng(12).normal(size=D)
+    ends = []
+    for alpha in (ALPHA, 0.05):
+        with jax.enable_x64(True):
+            message, state = Message(unflat(START)), ((), unflat(own))
+            for steps in (1, 4):
+                delta, (_, new) = job_of(feddyn_of(alpha))(message, state, jnp.int32(2), jnp.int32(steps))
+                want = descend(START, 2, steps, lambda w, a=alpha: a * (w - START) - own) - START
+                np.testing.assert_allclose(flat(delta), want, rtol=0, atol=1e-12)
+                np.testing.assert_allclose(flat(new), own - alpha * want, rtol=0, atol=1e-12)
+                ends.append(flat(delta))
+    np.testing.assert_allclose(ends[0], -LR * (gradient(START, 2) - own), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ends[0], ends[2], rtol=0, atol=1e-15)
+    assert np.abs(ends[1] - ends[3]).max() > 1e-3
+
+
+def test_alpha_of_the_method_reaches_the_clients():
+    """Alpha cancels at the server, so the difference comes from local training."""
+    given = {"model": "logistic", "clients": 6, "steps": 8, "updates": 6, "lr": 0.2}
+    one, other = (simulate(**given, method=f"feddyn:alpha={alpha}").params for alpha in (0.1, 0.01))
+    assert np.abs(one["output"]["kernel"] - other["output"]["kernel"]).max() > 1e-2
