@@ -162,6 +162,7 @@ def kind(axis: str, value: str | None) -> str:
 NOT_TOGETHER = [
     ("execution", "waves_per_call=2", "devices", "8"), ("run", "swept", "devices", "8"),
     ("execution", "waves_per_call=2", "dataset", "streamed"), ("execution", "lanes=2", "run", "swept"),
+    *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
 ]  # fmt: skip
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {
@@ -224,7 +225,7 @@ def setting_of(text: str | None) -> dict[str, Any]:
 def refusal(world: World) -> str | None:
     """Why the settings are refused, or None; nothing is trained."""
     for axis, value, other, its in NOT_TOGETHER:
-        if world[axis] == value and world[other] == its:
+        if world.get(axis) == value and world[other] == its:
             return f"{axis} = {value!r}: must be left out with {other} = {its}"
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
