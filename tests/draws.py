@@ -156,7 +156,7 @@ def _regrown(table: Pairs, fixed: World, free: np.ndarray, rng: np.random.Genera
         if found is None:
             break
         world = found
-        lost = draft.items() - world.items()
+        lost = {(axis, value) for axis, value in draft.items() - world.items() if value is not None}
         if not lost:
             break
         free &= np.array([value not in lost for value in table.values])

@@ -164,12 +164,14 @@ NOT_TOGETHER = [
     ("execution", "waves_per_call=2", "dataset", "streamed"), ("execution", "lanes=2", "run", "swept"),
     *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
 ]  # fmt: skip
+EQUAL_STEPS = "fixed_steps = True: must be False where jobs differ in local steps"  # as they do in an epoch
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {
     "feedback": {"compress": "topk:ratio=0.3"},
     "compress_per": {"compress": "topk:ratio=0.3"},
     "policy": {"timing": "every:concurrency=3"},  # clients to choose among
     "size": {"timing": "buffer:size=2"},  # a buffer that five clients fill
+    "fixed_steps": {"steps": "3"},
 }
 
 
@@ -225,8 +227,10 @@ def setting_of(text: str | None) -> dict[str, Any]:
 def refusal(world: World) -> str | None:
     """Why the settings are refused, or None; nothing is trained."""
     for axis, value, other, its in NOT_TOGETHER:
-        if world.get(axis) == value and world[other] == its:
+        if world.get(axis) == value and world.get(other) == its:
             return f"{axis} = {value!r}: must be left out with {other} = {its}"
+    if world["execution"] == "fixed_steps=True" and world["steps"] is None:
+        return EQUAL_STEPS
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
