@@ -259,27 +259,32 @@ def doubled(x): return {double} * x
 def late(x): return x - {late}
 def unused(x): return {unused}
 """
-VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}
-PRINT = "import own, fedjax_async.fingerprints as f; print(f.fingerprint((own.fair, own.fair(), own.Net())))"
+VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}  # the last one is not used
+PRINT = """
+import sys, fedjax_async.fingerprints as f
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    import own
+    print(f.fingerprint((own.fair, own.fair(), own.Net())))
+    del sys.path[0], sys.modules["own"], sys.modules["own_helper"]
+"""
 
 
-def in_a_process(folder: Path, seed: int = 0, **changes) -> str:
-    values = VALUES | changes
-    folder.mkdir()
-    (folder / "own.py").write_text(OWN.format(helper="own_helper", **values))
-    (folder / "own_helper.py").write_text(HELPER.format(**values))
-    environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True, text=True, check=False)
+def in_a_process(folder: Path, seed: int, names: list[str]) -> list[str]:
+    """The fingerprints of the same code in which, one after the other, these values are another."""
+    for name in names:
+        values = VALUES | {name: 9}
+        (folder / name).mkdir(parents=True)
+        (folder / name / "own.py").write_text(OWN.format(helper="own_helper", **values))
+        (folder / name / "own_helper.py").write_text(HELPER.format(**values))
+    environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-B", "-c", PRINT, *(str(folder / name) for name in names)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
-USED = [["scale", "late"], pytest.param(["classes", "shift", "double"], marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("used", USED)
-def test_equal_in_other_processes_and_changed_by_everything_that_is_used(tmp_path, used):
-    usual = in_a_process(tmp_path / "usual")
-    assert in_a_process(tmp_path / "unused", seed=12345, unused=1) == usual
-    for name in used:
-        assert in_a_process(tmp_path / name, **{name: 9}) != usual, name
+def test_equal_in_other_processes_and_changed_by_everything_that_is_used(tmp_path):
+    *others, usual = in_a_process(tmp_path / "one", 0, [*VALUES])
+    assert in_a_process(tmp_path / "two", 12345, ["unused"]) == [usual]
+    assert len({usual, *others}) == len(VALUES)

@@ -54,16 +54,8 @@ ALLOWED = {
 }
 # types that mean the same wherever they are defined: local variables of a job, the state of a node, two sizes, ...
 SAME_MEANING = {"Action", "Block", "Dense", "Inbox", "Node", "Norm", "Padding", "Pair", "Stays", "Work"}
-TOP_LEVEL = {
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "CITATION.cff",
-    "fedjax_async",
-    "experiments",
-    "notebooks",
-    "tests",
-}
+TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "CITATION.cff"}
+TOP_LEVEL |= {"fedjax_async", "experiments", "notebooks", "tests"}
 
 
 @cache
@@ -122,23 +114,13 @@ def test_only_models_knows_flax():
 
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
-    optional = {
-        "matplotlib",
-        "tensorflow_datasets",
-        "PIL",
-        "torch",
-        "array_record",
-        "pyarrow",
-        "h5py",
-        "submitit",
-        "plotly",
-    }
-    optional |= {"tensorboard", "wandb", "ray", "flwr", "safetensors"}
+    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "h5py", "submitit"}
+    optional |= {"plotly"} | {"tensorboard", "wandb", "ray", "flwr", "safetensors"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path
         assert not [name for name in imports(path) if name.startswith("matplotlib.pyplot")], path
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in nodes(path)[0].body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 first = [(node.module or "")] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
                 assert not optional & {name.split(".")[0] for name in first}, path
@@ -159,7 +141,7 @@ def test_a_type_has_one_meaning():
     """No two modules define a public class or alias (in CamelCase) of the same name, except ``SAME_MEANING``."""
     defined: dict[str, list[Path]] = {}
     for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in nodes(path)[0].body:
             targets = node.targets if isinstance(node, ast.Assign) else [node]
             found = {getattr(target, "name", getattr(target, "id", "")) for target in targets}
             for name in found:
@@ -174,7 +156,7 @@ def test_files_are_short():
 
 
 def test_every_module_says_what_it_is_for():
-    assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [str(path) for path in MODULES if not ast.get_docstring(nodes(path)[0])] == []
 
 
 def listed() -> list[Path]:

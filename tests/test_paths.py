@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import check, compare, keep_compiled, resume, simulate, sweep
+from fedjax_async import check, clock, compare, keep_compiled, results, resume, simulate, sweep
 from fedjax_async.cli import main
-from fedjax_async.clock import (
-    is_peer_schedule,
-    load_peer_schedule,
-    load_schedule,
-    load_schedule_csv,
-    save_peer_schedule,
-    save_schedule,
-    save_schedule_csv,
-)
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.config import Settings, prepare
@@ -28,21 +19,6 @@ from fedjax_async.data import federate, fetch, list_datasets, load, open_folder,
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.models import minilm_lora, read_arrays, read_safetensors, write_arrays
 from fedjax_async.registry import bind, options_of
-from fedjax_async.results import (
-    collect,
-    explain,
-    export,
-    gantt,
-    guarantees,
-    save,
-    save_figure,
-    write,
-    write_comparison,
-    write_report,
-    write_run,
-    write_sweep,
-)
-from fedjax_async.results import load as load_run
 from fedjax_async.results.cluster import train_job
 
 NOBODY = "~nosuchuser/x"
@@ -96,21 +72,21 @@ CALLS = {
     "simulate.out": lambda run: simulate(out=NOBODY, **SMALL),
     "sweep.out": lambda run: sweep(SMALL, {"seed": [0]}, out=NOBODY),
     "resume.folder": lambda run: resume(NOBODY),
-    "collect.folder": lambda run: collect(NOBODY),
-    "explain.run": lambda run: explain(NOBODY),
-    "explain.out": lambda run: explain(run, out=NOBODY),
-    "export.run": lambda run: export(NOBODY, "a.npz"),
-    "export.to": lambda run: export(run, NOBODY),
-    "guarantees.run": lambda run: guarantees(NOBODY),
-    "load.folder": lambda run: load_run(NOBODY),
-    "save.folder": lambda run: save(run, NOBODY),
-    "save_figure.path": lambda run: save_figure(gantt(run.schedule), f"{NOBODY}.png"),
-    "write.path": lambda run: write([{"a": 1}], f"{NOBODY}.csv"),
-    "write_comparison.folder": lambda run: write_comparison({"a": [run]}, NOBODY),
-    "write_report.folders": lambda run: write_report([NOBODY], "a.html"),
-    "write_report.path": lambda run: write_report(["."], f"{NOBODY}.html"),
-    "write_run.folder": lambda run: write_run(run, NOBODY),
-    "write_sweep.folder": lambda run: write_sweep(sweep(SMALL, {"seed": [0]}), NOBODY),
+    "collect.folder": lambda run: results.collect(NOBODY),
+    "explain.run": lambda run: results.explain(NOBODY),
+    "explain.out": lambda run: results.explain(run, out=NOBODY),
+    "export.run": lambda run: results.export(NOBODY, "a.npz"),
+    "export.to": lambda run: results.export(run, NOBODY),
+    "guarantees.run": lambda run: results.guarantees(NOBODY),
+    "load.folder": lambda run: results.load(NOBODY),
+    "save.folder": lambda run: results.save(run, NOBODY),
+    "save_figure.path": lambda run: results.save_figure(results.gantt(run.schedule), f"{NOBODY}.png"),
+    "write.path": lambda run: results.write([{"a": 1}], f"{NOBODY}.csv"),
+    "write_comparison.folder": lambda run: results.write_comparison({"a": [run]}, NOBODY),
+    "write_report.folders": lambda run: results.write_report([NOBODY], "a.html"),
+    "write_report.path": lambda run: results.write_report(["."], f"{NOBODY}.html"),
+    "write_run.folder": lambda run: results.write_run(run, NOBODY),
+    "write_sweep.folder": lambda run: results.write_sweep(sweep(SMALL, {"seed": [0]}), NOBODY),
     "fetch.data_dir": lambda run: fetch("mnist", NOBODY),
     "fetch.source": lambda run: fetch("mnist", ".", NOBODY),
     "list_datasets.data_dir": lambda run: list_datasets(NOBODY),
@@ -119,13 +95,13 @@ CALLS = {
     "open_folder.folder": lambda run: open_folder(NOBODY),
     "write_clients.folder": lambda run: write_clients(NOBODY, [], test_x=ARRAYS["w"], test_y=ARRAYS["w"]),
     "write_folder.folder": lambda run: write_folder(NOBODY, federate(load("quadratic"), "natural")),
-    "is_peer_schedule.path": lambda run: is_peer_schedule(NOBODY),
-    "load_peer_schedule.path": lambda run: load_peer_schedule(NOBODY),
-    "load_schedule.path": lambda run: load_schedule(NOBODY),
-    "load_schedule_csv.path": lambda run: load_schedule_csv(NOBODY),
-    "save_peer_schedule.path": lambda run: save_peer_schedule(NOBODY, planned("dpsgd")),
-    "save_schedule.path": lambda run: save_schedule(NOBODY, run.schedule),
-    "save_schedule_csv.path": lambda run: save_schedule_csv(NOBODY, run.schedule),
+    "is_peer_schedule.path": lambda run: clock.is_peer_schedule(NOBODY),
+    "load_peer_schedule.path": lambda run: clock.load_peer_schedule(NOBODY),
+    "load_schedule.path": lambda run: clock.load_schedule(NOBODY),
+    "load_schedule_csv.path": lambda run: clock.load_schedule_csv(NOBODY),
+    "save_peer_schedule.path": lambda run: clock.save_peer_schedule(NOBODY, planned("dpsgd")),
+    "save_schedule.path": lambda run: clock.save_schedule(NOBODY, run.schedule),
+    "save_schedule_csv.path": lambda run: clock.save_schedule_csv(NOBODY, run.schedule),
     "minilm_lora.path": lambda run: minilm_lora(path=NOBODY),
     "read_arrays.path": lambda run: read_arrays(NOBODY),
     "read_safetensors.path": lambda run: read_safetensors(NOBODY),
@@ -211,8 +187,8 @@ def test_a_run_reads_and_writes_at_home(tmp_path, monkeypatch):
     (tmp_path / "delays.csv").write_text("client,mean,std\n0,1,0\n1,2,0\n2,3,0\n")
     first = simulate(**SMALL, delay="csv:path=~/delays.csv", out="~/run", plots=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["delays.csv", "run"]
-    export("~/run", "~/model.npz")
+    results.export("~/run", "~/model.npz")
     again = simulate(**SMALL, initial="~/model.npz")
     (saved,) = read_arrays("~/model.npz").values()
     np.testing.assert_array_equal(saved, *first.params.values())
-    assert load_run("~/run").counters["updates"] == again.counters["updates"] == 4
+    assert results.load("~/run").counters["updates"] == again.counters["updates"] == 4

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
-from fedjax_async.cli import flags, listing
+from fedjax_async.cli import flags, listing, sweep_file
 from fedjax_async.peers.methods import METHODS
 from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
 TEXT = PAGES[0].read_text(encoding="utf-8")
+HELP = (flags.EPILOG, sweep_file.SWEEP_EPILOG)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -27,7 +28,7 @@ def commands(text: str) -> list[str]:
     return sorted({*blocks, *re.findall(r"`(fedjax-async [^`]+)`", text)})
 
 
-ALL = sorted({command for text in (*(page.read_text() for page in PAGES), flags.EPILOG) for command in commands(text)})
+ALL = sorted({command for text in (*(page.read_text() for page in PAGES), *HELP) for command in commands(text)})
 
 
 def test_the_main_commands_are_there():
@@ -40,7 +41,7 @@ def test_the_main_commands_are_there():
 
 @pytest.mark.parametrize("command", ALL)
 def test_a_command_parses(command):
-    numbered = re.sub(r"\$\w+", "0", command)  # a shell variable with the number of a job
+    numbered = re.sub(r"\$\w+|\bN\b", "0", command)  # a shell variable, or N, is the number of a job
     program, *arguments = shlex.split(numbered, comments=True)
     assert program in PROJECT["scripts"]
     assert callable(cli.parser().parse_args(arguments).action)

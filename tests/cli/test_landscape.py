@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-
 import jax
 import numpy as np
 import pytest
 
 from fedjax_async import cli, simulate
 from fedjax_async.results import save
+from fedjax_async.results.landscape import LEVELS, levels_of
+from tests.results.folders import rows
 
 FAST = ("--steps", "5", "--grid", "3", "--points", "3", "--examples", "20")
 BASE = {"clients": 3, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "logistic"}
@@ -24,11 +24,6 @@ def folders(tmp_path_factory):
         save(run._replace(params=params), top / name)
     save(run._replace(settings={**run.settings, "model": "mlp"}), top / "other")
     return top
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_two_runs_have_a_line_a_curve_and_a_plane(folders, tmp_path, capsys):
@@ -51,12 +46,8 @@ def test_two_runs_have_a_line_a_curve_and_a_plane(folders, tmp_path, capsys):
 
 def test_three_runs_of_one_client_and_no_curve(folders, tmp_path, capsys):
     runs = [str(folders / name) for name in "abc"]
-    assert (
-        cli.main(
-            ("landscape", *runs, "--out", str(tmp_path), "--part", "train", "--client", "1", *FAST[2:], "--steps", "0")
-        )
-        == 0
-    )
+    flags = ("--part", "train", "--client", "1", *FAST[2:], "--steps", "0")
+    assert cli.main(("landscape", *runs, "--out", str(tmp_path), *flags)) == 0
     assert "of the train part of client 1 of" in capsys.readouterr().out
     assert [row["path"] for row in rows(tmp_path / "barriers.csv")] == [
         f"{x} to {y}, line" for x, y in ("AB", "AC", "BC")
@@ -87,20 +78,33 @@ def test_one_line_for_what_cannot_be_used(folders, tmp_path, capsys, names, flag
     assert err.count("\n") == 1 and message in err
 
 
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(("landscape", "--help"))
-    text = capsys.readouterr().out
-    assert "barrier" in text and "fedjax-async landscape runs/a runs/b" in text
-
-
 def test_files_of_another_landscape_are_kept(folders, tmp_path, capsys):
     (tmp_path / "paths.csv").write_text("mine")
     command = ("landscape", str(folders / "a"), str(folders / "b"), "--out", str(tmp_path), *FAST[2:], "--steps", "0")
     assert cli.main(command) == 2
-    assert (
-        "must be a folder without a landscape, but it has paths.csv; --overwrite replaces it" in capsys.readouterr().err
-    )
+    assert "without a landscape, but it has paths.csv; --overwrite replaces it" in capsys.readouterr().err
     assert (tmp_path / "paths.csv").read_text() == "mine"
     assert cli.main((*command, "--overwrite")) == 0
     assert len(rows(tmp_path / "paths.csv")) == 3
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        np.geomspace(0.1, 1e6, 12).reshape(3, 4),
+        np.linspace(-1.0, 2.0, 12).reshape(3, 4),
+        np.full((2, 2), 0.0),
+        np.array([[np.nan, 1.0], [np.inf, 2.0]]),
+    ],
+)
+def test_levels_increase_from_the_lowest_loss_and_reach_all_models(loss):
+    finite = loss[np.isfinite(loss)]
+    models = np.array([finite.max(), np.nan])
+    levels = levels_of(loss, models)
+    assert levels.shape == (LEVELS,) and (np.diff(levels) > 0).all()
+    assert levels[0] == pytest.approx(finite.min()) and levels[-1] >= finite.max() * (1 - 1e-12)
+
+
+def test_a_landscape_without_a_finite_loss_is_refused():
+    with pytest.raises(ValueError, match="finite somewhere on the grid"):
+        levels_of(np.full((2, 2), np.nan), np.array([1.0]))

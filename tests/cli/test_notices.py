@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 
@@ -10,6 +9,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.results import load
+from tests.results.folders import rows
 
 SMALL = ("--model", "logistic", "--clients", "4", "--steps", "1", "--eval-examples", "40", "--quiet")
 ROUNDS = ("--method", "fedavg@cohort:size=4")
@@ -23,11 +23,6 @@ def said(capsys, code, *arguments):
     (line,) = done.err.splitlines()
     assert line.startswith("fedjax-async: warning: ")
     return done.out, line.removeprefix("fedjax-async: warning: ")
-
-
-def rows(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_uploads_of_an_incomplete_round_are_not_counted_as_updates(capsys, tmp_path):
@@ -57,17 +52,7 @@ def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
 
 
 def test_a_comparison_counts_unused_and_rejected_uploads(capsys, tmp_path):
-    command = (
-        "compare",
-        "fedbuff@buffer:size=4",
-        "asgd",
-        *SMALL,
-        "--updates",
-        "6",
-        *NONE,
-        "--out",
-        str(tmp_path),
-    )
+    command = ("compare", "fedbuff@buffer:size=4", "asgd", *SMALL, "--updates", "6", *NONE, "--out", str(tmp_path))
     assert cli.main(command) == 3
     unused, rejected = capsys.readouterr().err.splitlines()
     assert "fedbuff@buffer:size=4 seed 0: 2 uploads came" in unused

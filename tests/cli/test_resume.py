@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,12 +15,14 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.config import Settings, prepare
+from fedjax_async.results import save
 from fedjax_async.results.runs import run_into
+from tests.results.folders import Killed, contents
+from tests.results.made_up import make_run
 
 COMMAND = [sys.executable, "-m", "fedjax_async"]
 RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--eval-updates", "100",
-       "--method", "fedbuff@buffer:size=3", "--checkpoint", "50", "--quiet", "--updates"]  # fmt: skip
-SHORT, RUN = [*RUN, "200"], [*RUN, "600"]
+       "--method", "fedbuff@buffer:size=3", "--checkpoint", "50", "--quiet", "--updates", "600"]  # fmt: skip
 SWEEP = """
 seeds = 2
 [base]
@@ -33,10 +34,6 @@ eval_updates = 100
 [grid]
 lr = [0.01, 0.02]
 """
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def killed(command: list[str], after: float) -> bool:
@@ -80,29 +77,15 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
-    """A real SIGKILL, after the first checkpoint. For a sweep see ``test_sweep.py``."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with subprocess.Popen([*COMMAND, "run", *SHORT, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not list(cut.glob("checkpoints/*.npz")):
-            time.sleep(0.002)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL and not (cut / "manifest.json").exists()
-    assert cli.main(["resume", str(cut), "--quiet"]) == 0
-    assert cli.main(["run", *SHORT, "--out", str(whole)]) == 0
-    assert files(cut) == files(whole)
-
-
-@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills=50):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     moments = random_moments(timed([*COMMAND, "run", *RUN, "--out", str(whole)]))
-    want, total, attempts = files(whole), 0, count()
+    want, total, attempts = contents(whole), 0, count()
     while total < kills:
         folder = cut / str(next(attempts))
         run = [*COMMAND, "run", *RUN, "--out", str(folder)]
         total += kill_until(run, [*COMMAND, "resume", str(folder), "--quiet"], folder, kills - total, moments)
-        assert files(folder) == want
+        assert contents(folder) == want
 
 
 @pytest.mark.slow
@@ -112,26 +95,22 @@ def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills=50):
     whole, cut, total, attempts = tmp_path / "whole", tmp_path / "cut", 0, count()
     command = [*COMMAND, "sweep", str(definition), "--quiet", "--out"]
     moments = random_moments(timed([*command, str(whole)]))
-    want = files(whole)
+    want = contents(whole)
     while total < kills:
         folder = cut / str(next(attempts))  # a new folder: a finished one would end too fast to be killed
         again = [*command, str(folder)]
         total += kill_until(again, again, folder, kills - total, moments)
-        assert files(folder) == want
-
-
-class Killed(BaseException):
-    """An exception that the package does not catch."""
+        assert contents(folder) == want
 
 
 def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     """Killed one write later each time. A killed process leaves half a temporary file, which carries its number."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
     experiment = prepare(
-        Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
+        Settings(model="logistic", clients=4, updates=8, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
     )
     run_into(experiment, tmp_path / "whole")
-    want, replace, deaths = files(tmp_path / "whole"), os.replace, 0
+    want, replace, deaths = contents(tmp_path / "whole"), os.replace, 0
     for last in count():
         folder = tmp_path / f"cut_{last}"
         left = iter(range(last, -1, -1))
@@ -152,7 +131,7 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
         ended = deaths == last  # not killed this time
         if not ended:
             run_into(experiment, folder)
-        assert files(folder) == want, last
+        assert contents(folder) == want, last
         if ended:
             break
     assert deaths > 12
@@ -161,10 +140,8 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
 def test_nothing_to_resume(capsys, tmp_path):
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "begun with --checkpoint" in capsys.readouterr().err
-    small = ["--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet"]
-    assert cli.main(["run", *small, "--out", str(tmp_path / "one")]) == 0
-    capsys.readouterr()
-    assert cli.main(["resume", str(tmp_path / "one")]) == 2
+    save(make_run(), tmp_path)
+    assert cli.main(["resume", str(tmp_path)]) == 2
     assert "is finished" in capsys.readouterr().err
 
 
@@ -172,12 +149,3 @@ def test_a_run_that_was_cut_off_before_its_settings_were_written_says_so(capsys,
     (tmp_path / "checkpoints").mkdir()
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "cut off before it began: give the command that began it once more" in capsys.readouterr().err
-
-
-def test_checkpoints_of_other_settings_are_refused(capsys, tmp_path):
-    kept = tmp_path / "checkpoints"
-    kept.mkdir()
-    (kept / "settings.json").write_text('{"method": "fedavg"}')
-    small = ["--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet", "--checkpoint", "2"]
-    assert cli.main(["run", *small, "--out", str(tmp_path)]) == 2
-    assert "same settings" in capsys.readouterr().err

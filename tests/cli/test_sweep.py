@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
-import signal
-import subprocess
-import sys
-import time
 import tomllib
 
 import pytest
@@ -19,8 +14,10 @@ from fedjax_async.config import prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.results import cluster, load, sweep_report
-from fedjax_async.results.sweeps import SweepWork, collect, plan_sweep, run_work
+from fedjax_async.results.sweeps import SweepWork, collect, run_work
+from tests.cli.called import ok, refused
 from tests.results import sweep_engine
+from tests.results.folders import contents
 
 SMALL = """
 seeds = 2
@@ -35,20 +32,6 @@ eval_updates = 3
 method.mixing = [0.4, 0.8]
 lr = [0.02, 0.1]
 """
-
-
-def ok(capsys, *arguments: str) -> str:
-    assert cli.main(["sweep", *arguments]) == 0
-    done = capsys.readouterr()
-    assert done.err == ""
-    return done.out
-
-
-def refused(capsys, *arguments: str) -> str:
-    assert cli.main(["sweep", *arguments]) == 2
-    done = capsys.readouterr()
-    assert done.out == "" and done.err.count("\n") == 1 and done.err.startswith("fedjax-async: error: ")
-    return done.err
 
 
 @pytest.fixture
@@ -70,13 +53,13 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})
 
 
-def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
-    out = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
-    assert "8 runs: mixing (2), lr (2), seed (2)" in out and "0 finished, 8 to train: 48 updates" in out
+    sweep_engine.use(monkeypatch)
+    out = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
+    assert (
+        "8 runs: mixing (2), lr (2), seed (2)" in out
+        and f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
+    )
     assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
@@ -85,22 +68,20 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
         *("accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
-    assert (
-        header.startswith("run,mixing,lr,seed,tail_accuracy,last_accuracy,best_accuracy,tail_loss") and len(rows) == 8
-    )
-    assert "time_to_target" in header
+    assert header.startswith("run,mixing,lr,seed,tail_accuracy,last_accuracy,best_accuracy,tail_loss")
+    assert len(rows) == 8 and "time_to_target" in header
     assert load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
-    before = tree(tmp_path / "out")
+    before = contents(tmp_path / "out")
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # other tests compare pictures
-    again = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
-    assert "8 finished, 0 to train" in again and tree(tmp_path / "out") == before
+    again = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
+    assert "8 finished, 0 to train" in again and contents(tmp_path / "out") == before
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch):
     sweep_engine.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
     file.write_text(SMALL + '[[points]]\nmethod = "fedavg"\n')
-    out = ok(capsys, str(file), "--dry-run")
+    out = ok(capsys, "sweep", str(file), "--dry-run")
     assert out.splitlines()[:2] == [
         "10 runs: mixing (3), lr (3), method (2), seed (2)",
         f"0 finished, 10 to train: {10 * sweep_engine.UPDATES} updates",
@@ -150,27 +131,27 @@ def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monke
     for flag, says in (("--dry-run", "dry_run = True"), ("--submit=local", "submit = 'local'")):
         assert cli.main(["sweep", *arguments, "--collect", flag]) == 2
         assert f"{says}: must be left out with --collect" in capsys.readouterr().err
-    out = ok(capsys, *arguments, "--collect")
+    out = ok(capsys, "sweep", *arguments, "--collect")
     assert "3 of 8 runs are finished; missing: mixing=0.4,lr=0.1,seed=1, mixing=0.8," in out
     assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 4
     sweep_engine.use(monkeypatch)
-    assert "Best of 4 settings" in ok(capsys, *arguments)
-    assert "missing" not in ok(capsys, *arguments, "--collect")
+    assert "Best of 4 settings" in ok(capsys, "sweep", *arguments)
+    assert "missing" not in ok(capsys, "sweep", *arguments, "--collect")
 
 
 def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, monkeypatch, no_pictures):
     sweep_engine.use(monkeypatch)
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
-    lines = ok(capsys, *arguments, "--dry-run").splitlines()
+    lines = ok(capsys, "sweep", *arguments, "--dry-run").splitlines()
     assert lines[2] == "tuned: mixing, lr; seed: seed"
     assert lines[3] == sweep.NO_VALIDATION and lines[3].startswith("WARNING: there is no validation part")
     file.write_text(SMALL.replace("[grid]", "validation_fraction = 0.1\n[grid]") + '[roles]\nmethod.mixing = "world"\n')
-    lines = ok(capsys, *arguments, "--dry-run").splitlines()
+    lines = ok(capsys, "sweep", *arguments, "--dry-run").splitlines()
     assert lines[2] == "tuned: lr; world: mixing; seed: seed" and not any("WARNING" in line for line in lines)
-    out = ok(capsys, *arguments)
+    out = ok(capsys, "sweep", *arguments)
     assert "Tuned: lr; within each world (mixing)." in out and collect(tmp_path / "out")[0].roles
     file.write_text(file.read_text().replace('"world"', '"compared"'))  # the same runs with another role
-    out = ok(capsys, *arguments, "--collect")
+    out = ok(capsys, "sweep", *arguments, "--collect")
     assert "Tuned: lr; separately for each mixing." in out and "8 finished" not in out
     assert collect(tmp_path / "out")[0].roles == {"method.mixing": "compared"}
 
@@ -179,10 +160,10 @@ def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tm
     sweep_engine.use(monkeypatch)
     file.write_text('final = "best"\ninterval = "bootstrap"\n' + SMALL)
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
-    out = ok(capsys, *arguments)
+    out = ok(capsys, "sweep", *arguments)
     assert all(text in out for text in ("accuracy, best (%)", "95% interval (bootstrap)", "time to 5 % (s)"))
     flags_of = ("--final", "last", "--interval", "t", "--target", "0.2")
-    out = ok(capsys, *arguments, "--collect", *flags_of)
+    out = ok(capsys, "sweep", *arguments, "--collect", *flags_of)
     assert all(text in out for text in ("accuracy, last (%)", "95% interval (t)", "time to 20 % (s)"))
 
 
@@ -195,9 +176,8 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
         return [cluster.Job("77_0", (work.points[0].name, work.points[1].name), None)]
 
     monkeypatch.setattr(cluster, "submit", submit)
-    out = ok(
-        capsys, str(file), "--out", str(tmp_path), "--overwrite", "--submit", "slurm:gpus=1", "--memory-limit", "2GB"
-    )
+    flags = ("--overwrite", "--submit", "slurm:gpus=1", "--memory-limit", "2GB")
+    out = ok(capsys, "sweep", str(file), "--out", str(tmp_path), *flags)
     assert "job 77_0: 2 runs, mixing=0.4,lr=0.02,seed=0..." in out
     assert f"fedjax-async sweep {file} --out {tmp_path} --collect" in out
     assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
@@ -206,13 +186,13 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
 def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypatch, no_pictures):
     sweep_engine.use(monkeypatch)
     out = tmp_path / "out"
-    said = ok(capsys, str(file), "--out", str(out), "--submit", "array")
+    said = ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
     assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job {out} N" in said
     for number in range(4):
         assert cli.main(["job", str(out), str(number)]) == 0
     assert capsys.readouterr().out == "2 runs\n" * 4
-    assert "runs.csv" in ok(capsys, str(file), "--out", str(out), "--collect")
-    assert "everything is finished" in ok(capsys, str(file), "--out", str(out), "--submit", "array")
+    assert "runs.csv" in ok(capsys, "sweep", str(file), "--out", str(out), "--collect")
+    assert "everything is finished" in ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
 
 
 def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures):
@@ -230,35 +210,16 @@ def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictu
     done = capsys.readouterr()
     assert "1 of 2: job 1 failed\n2 of 2: job 0 is done\n" in done.out
     assert "but 1 of 2 failed, the first of them job 1 (1 run, " in done.err and "its machine is gone" in done.err
-    assert "saved in" in ok(capsys, *arguments[1:])
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
-    """A real SIGKILL, after the first run is saved."""
-    out = tmp_path / "out"
-    command = ["-m", "fedjax_async", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not list(out.glob("runs/*/manifest.json")):
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    finished, missing = collect(out)
-    assert finished.points and process.returncode in (-signal.SIGKILL, 0)
-    points = sweep.read(file).points
-    assert len(finished.points) + len(missing) == len(points)
-    for folder in (out, tmp_path / "whole"):
-        run_work(plan_sweep(points, folder=folder, lanes=1), folder=folder, progress=False)
-    assert not collect(out)[1]
-    assert tree(tmp_path / "whole" / "runs") == tree(out / "runs")
+    assert "saved in" in ok(capsys, "sweep", *arguments[1:])
 
 
 def test_float64(capsys, file, tmp_path, no_pictures):
     file.write_text(SMALL.replace("[base]", '[base]\ncompute = "float64"').replace("seeds = 2", "seeds = 1"))
     file.write_text(re.sub(r"\[0\.\d+, (0\.\d+)\]", r"[\1]", file.read_text()))
-    ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
+    ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
     run = load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=0")
     assert run.params["output"]["kernel"].dtype == "float64"
-    ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")  # its runs are finished: they are read
+    ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")  # its runs are finished: they are read
 
 
 # --- the help teaches ---------------------------------------------------------------------------------
@@ -279,15 +240,9 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
     prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5, eval_updates=1))
 
 
-def test_the_commands_of_the_help_parse():
-    commands = re.findall(r"^ +(fedjax-async .+)$", sweep_file.SWEEP_EPILOG, re.MULTILINE)
-    assert len(commands) == 6
-    for command in commands:
-        assert callable(cli.parser().parse_args(shlex.split(command)[1:]).action)
-
-
 # --- what cannot be used ------------------------------------------------------------------------------
 
+BASE = '[base]\nmodel = "logistic"\nupdates = 5\n'
 BAD = {
     "not TOML": ("[base\n", "must be TOML"),
     "an option beside its name": (SMALL + 'method = ["asgd"]\n', "quote an option beside its name"),
@@ -298,46 +253,54 @@ BAD = {
     "an unknown name": (SMALL.replace('"logistic"', '"logistics"'), "did you mean 'logistic'?"),
     "a wrong type": (SMALL.replace("clients = 4", "clients = 4.0"), "clients = 4.0: must be a whole number"),
     "a value out of range": (SMALL.replace("0.8]", "1.8]"), "mixing = 1.8: must be between 0.0 and 1.0"),
-    "no values": (SMALL.replace("[0.02, 0.1]", "[]"), "lr = []: must be at least one value"),
     "no budget": (SMALL.replace("updates = 6\neval_updates = 3\n", ""), "give at least one, or the run has no end"),
-    "an unknown role": (SMALL + '[roles]\nlr = "tune"\n', "roles['lr'] = 'tune': must be one of tuned, compared"),
-    "a role of nothing": (SMALL + '[roles]\nepochs = "tuned"\n', "roles = 'epochs': must be a setting that is swept"),
     "roles that are none": ("roles = 1\n" + SMALL, "roles = 1: must be a table, [roles]"),
     "an unknown final value": ("final = 3\n" + SMALL, "final = 3: must be last, best, tail"),
-    "an unknown interval": ('interval = "z"\n' + SMALL, "interval = 'z': must be one of t, bootstrap"),
     "a target in percent": (SMALL.replace("0.05", "70"), "target = 70: must be between 0 and 1"),
     "a grid that is none": ("grid = 3\n", "grid = 3: must be a table, [grid]"),
     "points that are none": ("[points]\nlr = 1\n", "must be a table, [[points]]"),
-    "nothing to sweep": ("[base]\nupdates = 3\n", "at least one setting with its values"),
     "seeds that are none": (SMALL.replace("seeds = 2", 'seeds = "2"'), "seeds = '2': must be a whole number"),
     "an empty file": ("", "at least one setting with its values"),
+    "seeds below base": (BASE + "seeds = 4\n[grid]\nlr = [0.1]\n", "seeds: must stand above the first [table]"),
+    "seeds below grid": (BASE + "[grid]\nlr = [0.1]\nseeds = 4\n", "seeds: must stand above"),
+    "target below base": (BASE + "target = 0.7\n[grid]\nlr = [0.1]\n", "target: must stand above"),
+    "a grid inside base": (BASE + "[base.grid]\nlr = [0.1]\n", "grid.lr: must stand above"),
+    "out": (
+        BASE + 'out = "x"\n[grid]\nlr = [0.1]\n',
+        "out: is not a setting of a run but a flag of the command, --out",
+    ),
+    "moments as numbers": (BASE + "eval_at = [10, 20]\n", "eval_at = [10, 20]: must be a text of virtual seconds"),
+    "a number of 300 digits": (BASE + f"[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
+    "no list": (BASE + "[grid]\nlr = 0.1\n", "lr = 0.1: must be a list of values in a grid, such as [0.01, 0.1]"),
+    "a seed twice": ("seeds = [1, 1]\n" + BASE, "seeds = [1, 1]: must be different seeds"),
+    "no seeds": ("seeds = []\n" + BASE, "seeds = []: must be different seeds, at least one"),
 }
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
 def test_a_bad_file_is_one_line(capsys, file, tmp_path, text, says):
     file.write_text(text)
-    assert says in refused(capsys, str(file), "--out", str(tmp_path / "out"))
+    assert says in refused(capsys, "sweep", str(file), "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_flags_are_one_line(capsys, file, tmp_path):
     out = ("--out", str(tmp_path / "out"))
-    assert "must be a TOML file" in refused(capsys, str(tmp_path / "none.toml"), *out)
+    assert "must be a TOML file" in refused(capsys, "sweep", str(tmp_path / "none.toml"), *out)
     for size in ("4 elephants", "GB", "0GB", "-1GB", ""):
-        assert "a size such as 4GB" in refused(capsys, str(file), *out, f"--memory-limit={size}")
-    assert "target = 3.0: must be between 0 and 1" in refused(capsys, str(file), *out, "--target", "3")
-    assert "lanes = 0" in refused(capsys, str(file), *out, "--lanes", "0")
-    assert "did you mean 'slurm'?" in refused(capsys, str(file), *out, "--submit", "slurn")
-    assert "no sweep.json" in refused(capsys, str(file), *out, "--collect")
+        assert "a size such as 4GB" in refused(capsys, "sweep", str(file), *out, f"--memory-limit={size}")
+    assert "target = 3.0: must be between 0 and 1" in refused(capsys, "sweep", str(file), *out, "--target", "3")
+    assert "lanes = 0" in refused(capsys, "sweep", str(file), *out, "--lanes", "0")
+    assert "did you mean 'slurm'?" in refused(capsys, "sweep", str(file), *out, "--submit", "slurn")
+    assert "no sweep.json" in refused(capsys, "sweep", str(file), *out, "--collect")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_changed_file_is_refused(capsys, file, tmp_path, monkeypatch, no_pictures):
     sweep_engine.use(monkeypatch)
     out = ("--out", str(tmp_path / "out"), "--quiet")
-    ok(capsys, str(file), *out)
+    ok(capsys, "sweep", str(file), *out)
     file.write_text(SMALL.replace("0.8", "0.9"))
     for more in ((), ("--dry-run",), ("--collect",)):
-        assert "it holds another sweep" in refused(capsys, str(file), *out, *more)
-    assert "4 finished, 4 to train" in ok(capsys, str(file), *out, "--overwrite")
+        assert "it holds another sweep" in refused(capsys, "sweep", str(file), *out, *more)
+    assert "4 finished, 4 to train" in ok(capsys, "sweep", str(file), *out, "--overwrite")

@@ -8,21 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import AVAILABILITY, Limits, Until, bind_conditions, plan
+from fedjax_async.clock import AVAILABILITY, Until, plan
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import models_of
 
 INF = math.inf
 MODELS = [
-    "always",
-    "joins:share=0.4,by=50",
-    "leaves:share=0.4,by=50",
-    "periodic:on=5,off=3",
-    "periodic:on=5,off=0",
-    "periodic:on=0.1,off=0.2,phase=0.25",
-    "sessions:on=5,off=3",
-    "sessions:on=5,off=3,family=lognormal,spread=2",
-]
+    "always", "joins:share=0.4,by=50", "leaves:share=0.4,by=50", "periodic:on=5,off=3", "periodic:on=5,off=0",
+    "periodic:on=0.1,off=0.2,phase=0.25", "sessions:on=5,off=3", "sessions:on=5,off=3,family=lognormal,spread=2",
+]  # fmt: skip
 
 
 def window_of(spec, num_clients=1000, seed=0):
@@ -168,44 +162,3 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
     first = [window(i, 0.0)[0] for i in range(10)]
     assert sorted(first[:5]) == sorted(first[5:]) == [0, 1, 2, 3, 4]
     assert first != [window_of(spec, 10, seed=1)(i, 0.0)[0] for i in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "must have a header line and at least one line"),
-        ("client,start,end\n", "must have a header line and at least one line"),
-        ("client,start\n0,1\n", "line 1, column 'end': missing"),
-        ("client,start,end,speed\n0,1,2,3\n", "line 1, column 'speed': unknown"),
-        ("client,start,start,end\n0,1,1,2\n", "line 1, column 'start': occurs twice"),
-        ("client,device,start,end\n0,a,1,2\n", "one of the columns 'client' and 'device'"),
-        ("start,end\n1,2\n", "one of the columns 'client' and 'device'"),
-        ("client,start,end\n0,1\n", "line 2: 2 cells for 3 columns"),
-        ("client,start,end\n0,,2\n", "line 2, column 'start': empty"),
-        ("client,start,end\n,1,2\n", "line 2, column 'client': empty"),
-        ("client,start,end\n0,1,2\n-1,1,2\n", "line 3, column 'client': '-1' must be a client number"),
-        (f"client,start,end\n{10**20},1,2\n", f"'{10**20}' must be a client number"),
-        ("client,start,end\n0,1," + "2" * 200_000, "not a table (field larger than field limit"),
-        ("client,start,end\n0,-1,2\n", "line 2, column 'start': '-1' must be a finite number >= 0"),
-        ("client,start,end\n0,nan,2\n", "line 2, column 'start': 'nan'"),
-        ("client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),
-        ("client,start,end\n0,one,2\n", "line 2, column 'start': 'one'"),
-        ("client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
-        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
-        ("client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
-        ("client;start;end\n0;1;2\n", "not a table (separated by semicolons, but must be by commas, with a point in"),
-        ("client\tstart\tend\n0\t1,5\t2\n", "not a table (separated by tabs, but must be by commas"),
-    ],
-)
-def test_anything_amiss_in_a_trace_is_a_one_line_error(tmp_path, text, message):
-    with pytest.raises(ValueError) as error:
-        bind_conditions(write(tmp_path, text), None, Limits(), 3, 0)
-    assert message in str(error.value)
-    assert "trace.csv" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_binary_files_are_refused(tmp_path):
-    (tmp_path / "trace.csv").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ValueError, match="not a text file"):
-        window_of(f"csv:path={tmp_path / 'trace.csv'}")

@@ -1,4 +1,4 @@
-"""A plan that ends before its budget, because no client or node can train any more, says so; all others do not."""
+"""A plan that ends before its budget, as no client or node can train any more, says so; a cut one is a shorter plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import pytest
 
 from fedjax_async.clock import (
     EXCHANGES,
+    Limits,
     NothingArrives,
+    Outcome,
     Until,
+    at_or_before,
+    check_schedule,
     cut,
+    fault_counts,
     load_peer_schedule,
     load_schedule,
     plan,
@@ -21,21 +26,18 @@ from tests.clock.test_timing import TIMING_SPECS
 
 N = 6
 BUDGETS = [Until(updates=500), Until(steps=400), Until(time=900.0)]
-GONE = [  # nobody is left after a while
-    {"availability": "leaves:share=1,by=50"},
-    {"availability": "leaves:share=1,by=50,leaving=finish"},
+GONE = [
+    {"availability": "leaves:share=1,by=50"}, {"availability": "leaves:share=1,by=50,leaving=finish"},
     {"availability": "leaves:share=1,by=50,leaving=pause"},
     {"availability": "leaves:share=0.5,at=30+leaves:share=1,by=90", "faults": "drop"},
     {"availability": "TRACE"},  # a recording that ends
-]
+]  # fmt: skip
 CRASHED = [{"faults": "crash:probability=0.3,restart=1e6"}, {"faults": "crash:rate=0.02,restart=1e6+late:extra=5"}]
-STAY = [  # somebody always comes back
-    {},
-    {"availability": "leaves:share=0.3,by=50"},
-    {"availability": "periodic:on=30,off=20"},
+STAY = [
+    {}, {"availability": "leaves:share=0.3,by=50"}, {"availability": "periodic:on=30,off=20"},
     {"availability": "joins:share=1,by=40", "faults": "crash:restart=5"},
     {"availability": "sessions:on=30,off=30,leaving=lose", "faults": "drop+groups:count=2,up=50,down=9"},
-]
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -108,3 +110,42 @@ def test_files_keep_it_and_older_ones_have_no_such_column(tmp_path):
 def test_nobody_online_for_long_enough_is_the_reason_that_nothing_arrives():
     with pytest.raises(NothingArrives, match="nothing is ever uploaded: no client is online for long enough"):
         planned("every", Until(updates=5), {"availability": "leaves:share=1,at=0.5"})
+
+
+# --- cut schedules ------------------------------------------------------------------------------
+
+TROUBLE = {
+    "faults": "drop:probability=0.2+duplicate:probability=0.2",
+    "limits": Limits(max_staleness=4, timeout=2.5, late="drop"),
+}
+KNOWN = ("client", "number", "local_steps", "dispatch_time", "dispatched_after", "version", "corrupt", "outcome")
+ARRIVALS = ("job", "time", "closes", "step")
+
+
+def of_length(timing, until, **conditions):
+    return plan(timing, "exponential:mean=1", num_clients=N, local_steps=1, until=until, **conditions)
+
+
+@pytest.mark.parametrize("conditions", [{}, TROUBLE], ids=["calm", "trouble"])
+@pytest.mark.parametrize("timing", ["every", "buffer:size=3", "cohort:size=3", "window:length=1.5"])
+def test_a_cut_schedule_is_the_plan_of_that_length(timing, conditions):
+    long = of_length(timing, Until(time=40.0), **conditions)
+    for moment in (0.0, 4.5, 12.0, 25.5, 40.0):
+        arrivals = int(at_or_before(long.time, moment))
+        have = check_schedule(cut(long, arrivals, moment))
+        if arrivals == 0:
+            assert len(have.job) == 0 and not np.isin(have.outcome, (Outcome.APPLIED, Outcome.LATE)).any()
+            continue
+        want = of_length(timing, Until(time=moment), **conditions)
+        for name in KNOWN + ARRIVALS:
+            np.testing.assert_array_equal(getattr(have, name), getattr(want, name), err_msg=f"{name} at {moment}")
+        counts, wanted = fault_counts(have), fault_counts(want)
+        assert {n: c for n, c in counts.items() if n != "duplicates"} == {
+            n: c for n, c in wanted.items() if n != "duplicates"
+        }
+
+
+def test_the_whole_schedule_stays_as_it_is():
+    whole = of_length("buffer:size=3", Until(time=20.0), **TROUBLE)
+    for have, want in zip(cut(whole, len(whole.job), 20.0), whole):
+        np.testing.assert_array_equal(have, want)

@@ -56,21 +56,15 @@ def test_tables_of_devices(tmp_path):
     drawn = bind("boards", 10, 1).training
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == [1.2, 2.1, 3.7, 5.1, 6.4]
     assert boards(device="raspberry_pi_4b")(3, 0).idle.tolist() == [2.7] * 3
-    for spec, message in [
-        ("boards:device=laptop", "device = 'laptop': must be one of raspberry_pi_zero"),
-        ("flat:idle=-1", "idle = -1: must be a finite number >= 0"),
-        (f"csv:path={file}", "no line for client 2 of 3"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            bind(spec, 3, 0)
-    for text, message in [
-        ("device,power\na,1\n", "column 'power': unknown"),
-        ("device,idle\na,1\n", "column 'training': missing"),
-        ("device,training\na,-3\n", "column 'training': '-3' must be a finite number >= 0"),
-    ]:
-        file.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            bind(f"csv:path={file}", 1, 0)
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("boards:device=laptop", "device = 'laptop': must be one of raspberry_pi_zero"),
+    ("flat:idle=-1", "idle = -1: must be a finite number >= 0"),
+])  # fmt: skip
+def test_options_out_of_range_are_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        bind(spec, 3, 0)
 
 
 def test_columns_of_runs_and_of_comparisons():
@@ -144,24 +138,15 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
     assert plan("every", "constant", availability=spec, **world).dispatch_time[0] == 10
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "message"),
-    [
-        ("capacity", b"\x80\x04\x95 pickled", "must be a JSON file; `fedjax-async data fedscale --help` tells"),
-        ("capacity", [], "'a list': must be devices by name"),
-        (
-            "capacity",
-            {"7": {"computation": 0, "communication": 1}},
-            "device 7: computation = 0: must be a finite number > 0",
-        ),
-        ("capacity", {"7": {"computation": 1}}, "device 7: communication = None: must be"),
-        ("behaviour", {"a": {"finish_time": 9, "active": [1], "inactive": []}}, "active = 1: must be 0 times"),
-        (
-            "behaviour",
-            {"a": {"finish_time": 9, "active": [5], "inactive": [2]}},
-            "must be in turn, in increasing order",
-        ),
-        (
+@pytest.mark.parametrize(("kind", "content", "message"), [
+    ("capacity", b"\x80\x04\x95 pickled", "must be a JSON file; `fedjax-async data fedscale --help` tells"),
+    ("capacity", [], "'a list': must be devices by name"),
+    ("capacity", {"7": {"computation": 0, "communication": 1}},
+     "device 7: computation = 0: must be a finite number > 0"),
+    ("capacity", {"7": {"computation": 1}}, "device 7: communication = None: must be"),
+    ("behaviour", {"a": {"finish_time": 9, "active": [1], "inactive": []}}, "active = 1: must be 0 times"),
+    ("behaviour", {"a": {"finish_time": 9, "active": [5], "inactive": [2]}}, "must be in turn, in increasing order"),
+    (
             "behaviour",
             {
                 "a": {"finish_time": 9, "active": [9], "inactive": [12]},
@@ -169,9 +154,8 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
             },
             "2 devices that are never online': must be from active to inactive for some seconds",
         ),
-        ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
-    ],
-)
+    ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
+])  # fmt: skip
 def test_damaged_traces(tmp_path, kind, content, message):
     file = tmp_path / "trace.json"
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())

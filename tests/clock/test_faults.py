@@ -34,19 +34,14 @@ def untouched(m):
     return np.all([~copied] + [column == value for column, value in zip(m, JobFaults()[:-1])], axis=0)
 
 
-@pytest.mark.parametrize(
-    ("spec", "probability", "happens"),
-    [
-        ("drop:probability=0.1", 0.1, lambda m: m.lost),
-        ("duplicate", 0.05, lambda m: number_of_copies(m) == 1),
-        ("crash", 0.1, lambda m: (m.crash_share >= 0) & (m.crash_share < 1) & (m.restart == 60)),
-        ("late:probability=0.2,extra=3,factor=2", 0.2, lambda m: (m.extra == 3) & (m.factor == 2)),
-        ("corrupt:probability=0.05", 0.05, lambda m: m.corrupt),
-        ("drop:probability=0", 0.0, lambda m: m.lost),
-        ("drop:probability=1", 1.0, lambda m: m.lost),
-        ("crash:rate=0.01", 1 - math.exp(-2), lambda m: m.crash_after < 200),
-    ],
-)
+@pytest.mark.parametrize(("spec", "probability", "happens"), [
+    ("drop:probability=0.1", 0.1, lambda m: m.lost), ("duplicate", 0.05, lambda m: number_of_copies(m) == 1),
+    ("crash", 0.1, lambda m: (m.crash_share >= 0) & (m.crash_share < 1) & (m.restart == 60)),
+    ("late:probability=0.2,extra=3,factor=2", 0.2, lambda m: (m.extra == 3) & (m.factor == 2)),
+    ("corrupt:probability=0.05", 0.05, lambda m: m.corrupt), ("drop:probability=0", 0.0, lambda m: m.lost),
+    ("drop:probability=1", 1.0, lambda m: m.lost),
+    ("crash:rate=0.01", 1 - math.exp(-2), lambda m: m.crash_after < 200),
+])  # fmt: skip
 def test_faults_come_with_their_probability(spec, probability, happens):
     found = drawn(spec)
     befallen = happens(found)
@@ -72,15 +67,6 @@ def test_delays_are_the_exponential_draws_of_the_clock():
     draws = chance.Draws(0, "crash", 0, clients, numbers)
     draws.random()
     np.testing.assert_array_equal(drawn("crash:rate=1").crash_after, draws.standard_exponential())
-
-
-@pytest.mark.parametrize("name", ["random", "standard_exponential", "standard_normal"])
-def test_the_bits_of_a_draw_do_not_depend_on_the_batch_it_is_drawn_in(name):
-    together = getattr(chance.Draws(0, "noise", np.arange(1000)), name)()
-    for width in (1, 3, 7, 64):
-        parts = [np.arange(k, min(k + width, 1000)) for k in range(0, 1000, width)]
-        apart = [getattr(chance.Draws(0, "noise", part), name)() for part in parts]
-        np.testing.assert_array_equal(np.concatenate(apart), together)
 
 
 def test_faults_take_no_logarithm_one_at_a_time(monkeypatch):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Availability, Until, plan_peers, topologies
+from fedjax_async.clock import Until, plan_peers, topologies
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import network as networks
 from fedjax_async.clock import scenario as scenarios
@@ -23,23 +20,13 @@ from tests.clock.slow_peers import plan_slowly
 DELAYS = ["constant", "constant:mean=0.5,reference_steps=1", "lognormal:heterogeneity=0.5", "exponential"]
 STEPS = np.array([1, 2, 3, 4, 1, 2, 6])  # of the nodes: they often end at the same moments, but not always
 TOPOLOGIES = [
-    "gossip:receivers=2",
-    "gossip",
-    "ring",
-    "ring:directed=true",
-    "exponential:one_peer=true",
-    "star",
-]
+    "gossip:receivers=2", "gossip", "ring", "ring:directed=true", "exponential:one_peer=true", "star",
+]  # fmt: skip
 UNTIL = [Until(time=6), Until(updates=31), Until(time=5, updates=29)]
 ABSENCES = [
-    None,
-    "joins:share=0.4,by=4",
-    "joins:share=0.4,at=2",
-    "leaves:share=0.4,by=5",
-    "sessions:on=3,off=1",
-    "sessions:on=3,off=1,leaving=lose",
-    "periodic:on=2,off=0.5,leaving=pause",
-]
+    None, "joins:share=0.4,by=4", "joins:share=0.4,at=2", "leaves:share=0.4,by=5", "sessions:on=3,off=1",
+    "sessions:on=3,off=1,leaving=lose", "periodic:on=2,off=0.5,leaving=pause",
+]  # fmt: skip
 FAULTS = [None, "drop:probability=0.2", "crash:probability=0.2,restart=0.5", "corrupt+late:extra=1"]
 NETWORKS = [None, "link:latency=0.25", "link:up=8,latency=0.1,jitter=1", "link:up=16,jitter=0.5,shared=true"]
 
@@ -106,31 +93,6 @@ def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregat
     for _, account in accounts:  # after every event of the run
         assert sum(account) == pytest.approx(settings["num_clients"], rel=1e-12)
         assert account[-1] == 0 or policy == "discard" or settings["availability"] or settings["faults"]
-
-
-@pytest.mark.parametrize(
-    ("reference", "clients", "mixed"),
-    [
-        # Node 1 (2 s an event) enters the queue before node 0 (1 s an event): its event is the first of the two at
-        # 2 s and at 4 s. Node 2 joins at 1 s, before node 0's first event is done, and so goes before node 0 at 2 s.
-        ("released", [0, 1, 2, 0, 2, 0, 1, 2, 0], [(), (0,), (0, 1), (1, 2), (3,), (4,)]),
-        ("paper", [0, 0, 1, 2, 0, 2, 0, 1, 2], [(), (), (0, 1), (0, 1, 2), (2, 3), (4,)]),
-    ],
-)
-def test_simultaneous_events_by_hand(reference, clients, mixed):
-    """Joins, then the order in which events were scheduled; in the paper's exchange the order of the nodes."""
-
-    def third_joins(num_clients, seed, part):
-        return Availability(lambda client, time: (1.0 if client == 2 else 0.0, math.inf))
-
-    plan = plan_peers(
-        f"push_sum:policy=merge,aggregate_at=end,reference={reference}", "constant:mean=1,reference_steps=1",
-        num_clients=3, local_steps=np.array([1, 2, 1]), until=Until(time=4), topology="complete",
-        availability=third_joins,
-    )  # fmt: skip
-    assert plan.client.tolist() == clients
-    inboxes = [tuple(plan.source[low:high]) for low, high in pairwise(plan.inbox_bounds)]
-    assert inboxes[:6] == mixed
 
 
 @profile(max_examples=25)

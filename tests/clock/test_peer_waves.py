@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, masses, peer_runs, peer_slots, peer_waves, plan_peers, topologies
 from fedjax_async.clock.swift import communication_coefficients
-from tests.clock.swift_by_hand import coefficients_by_hand
+from tests.clock.slow_peers import coefficients_by_hand
 
 EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "sgp", "alone"]
 

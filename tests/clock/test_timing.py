@@ -8,25 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import registry
-from fedjax_async.clock import SUCCESSORS, TIMINGS, Until, bind_delays, client_counts, plan
+from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
 from fedjax_async.clock.record import SLACK
 from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
 
 TIMING_SPECS = [
-    "every",
-    "every:concurrency=3,sampling=same",
-    "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin",
-    "buffer:size=4",
-    "buffer:size=2,concurrency=5",
-    "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin",
-    "cohort:size=4",
-    "cohort:size=3,over_selection=2",
-    "cohort:size=4,deadline=1",
-    "participation",
-    "participation:probability=0.5,spread=0.8,length=3",
-]
+    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
+    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "window:length=0.7",
+    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2",
+    "cohort:size=4,deadline=1", "participation", "participation:probability=0.5,spread=0.8,length=3",
+]  # fmt: skip
 DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
 N = 7
 
@@ -52,25 +43,6 @@ def test_every_policy_keeps_the_contract(timing, delays):
     again = make(timing, delays, seed=2)
     for one, other in zip(schedule, again):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-@pytest.mark.parametrize(("short", "long"), [((25, None), (60, None)), ((None, 4), (None, 9))])
-def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
-    one = make(timing, until=Until(updates=short[0], steps=short[1]))
-    two = make(timing, until=Until(updates=long[0], steps=long[1]))
-    arrivals, jobs = len(one.job), len(one.client)
-    assert arrivals < len(two.job)
-    for name in ("job", "time", "step"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
-    earlier = one.dispatch_time < one.time[-1]  # the last messages leave after fewer arrivals if the budget cuts a step
-    for name in ("client", "dispatch_time", "dispatched_after", "version"):
-        known = slice(None) if name in ("client", "dispatch_time") else earlier
-        np.testing.assert_array_equal(getattr(one, name)[known], getattr(two, name)[:jobs][known])
-    assert (one.dispatched_after[~earlier] == arrivals).all()
-    whole = one.closes.nonzero()[0].max(initial=-1) + 1  # the step that the budget cut may differ in `closes`
-    np.testing.assert_array_equal(one.closes[:whole], two.closes[:whole])
-    assert not one.closes[whole:].any()
 
 
 @pytest.mark.parametrize("conditions", [{}, {"availability": "sessions:on=6,off=2", "faults": "drop+crash:restart=2"}])
@@ -138,66 +110,7 @@ def test_durations_are_those_of_the_delay_model_whatever_the_policy():
         np.testing.assert_array_equal(s.local_steps, steps[s.client])
 
 
-# --- ties, staleness and the other mistakes that simulators have made ---------------------------
-
-
-def test_equal_delays_run_in_client_order_round_after_round():
-    s = make("every", "constant:mean=10", updates=4 * N)
-    np.testing.assert_array_equal(s.client[s.job], np.tile(np.arange(N), 4))
-    np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0, 40.0], N))
-    # all uploads of a moment are applied before any client gets a new job
-    np.testing.assert_array_equal(s.staleness, np.tile(np.arange(N), 4))
-    np.testing.assert_array_equal(s.dispatched_after, np.repeat(np.arange(5) * N, N))
-
-
-def test_equal_delays_and_a_full_buffer_are_synchronous_rounds():
-    s = make(f"buffer:size={N}", "constant:mean=10", updates=4 * N)
-    assert (s.staleness == 0).all()
-    np.testing.assert_array_equal(s.step, np.repeat(np.arange(4), N))
-
-
-def test_ties_at_a_timer_uploads_come_before_the_end_of_the_window():
-    s = make("window:length=10", "constant:mean=10", updates=3 * N)
-    np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0], N))
-    assert (s.staleness == 0).all()
-    np.testing.assert_array_equal(s.closes, np.tile(np.arange(N) == N - 1, 3))
-
-
-def test_staleness_counts_from_the_download_not_from_the_last_upload():
-    # client 0 returns at 1 and waits for the end of each window; client 1 returns at 5.5
-    s = make("window:length=2", table_of([1, 1], [5.5, 1]), num_clients=2, until=Until(time=8))
-    np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 1])
-    np.testing.assert_array_equal(s.time, [2, 4, 6, 6, 8, 8])
-    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 2, 0, 0])
-
-
-def test_staleness_is_read_before_the_version_moves():
-    s = make("every", "constant", num_clients=1, updates=5)
-    np.testing.assert_array_equal(s.staleness, 0)
-    np.testing.assert_array_equal(s.version[s.job], np.arange(5))
-
-
-def test_two_clients_one_three_times_as_slow():
-    s = make("every", table_of([10], [30]), num_clients=2, until=Until(time=60))
-    # at 30 and 60 client 0 goes first (same time, lower number), and both start from the model after both
-    np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 0, 0, 1])
-    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 3, 0, 0, 0, 3])
-
-
-def test_a_buffer_counts_arrivals_and_clients_leave_with_the_current_model():
-    s = make("buffer:size=3", table_of([1], [1.5], [10]), num_clients=3, until=Until(updates=7))
-    np.testing.assert_array_equal(s.client[s.job], [0, 1, 0, 0, 1, 0, 1])
-    np.testing.assert_array_equal(s.closes, [0, 0, 1, 0, 0, 1, 0])
-    np.testing.assert_array_equal(s.step, [0, 0, 0, 1, 1, 1, 2])
-    # client 1's second job is sent at 1.5, in the middle of step 0; client 0's third one right after it closed
-    np.testing.assert_array_equal(s.version[s.job], [0, 0, 0, 1, 0, 1, 1])
-
-
-def test_an_unfinished_last_buffer_is_listed_once_and_closes_nothing():
-    s = make("buffer:size=4", updates=10)
-    assert s.closes.sum() == 2
-    assert len(s.job) == 10
-    np.testing.assert_array_equal(s.step[8:], 2)
+# --- durations ----------------------------------------------------------------------------------
 
 
 def test_the_clock_must_advance():
@@ -365,44 +278,32 @@ def test_everyone_always_is_synchronous():
 # --- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("timing", "options", "message"),
-    [
-        ("buffer:size=8", {}, "size = 8: must be at most the 7 clients in flight"),
-        ("buffer:size=4,concurrency=3", {}, "size = 4: must be at most the 3 clients in flight"),
-        ("buffer:size=0", {}, "size = 0"),
-        ("buffer:size=2.5", {}, "size = 2.5"),
-        ("every:concurrency=8", {}, "concurrency = 8"),
-        ("every:concurrency=0", {}, "concurrency = 0"),
-        ("every:sampling=random", {}, "sampling = 'random': unknown"),
-        ("window:length=0", {}, "length = 0"),
-        ("window:length=-3", {}, "length = -3"),
-        ("window:length=long", {}, "length = 'long'"),
-        ("cohort:size=0", {}, "size = 0"),
-        ("cohort:size=8", {}, "size + over_selection = 8: must be at most 7"),
-        ("cohort:size=6,over_selection=2", {}, "size + over_selection = 8"),
-        ("cohort:size=2,over_selection=-1", {}, "over_selection = -1"),
-        ("cohort:size=2,deadline=0", {}, "deadline = 0"),
-        ("cohort:size=2,deadline=1e-3", {"delays": "constant"}, "deadline = 0.001"),
-        ("participation:probability=0", {}, "probability = 0"),
-        ("participation:probability=1.5", {}, "probability = 1.5"),
-        ("participation:probability=0.8,spread=0.5", {}, "probability * (1 + spread)"),
-        ("participation:length=0", {}, "length = 0"),
-        ("evry", {}, "did you mean 'every'"),
-        ("every:sizes=3", {}, "no option 'sizes'"),
-        ("every", {"until": Until()}, "until"),
-        ("every", {"until": Until(time=0)}, "until.time = 0"),
-        ("every", {"until": Until(updates=0)}, "until.updates = 0"),
-        ("every", {"until": Until(steps=1.5)}, "until.steps = 1.5"),
-        ("every", {"until": Until(time=1e-9)}, "time = 1e-09: nothing arrives in time; the first upload takes"),
-        ("every", {"until": Until(time=1e-9, steps=3)}, "time = 1e-09, server_steps = 3: nothing arrives in time"),
-        ("every", {"num_clients": 0}, "num_clients = 0"),
-        ("every", {"seed": -1}, "seed = -1"),
-        ("every", {"local_steps": 0}, "local_steps = 0"),
-        ("every", {"local_steps": np.ones(3, int)}, "local_steps"),
-        ("every", {"bytes_up": -1}, "bytes_up = -1"),
-    ],
-)
+@pytest.mark.parametrize(("timing", "options", "message"), [
+    ("buffer:size=8", {}, "size = 8: must be at most the 7 clients in flight"),
+    ("buffer:size=4,concurrency=3", {}, "size = 4: must be at most the 3 clients in flight"),
+    ("buffer:size=0", {}, "size = 0"), ("buffer:size=2.5", {}, "size = 2.5"),
+    ("every:concurrency=8", {}, "concurrency = 8"), ("every:concurrency=0", {}, "concurrency = 0"),
+    ("every:sampling=random", {}, "sampling = 'random': unknown"),
+    ("window:length=0", {}, "length = 0"), ("window:length=-3", {}, "length = -3"),
+    ("window:length=long", {}, "length = 'long'"), ("cohort:size=0", {}, "size = 0"),
+    ("cohort:size=8", {}, "size + over_selection = 8: must be at most 7"),
+    ("cohort:size=6,over_selection=2", {}, "size + over_selection = 8"),
+    ("cohort:size=2,over_selection=-1", {}, "over_selection = -1"),
+    ("cohort:size=2,deadline=0", {}, "deadline = 0"),
+    ("cohort:size=2,deadline=1e-3", {"delays": "constant"}, "deadline = 0.001"),
+    ("participation:probability=0", {}, "probability = 0"), ("participation:probability=1.5", {}, "probability = 1.5"),
+    ("participation:probability=0.8,spread=0.5", {}, "probability * (1 + spread)"),
+    ("participation:length=0", {}, "length = 0"), ("evry", {}, "did you mean 'every'"),
+    ("every:sizes=3", {}, "no option 'sizes'"), ("every", {"until": Until()}, "until"),
+    ("every", {"until": Until(time=0)}, "until.time = 0"),
+    ("every", {"until": Until(updates=0)}, "until.updates = 0"),
+    ("every", {"until": Until(steps=1.5)}, "until.steps = 1.5"),
+    ("every", {"until": Until(time=1e-9)}, "time = 1e-09: nothing arrives in time; the first upload takes"),
+    ("every", {"until": Until(time=1e-9, steps=3)}, "time = 1e-09, server_steps = 3: nothing arrives in time"),
+    ("every", {"num_clients": 0}, "num_clients = 0"), ("every", {"seed": -1}, "seed = -1"),
+    ("every", {"local_steps": 0}, "local_steps = 0"), ("every", {"local_steps": np.ones(3, int)}, "local_steps"),
+    ("every", {"bytes_up": -1}, "bytes_up = -1"),
+])  # fmt: skip
 def test_bad_settings_are_one_line_value_errors(timing, options, message):
     with pytest.raises(ValueError) as error:
         make(timing, **options)
@@ -427,35 +328,3 @@ def test_a_cohort_without_a_size_is_ten_clients_or_all():
     assert make("cohort", num_clients=30, updates=20).step.tolist() == [0] * 10 + [1] * 10
     with pytest.raises(ValueError, match="over_selection"):
         make("cohort:over_selection=4", num_clients=4)
-
-
-# --- what is drawn ahead ------------------------------------------------------------------------
-
-GUESSES = {"none": lambda clients: [], "backwards": lambda clients: clients[::-1], "twice": lambda clients: clients * 2}
-
-
-@pytest.mark.slow_cases("uniform-none", "same-none", "round_robin-none")
-@pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
-def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):
-    """The predictions of the rules do not change the schedule, with conditions or without, in any cache."""
-    conditions = {"availability": "sessions:on=9,off=3", "faults": "drop+late:extra=2"}
-    scenarios = [
-        (timing, options)
-        for timing in (f"every:concurrency=4,sampling={sampling}", f"window:length=2,concurrency=4,sampling={sampling}")
-        for options in ({}, conditions)
-    ]
-    plain = [make(timing, num_clients=12, updates=400, **options) for timing, options in scenarios]
-
-    def misled(num_clients, concurrency, seed):
-        idle = rule(num_clients, concurrency, seed)
-        predict = idle.predict or (lambda client: range(concurrency))
-        return idle._replace(predict=lambda client: GUESSES[guess](list(predict(client))))
-
-    rule = SUCCESSORS[sampling]
-    monkeypatch.setitem(SUCCESSORS, sampling, misled)
-    for items in (1 << 17, 20, 1):
-        monkeypatch.setattr("fedjax_async.clock.durations._ITEMS", items)
-        for expected, (timing, options) in zip(plain, scenarios):
-            for one, other in zip(expected, make(timing, num_clients=12, updates=400, **options)):
-                np.testing.assert_array_equal(one, other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Until, at_or_before, plan
+from fedjax_async.clock import Limits, Until, at_or_before, check_schedule, plan
 from fedjax_async.clock.record import Record
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.engine import Every, evaluation_points
@@ -60,3 +60,16 @@ def test_copies_at_the_end_of_a_plan_count_up_to_rounding():
     record = Record(Scenario(2, np.ones(2, np.int64), None, Until(updates=1), 0))
     assert record.apply(record.dispatch(0, 0.0, 0.3), 0.3, True) is False
     assert record.end >= 0.1 + 0.2
+
+
+@pytest.mark.parametrize("conditions", [{}, {"limits": Limits(max_staleness=10**6)}])
+@pytest.mark.parametrize("length", [0.1, 0.3, 0.7, 1.1, 60.1, 1 / 3])
+@pytest.mark.parametrize("windows", [1, 2, 3])
+def test_a_job_as_long_as_some_windows_takes_so_many(length, windows, conditions):
+    delays = f"constant:mean={length * windows!r}"
+    options = {"num_clients": 2, "local_steps": 1, "until": Until(steps=200), **conditions}
+    s = check_schedule(plan(f"window:length={length!r}", delays, **options))
+    np.testing.assert_array_equal(np.rint(s.time / length), windows * np.repeat(np.arange(1, 201), 2))
+    assert (s.upload_time[s.job] <= s.time).all()
+    assert (s.freed_time[s.job] <= s.time).all()
+    assert (s.staleness == 0).all()

@@ -11,16 +11,10 @@ from fedjax_async.notices import NotConnected
 
 # spec, nodes, whether it is undirected, degrees
 SHAPES = [
-    ("ring", 7, True, 2),
-    ("ring:directed=true", 7, False, 1),
-    ("torus", 12, True, 4),
-    ("exponential", 8, False, 3),
-    ("complete", 5, True, 4),
-    ("random_regular:degree=4", 9, True, 4),
-    ("erdos_renyi:p=0.4", 9, True, None),
-    ("erdos_renyi:p=0.5,directed=true", 9, False, None),
-    ("small_world:neighbours=4,p=0.3", 10, True, None),
-]
+    ("ring", 7, True, 2), ("ring:directed=true", 7, False, 1), ("torus", 12, True, 4), ("exponential", 8, False, 3),
+    ("complete", 5, True, 4), ("random_regular:degree=4", 9, True, 4), ("erdos_renyi:p=0.4", 9, True, None),
+    ("erdos_renyi:p=0.5,directed=true", 9, False, None), ("small_world:neighbours=4,p=0.3", 10, True, None),
+]  # fmt: skip
 
 
 def digraph(graph):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -28,41 +29,25 @@ from fedjax_async.clock import (
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import Conditions, Scenario, models_of
 from tests.clock.slow_scenario import Script, play, scripts
-from tests.clock.test_slots import most_live_at_once, replay
-from tests.clock.test_waves import fewest_stabbing_points
-from tests.clock.textbook import check_invariants, table_of
+from tests.clock.textbook import check_invariants, fewest_stabbing_points, most_live_at_once, replay, table_of
 
 TIMING_SPECS = [
-    "every",
-    "every:concurrency=3,sampling=same",
-    "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin",
-    "buffer:size=2,concurrency=5",
-    "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin",
-    "cohort:size=4",
-    "cohort:size=3,over_selection=2,deadline=2",
+    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
+    "every:concurrency=3,sampling=round_robin", "buffer:size=2,concurrency=5", "window:length=0.7",
+    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2,deadline=2",
     "participation:length=0.3",
-]
+]  # fmt: skip
 AVAILABILITY_SPECS = [
-    "always",
-    "joins:share=0.5,by=9",
-    "leaves:share=0.3,by=30",
-    "periodic:on=3,off=2",
-    "periodic:on=3,off=2,leaving=pause",
-    "sessions:on=4,off=2,leaving=lose",
+    "always", "joins:share=0.5,by=9", "leaves:share=0.3,by=30", "periodic:on=3,off=2",
+    "periodic:on=3,off=2,leaving=pause", "sessions:on=4,off=2,leaving=lose",
     "sessions:on=4,off=2,family=lognormal+joins:share=0.5,by=5",
-]
+]  # fmt: skip
 FAULT_SPECS = [
-    "drop:probability=0.2",
-    "duplicate:probability=0.3,delay=0.5",
-    "crash:probability=0.2,restart=3",
-    "crash:rate=0.2,restart=1",
-    "late:probability=0.3,extra=2,factor=1.5",
-    "corrupt:probability=0.2",
+    "drop:probability=0.2", "duplicate:probability=0.3,delay=0.5", "crash:probability=0.2,restart=3",
+    "crash:rate=0.2,restart=1", "late:probability=0.3,extra=2,factor=1.5", "corrupt:probability=0.2",
     "groups:count=3,up=9,down=2",
     "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3",
-]
+]  # fmt: skip
 LIMITS = [Limits(), Limits(timeout=1.5), Limits(max_staleness=2, timeout=1.0, late="drop")]
 N = 7
 
@@ -102,37 +87,33 @@ def check_conditions(s, there):
             assert slots.count == most_live_at_once(s, bounds, personal)
 
 
-@pytest.mark.parametrize("availability", AVAILABILITY_SPECS)
+TROUBLES = [*((spec, None) for spec in AVAILABILITY_SPECS), *((None, spec) for spec in FAULT_SPECS)]
+WORLDS = list(itertools.product(TIMING_SPECS, TROUBLES))
+MIXED = [(*world, LIMITS[(i // len(TROUBLES) + i) % 3]) for i, world in enumerate(WORLDS)]  # in pairs
+
+
+@pytest.mark.parametrize(("timing", "trouble", "limits"), MIXED)
+def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(timing, trouble, limits):
+    availability, faults = trouble
+    given = {"availability": availability, "faults": faults, "limits": limits, "seed": 3}
+    s = make(timing, **given)
+    check_conditions(s, windows(availability, faults, 3))
+    assert availability or s.closes.sum() > 5
+    for one, other in zip(s, make(timing, **given)):
+        np.testing.assert_array_equal(one, other)
+
+
+TROUBLE = {
+    **{"availability": "sessions:on=6,off=2,leaving=lose", "faults": "drop+crash:restart=2+late:extra=2"},
+    **{"limits": Limits(timeout=2.0, max_staleness=6)},
+}
+
+
+@pytest.mark.parametrize("conditions", [{}, TROUBLE], ids=["calm", "trouble"])
+@pytest.mark.parametrize(("budget", "short", "long"), [("updates", 25, 60), ("steps", 4, 9), ("time", 15, 40)])
 @pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_every_policy_keeps_the_contract_whoever_is_there(timing, availability):
-    for limits in LIMITS:
-        s = make(timing, availability=availability, limits=limits, seed=3)
-        check_conditions(s, windows(availability, None, 3))
-        again = make(timing, availability=availability, limits=limits, seed=3)
-        for one, other in zip(s, again):
-            np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("faults", FAULT_SPECS)
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_every_policy_keeps_the_contract_whatever_fails(timing, faults):
-    for limits in LIMITS:
-        s = make(timing, faults=faults, limits=limits, seed=3)
-        check_conditions(s, windows(None, faults, 3))
-        assert s.closes.sum() > 5
-        again = make(timing, faults=faults, limits=limits, seed=3)
-        for one, other in zip(s, again):
-            np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-@pytest.mark.parametrize(("short", "long"), [((25, None, 400), (60, None, 400)), ((None, None, 15), (None, None, 40))])
-def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
-    options = {
-        **{"availability": "sessions:on=6,off=2,leaving=lose", "faults": "drop+crash:restart=2+late:extra=2"},
-        **{"limits": Limits(timeout=2.0, max_staleness=6)},
-    }
-    one, two = (make(timing, until=Until(time=u[2], updates=u[0]), **options) for u in (short, long))
+def test_a_longer_budget_continues_a_shorter_one(timing, budget, short, long, conditions):
+    one, two = (make(timing, until=Until(**{budget: most}), **conditions) for most in (short, long))
     arrivals, jobs = len(one.job), len(one.client)
     assert arrivals < len(two.job)
     for name in ("job", "time", "step"):
@@ -143,6 +124,8 @@ def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
         np.testing.assert_array_equal(getattr(one, name)[known], getattr(two, name)[:jobs][known])
     settled = ~np.isin(one.outcome, [Outcome.UNDER_WAY, Outcome.GIVEN_UP])
     np.testing.assert_array_equal(one.outcome[settled], two.outcome[:jobs][settled])
+    whole = one.closes.nonzero()[0].max(initial=-1) + 1  # the step that the budget cut may differ in `closes`
+    np.testing.assert_array_equal(one.closes[:whole], two.closes[:whole])
 
 
 @pytest.mark.parametrize("timing", TIMING_SPECS)
@@ -258,27 +241,6 @@ def there(*stretches, leaving="finish"):
 ALWAYS = [(0, math.inf)]
 
 
-def test_a_lost_job_frees_its_place_when_its_upload_was_due():
-    s = make("every", table_of([3]), num_clients=1, updates=2, faults=faulty(job0=JobFaults(lost=True)))
-    np.testing.assert_array_equal(s.dispatch_time, [0, 3, 6, 9])
-    np.testing.assert_array_equal(s.upload_time, [np.inf, 6, 9, 12])
-    np.testing.assert_array_equal(s.freed_time, [3, 6, 9, 12])
-    np.testing.assert_array_equal(s.outcome, [Outcome.LOST, Outcome.APPLIED, Outcome.APPLIED, Outcome.UNDER_WAY])
-    np.testing.assert_array_equal(s.time, [6, 9])
-
-
-def test_a_crashed_client_is_sent_nothing_before_it_has_restarted():
-    crash = faulty(job0=JobFaults(crash_share=0.5, restart=4))
-    s = make("every", table_of([2], [2]), num_clients=2, until=Until(time=8), faults=crash)
-    # client 0 crashes at 1 and is up at 5; the server notices at 2, when the upload was due
-    np.testing.assert_array_equal(s.dispatch_time[s.client == 0], [0, 5, 7])
-    np.testing.assert_array_equal(s.freed_time[:2], [2, 2])
-    assert s.outcome[0] == Outcome.CRASHED
-    options = {"num_clients": 2, "until": Until(time=8), "limits": Limits(timeout=6)}
-    patient = make("every", table_of([2], [2]), faults=crash, **options)
-    np.testing.assert_array_equal(patient.dispatch_time[patient.client == 0], [0, 6, 8])
-
-
 def test_another_client_takes_the_place_of_one_that_crashed():
     crash = faulty(job0=JobFaults(crash_share=0.5, restart=40))
     timing = "every:concurrency=1,sampling=round_robin"
@@ -289,13 +251,8 @@ def test_another_client_takes_the_place_of_one_that_crashed():
 
 @pytest.mark.parametrize(("late", "outcome"), [("apply", Outcome.LATE), ("drop", Outcome.DROPPED_LATE)])
 def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, outcome):
-    s = make(
-        "every:concurrency=1,sampling=round_robin",
-        table_of([5], [2]),
-        num_clients=2,
-        until=Until(time=8),
-        limits=Limits(timeout=3, late=late),
-    )
+    options = {"num_clients": 2, "until": Until(time=8), "limits": Limits(timeout=3, late=late)}
+    s = make("every:concurrency=1,sampling=round_robin", table_of([5], [2]), **options)
     # client 0 is given up at 3, client 1 takes its place; 0's upload comes at 5, and 0 gets a new job
     np.testing.assert_array_equal(s.client, [0, 1, 0, 1])
     np.testing.assert_array_equal(s.dispatch_time, [0, 3, 5, 8])
@@ -307,43 +264,6 @@ def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, outcome):
     assert (counts["late"], counts["dropped_late"], counts["given_up"]) == (1, int(late == "drop"), 1)
 
 
-def test_an_upload_at_its_timeout_is_in_time():
-    s = make("every", table_of([3]), num_clients=1, updates=4, limits=Limits(timeout=3, late="drop"))
-    assert (s.outcome[s.job] == Outcome.APPLIED).all()
-
-
-def test_stale_uploads_are_dropped_and_their_clients_sent_on():
-    s = make("every", table_of([1], [4.5]), num_clients=2, until=Until(time=9.5), limits=Limits(max_staleness=3))
-    assert set(s.client[s.job]) == {0}
-    dropped = s.outcome == Outcome.DROPPED_STALE
-    np.testing.assert_array_equal(s.client[dropped], [1, 1])
-    np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [0, 4.5, 9])
-    assert (s.staleness <= 3).all()
-    open_ = make("every", table_of([1], [4.5]), num_clients=2, until=Until(time=9.5))
-    assert open_.staleness.max() == 5
-    np.testing.assert_array_equal(open_.dispatch_time, s.dispatch_time)
-
-
-def test_a_client_that_is_away_gets_the_model_of_the_moment_it_appears():
-    s = make("every", table_of([1], [1]), num_clients=2, updates=6, availability=there(ALWAYS, [(2.5, 3), (9, 10)]))
-    np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [2.5])
-    np.testing.assert_array_equal(s.version[s.client == 1], [2])
-    # its second job has to wait for 9: when the first one is done, at 3.5, the client is offline
-    assert s.upload_time[s.client == 1].tolist() == [3.5]
-
-
-def test_what_going_off_does_to_a_job():
-    def uploads(leaving):
-        away = there([(0, 2), (5, 100)], leaving=leaving)
-        s = make("every", table_of([3]), num_clients=1, until=Until(time=11), availability=away)
-        return s.dispatch_time.tolist(), s.time.tolist(), s.outcome.tolist()
-
-    applied = Outcome.APPLIED
-    assert uploads("finish") == ([0, 5, 8, 11], [3, 8, 11], [applied, applied, applied, Outcome.UNDER_WAY])
-    assert uploads("pause") == ([0, 6, 9], [6, 9], [applied, applied, Outcome.UNDER_WAY])
-    assert uploads("lose") == ([0, 5, 8, 11], [8, 11], [Outcome.INTERRUPTED, applied, applied, Outcome.UNDER_WAY])
-
-
 @pytest.mark.parametrize("length", [0.7, 3, 7])
 def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
     """In units of rounds, the end of a window may be rounded down to the very moment that was asked for."""
@@ -353,12 +273,16 @@ def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
     assert len(s.job) == 60
 
 
-def test_sampling_is_uniform_over_those_that_are_there():
+def half_of_ten(timing, delays, until):
+    """Clients 0 to 4 are online; how often each of ten was sent a job."""
     half = there(*[ALWAYS if i < 5 else [(1e9, 2e9)] for i in range(10)])
-    s = make("every:concurrency=2", "exponential", num_clients=10, availability=half, until=Until(updates=20_000))
-    share = np.bincount(s.client, minlength=10) / len(s.client)
-    np.testing.assert_allclose(share[:5], 0.2, atol=0.01)
-    assert share[5:].sum() == 0
+    return np.bincount(make(timing, delays, num_clients=10, availability=half, until=until).client, minlength=10)
+
+
+def test_sampling_is_uniform_over_those_that_are_there():
+    sent = half_of_ten("every:concurrency=2", "exponential", Until(updates=20_000))
+    np.testing.assert_allclose(sent[:5] / sent.sum(), 0.2, atol=0.01)
+    assert sent[5:].sum() == 0
 
 
 def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_for():
@@ -398,34 +322,10 @@ def corrupting(*jobs):
     return Script([], {job: JobFaults(corrupt=True) for job in jobs}, [], Limits()).faults
 
 
-def test_a_buffer_waits_for_sound_uploads():
-    faults = corrupting((0, 0), (0, 2), (0, 3))
-    s = make("buffer:size=2", table_of([1], [10.5]), num_clients=2, updates=8, faults=faults)
-    np.testing.assert_array_equal(s.client[s.job], [0] * 8)
-    np.testing.assert_array_equal(s.corrupt[s.job], [1, 0, 1, 1, 0, 0, 0, 0])
-    np.testing.assert_array_equal(s.closes, [0, 0, 0, 0, 1, 0, 1, 0])
-    np.testing.assert_array_equal(s.step, [0, 0, 0, 0, 0, 1, 1, 2])
-    np.testing.assert_array_equal(s.version[s.client == 0][:6], [0, 0, 0, 0, 0, 1])
-    counts = fault_counts(s)
-    assert (counts["applied"], counts["corrupt"]) == (8, 3)
-
-
-def test_a_corrupt_arrival_closes_nothing_by_itself():
-    s = make("every", table_of([1]), num_clients=1, updates=4, faults=corrupting((0, 1), (0, 2)))
-    np.testing.assert_array_equal(s.closes, [1, 0, 0, 1])
-    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 0])
+def test_a_corrupt_arrival_is_no_step_of_the_budget():
     steps = make("every", table_of([1]), num_clients=1, until=Until(steps=4), faults=corrupting((0, 1), (0, 2)))
     np.testing.assert_array_equal(steps.time, [1, 2, 3, 4, 5, 6])
-
-
-def test_a_window_with_corrupt_uploads_only_is_no_step():
-    faults = corrupting((0, 0), (1, 1), (0, 2), (1, 2))
-    s = make("window:length=3", table_of([1], [2]), num_clients=2, updates=8, faults=faults)
-    np.testing.assert_array_equal(s.client[s.job], [0, 1] * 4)
-    np.testing.assert_array_equal(s.corrupt[s.job], [1, 0, 0, 1, 1, 1, 0, 0])
-    # the last listed one closes, though it is corrupt in the second window
-    np.testing.assert_array_equal(s.closes, [0, 1, 0, 1, 0, 0, 0, 1])
-    np.testing.assert_array_equal(s.step, [0, 0, 1, 1, 2, 2, 2, 2])
+    np.testing.assert_array_equal(steps.closes, [1, 0, 0, 1, 1, 1])
 
 
 def test_a_cohort_waits_for_sound_uploads():
@@ -473,12 +373,9 @@ def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monk
 
 
 def test_cohorts_are_uniform_over_those_that_are_there():
-    half = there(*[ALWAYS if i % 2 else [(1e9, 2e9)] for i in range(10)])
-    until = Until(steps=3000)
-    s = make("cohort:size=3", "constant", num_clients=10, until=until, availability=half)
-    share = np.bincount(s.client, minlength=10) / 3000
-    np.testing.assert_allclose(share[1::2], 0.6, atol=0.04)
-    assert share[::2].sum() == 0
+    sent = half_of_ten("cohort:size=3", "constant", Until(steps=3000))
+    np.testing.assert_allclose(sent[:5] / 3000, 0.6, atol=0.04)
+    assert sent[5:].sum() == 0
 
 
 # --- ends ---------------------------------------------------------------------------------------
@@ -514,50 +411,38 @@ def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
 # --- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"availability": "joins:share=1.5"}, "share = 1.5: must be between 0 and 1"),
-        ({"availability": "joins:share=x"}, "share = 'x'"),
-        ({"availability": "joins:by=0"}, "by = 0"),
-        ({"availability": "joins:at=-1"}, "at = -1"),
-        ({"availability": "leaves:leaving=run"}, "leaving = 'run': must be one of finish, pause, lose"),
-        ({"availability": "periodic:on=0"}, "on = 0"),
-        ({"availability": "periodic:off=-1"}, "off = -1"),
-        ({"availability": "periodic:on=6,off=4,phase=10"}, "phase = 10: must be at least 0 and below 10"),
-        ({"availability": "periodic:leaving=no"}, "leaving = 'no'"),
-        ({"availability": "sessions:on=-2"}, "on = -2"),
-        ({"availability": "sessions:off=0"}, "off = 0"),
-        ({"availability": "sessions:family=beta"}, "family = 'beta': unknown"),
-        ({"availability": "sessions:spread=0"}, "spread = 0"),
-        ({"availability": "sessions:leaving=1"}, "leaving = 1"),
-        ({"availability": "csv:path=nowhere.csv"}, "path = 'nowhere.csv'"),
-        ({"availability": "joins+sesions"}, "availability = 'sesions': unknown; did you mean 'sessions'"),
-        ({"availability": "joins:shares=1"}, "no option 'shares'"),
-        ({"availability": "joins+"}, "availability = ''"),
-        ({"faults": "drop:probability=1.1"}, "probability = 1.1: must be between 0 and 1"),
-        ({"faults": "drop:probability=nan"}, "probability = nan"),
-        ({"faults": "duplicate:probability=-1"}, "probability = -1"),
-        ({"faults": "duplicate:delay=-1"}, "delay = -1"),
-        ({"faults": "crash:probability=2"}, "probability = 2"),
-        ({"faults": "crash:rate=0"}, "rate = 0"),
-        ({"faults": "crash:rate=1,probability=0.1"}, "rate = 1: must be left out"),
-        ({"faults": "crash:restart=-1"}, "restart = -1"),
-        ({"faults": "late"}, "extra = 0.0: must be > 0, unless factor is > 1"),
-        ({"faults": "late:factor=0.5"}, "factor = 0.5"),
-        ({"faults": "late:extra=-1"}, "extra = -1"),
-        ({"faults": "corrupt:probability=yes"}, "probability = 'yes'"),
-        ({"faults": "groups:count=0"}, "count = 0"),
-        ({"faults": "groups:up=0"}, "up = 0"),
-        ({"faults": "groups:down=0"}, "down = 0"),
-        ({"faults": "dorp+late:extra=1"}, "did you mean 'drop'"),
-        ({"limits": Limits(max_staleness=-1)}, "limits.max_staleness = -1"),
-        ({"limits": Limits(max_staleness=1.5)}, "limits.max_staleness = 1.5"),
-        ({"limits": Limits(timeout=0)}, "limits.timeout = 0"),
-        ({"limits": Limits(late="wait")}, "limits.late = 'wait': must be one of apply, drop"),
-        ({"limits": None}, "limits = None"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"availability": "joins:share=1.5"}, "share = 1.5: must be between 0 and 1"),
+    ({"availability": "joins:share=x"}, "share = 'x'"), ({"availability": "joins:by=0"}, "by = 0"),
+    ({"availability": "joins:at=-1"}, "at = -1"),
+    ({"availability": "leaves:leaving=run"}, "leaving = 'run': must be one of finish, pause, lose"),
+    ({"availability": "periodic:on=0"}, "on = 0"), ({"availability": "periodic:off=-1"}, "off = -1"),
+    ({"availability": "periodic:on=6,off=4,phase=10"}, "phase = 10: must be at least 0 and below 10"),
+    ({"availability": "periodic:leaving=no"}, "leaving = 'no'"),
+    ({"availability": "sessions:on=-2"}, "on = -2"), ({"availability": "sessions:off=0"}, "off = 0"),
+    ({"availability": "sessions:family=beta"}, "family = 'beta': unknown"),
+    ({"availability": "sessions:spread=0"}, "spread = 0"), ({"availability": "sessions:leaving=1"}, "leaving = 1"),
+    ({"availability": "csv:path=nowhere.csv"}, "path = 'nowhere.csv'"),
+    ({"availability": "joins+sesions"}, "availability = 'sesions': unknown; did you mean 'sessions'"),
+    ({"availability": "joins:shares=1"}, "no option 'shares'"), ({"availability": "joins+"}, "availability = ''"),
+    ({"faults": "drop:probability=1.1"}, "probability = 1.1: must be between 0 and 1"),
+    ({"faults": "drop:probability=nan"}, "probability = nan"),
+    ({"faults": "duplicate:probability=-1"}, "probability = -1"),
+    ({"faults": "duplicate:delay=-1"}, "delay = -1"), ({"faults": "crash:probability=2"}, "probability = 2"),
+    ({"faults": "crash:rate=0"}, "rate = 0"),
+    ({"faults": "crash:rate=1,probability=0.1"}, "rate = 1: must be left out"),
+    ({"faults": "crash:restart=-1"}, "restart = -1"),
+    ({"faults": "late"}, "extra = 0.0: must be > 0, unless factor is > 1"),
+    ({"faults": "late:factor=0.5"}, "factor = 0.5"), ({"faults": "late:extra=-1"}, "extra = -1"),
+    ({"faults": "corrupt:probability=yes"}, "probability = 'yes'"),
+    ({"faults": "groups:count=0"}, "count = 0"), ({"faults": "groups:up=0"}, "up = 0"),
+    ({"faults": "groups:down=0"}, "down = 0"), ({"faults": "dorp+late:extra=1"}, "did you mean 'drop'"),
+    ({"limits": Limits(max_staleness=-1)}, "limits.max_staleness = -1"),
+    ({"limits": Limits(max_staleness=1.5)}, "limits.max_staleness = 1.5"),
+    ({"limits": Limits(timeout=0)}, "limits.timeout = 0"),
+    ({"limits": Limits(late="wait")}, "limits.late = 'wait': must be one of apply, drop"),
+    ({"limits": None}, "limits = None"),
+])  # fmt: skip
 def test_bad_conditions_are_one_line_value_errors(options, message):
     with pytest.raises(ValueError) as error:
         make("every", **options)

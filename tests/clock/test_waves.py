@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Limits, Outcome, Until, longest_chain, plan, wave_statistics, waves
-from tests.clock.textbook import traces
-
-
-def fewest_stabbing_points(intervals):
-    """Try all sets of positions, smallest sets first."""
-    for size in range(1, len(intervals) + 1):
-        for points in itertools.combinations(range(len(intervals)), size):
-            if all(any(low <= p <= high for p in points) for low, high in intervals):
-                return size
-    return 0
+from fedjax_async.clock import Limits, Outcome, Until, allocate, longest_chain, plan, wave_statistics, waves
+from tests.clock.textbook import fewest_stabbing_points, most_live_at_once, replay, traces
 
 
 def longest_chain_by_recursion(intervals):
@@ -51,28 +42,12 @@ def test_jobs_are_dispatched_before_the_wave_that_trains_them(schedule, cap):
     np.testing.assert_array_equal(waves(schedule, 10**6), waves(schedule))
 
 
-@pytest.mark.parametrize("timing", ["every", "buffer:size=5", "window:length=1", "cohort:size=8", "participation"])
-@pytest.mark.parametrize("delays", ["constant", "lognormal:heterogeneity=1", "exponential"])
-def test_waves_of_real_schedules_meet_the_lower_bound(timing, delays):
-    s = plan(timing, delays, num_clients=20, local_steps=1, until=Until(updates=400))
-    statistics = wave_statistics(s)
-    assert statistics.waves == statistics.longest_chain
-    assert statistics.mean_width == 400 / statistics.waves
-    assert statistics.max_width <= 20
-
-
 def test_equal_delays_fill_every_wave():
     s = plan("every", "constant", num_clients=20, local_steps=1, until=Until(updates=400))
     statistics = wave_statistics(s)
     assert statistics.mean_width == statistics.mean_in_flight == 20
     assert statistics.share == 1
     assert wave_statistics(s, waves(s, 7)).max_width == 7
-
-
-def test_one_wave_a_cohort_though_the_slowest_are_dropped():
-    s = plan("cohort:size=6,over_selection=3", "exponential", num_clients=20, local_steps=1, until=Until(steps=30))
-    np.testing.assert_array_equal(waves(s), np.arange(0, 181, 6))
-    assert wave_statistics(s).longest_chain == 30
 
 
 def test_dropped_uploads_are_not_in_flight():
@@ -86,3 +61,22 @@ def test_a_cap_of_zero_is_refused():
     s = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=4))
     with pytest.raises(ValueError, match="max_width = 0"):
         waves(s, 0)
+
+
+# --- slots --------------------------------------------------------------------------------------
+
+
+@given(traces(25), st.booleans(), st.sampled_from([None, 1, 2, 3]))
+@settings(deadline=None, max_examples=200)
+def test_every_job_reads_the_message_it_was_sent(schedule, personal, cap):
+    bounds = waves(schedule, cap)
+    slots = allocate(schedule, bounds, personal)
+    replay(schedule, bounds, slots, personal)
+    assert slots.count == most_live_at_once(schedule, bounds, personal)
+    never = np.setdiff1d(np.arange(len(schedule.client)), schedule.job)
+    assert (slots.start_slot[never] == -1).all()
+    assert len(slots.write_bounds) == len(schedule.job) + 2
+    messages = len(schedule.client) if personal else len(np.unique(schedule.version[schedule.job]))
+    assert slots.write_bounds[-1] == messages == len(slots.write_slot) == len(slots.write_client)
+    assert slots.start_slot.dtype == slots.write_slot.dtype == slots.write_client.dtype == np.int32
+    assert slots.write_bounds.dtype == np.int64

@@ -136,3 +136,41 @@ def traces(draw, max_arrivals: int = 9) -> Schedule:
         corrupt=np.array(draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_),
         copies=np.zeros(len(rows), np.int8),
     )
+
+
+def fewest_stabbing_points(intervals):
+    """Try all sets of positions, smallest sets first."""
+    for size in range(1, len(intervals) + 1):
+        for points in itertools.combinations(range(len(intervals)), size):
+            if all(any(low <= p <= high for p in points) for low, high in intervals):
+                return size
+    return 0
+
+
+def replay(schedule, bounds, slots, personal):
+    """Run the engine's reads and writes on simulated registers; check that each job reads its message."""
+    registers = [None] * slots.count
+    begins = set(bounds[:-1].tolist())
+    width = dict(zip(bounds[:-1].tolist(), np.diff(bounds).tolist()))
+    version = 0
+    for p in range(len(schedule.job) + 1):
+        if p > 0:
+            version += int(schedule.closes[p - 1])
+        for m in range(slots.write_bounds[p], slots.write_bounds[p + 1]):
+            registers[slots.write_slot[m]] = (version, int(slots.write_client[m]) if personal else None)
+        if p in begins:
+            for job in schedule.job[p : p + width[p]]:
+                expected = (schedule.version[job], schedule.client[job] if personal else None)
+                assert registers[slots.start_slot[job]] == expected
+
+
+def most_live_at_once(schedule, bounds, personal):
+    """Count, at every position, the messages written and not yet read for the last time."""
+    sent = enumerate(schedule.dispatched_after) if personal else []  # also to jobs that never arrive
+    life = {job: (position, position) for job, position in sent}
+    for v in range(len(bounds) - 1):
+        for job in schedule.job[bounds[v] : bounds[v + 1]]:
+            message = job if personal else schedule.version[job]
+            low, high = life.get(message, (10**9, -1))
+            life[message] = (min(low, schedule.dispatched_after[job]), max(high, bounds[v]))
+    return max(sum(low <= p <= high for low, high in life.values()) for p in range(len(schedule.job) + 1))

@@ -11,7 +11,7 @@ MAKERS = {
     "constant": lambda rng, size: np.full(size, -0.75),
     "one spike": lambda rng, size: np.where(np.arange(size) == size // 2, 5.0, 0.0),
     "zeros": lambda rng, size: np.where(np.arange(size) % 2 == 0, 0.0, -0.0),
-}
+}  # fmt: skip
 
 
 def vector(kind, size, seed=0):

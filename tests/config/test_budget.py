@@ -17,7 +17,7 @@ from fedjax_async.config import Settings, prepare
 from fedjax_async.server import known, methods, rule, scale_by_staleness
 from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
 
-SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40}
+SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40, "engine": "reference"}
 ROOT = Path(__file__).resolve().parents[2]
 TAUGHT = (ROOT / "README.md", ROOT / "notebooks" / "02_add_an_algorithm.ipynb")  # where own rules are taught
 COHORTS = {**SMALL, "method": "fedavg@cohort:size=4"}
@@ -33,11 +33,9 @@ def quietly(**settings):
 
 
 BUDGETS = [
-    ({"updates": 3}, "updates"),
-    ({"updates": 3, "time": 1e9}, "updates"),
-    ({"time": 60.0}, "time"),
+    ({"updates": 3}, "updates"), ({"updates": 3, "time": 1e9}, "updates"), ({"time": 60.0}, "time"),
     ({"time": 60.0, "updates": 100}, "time"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("budget", "field"), BUDGETS)

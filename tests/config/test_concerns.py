@@ -1,4 +1,4 @@
-"""The table of where settings have an effect: it has every setting, and settings without effect are refused."""
+"""Where settings have an effect, and their roles in sweeps: every setting has both, and others are refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fedjax_async.config import concerns, trajectory
 from fedjax_async.config.clients import client_of
 from fedjax_async.config.concerns import CONCERNS, HINTS, REFUSALS, without_effect
 from fedjax_async.config.methods import method_of
+from fedjax_async.config.paths import FIELDS
 from fedjax_async.config.problem import data_of
 from fedjax_async.config.resolving import resolved, settings_from
-from fedjax_async.config.roles import ROLES
+from fedjax_async.config.roles import ROLES, roles_of, usual_role
 from fedjax_async.config.settings import DEFAULTS, given_in
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.results.explaining import _plain
@@ -47,12 +48,11 @@ USES = {
     "server": lambda given: resolved(settings(given)),
     "nodes": lambda given: resolved(settings(given, method="pushcen")),
     "reference": lambda given: settings(given, engine="reference"),
-    "sweep": lambda given: plan_groups([settings(given)]),
-    "trajectory": lambda given: trajectory(settings(given)),
+    "sweep": lambda given: plan_groups([settings(given)]), "trajectory": lambda given: trajectory(settings(given)),
     "own_client": lambda given: settings_from(None, {"updates": 4, "client": CLIENT, **given}),
     "adaptive": lambda given: resolved(settings(given, policy="uniform")),
     "dealt": lambda given: data_of(settings({**given, "dataset": DEALT})),
-}
+}  # fmt: skip
 REFUSED = [(use, name) for use in USES for name in without_effect(use)]
 
 
@@ -92,3 +92,41 @@ def test_a_row_without_a_mark_for_each_use_is_no_table():
     for wrong in ("x", "x " * 10, "y x x x x x x x"):
         with pytest.raises(ValueError, match=r"zip|marks of mine"):
             concerns._read(f"{concerns.TABLE}\nmine tuned {wrong}")
+
+
+# --- roles of swept settings --------------------------------------------------------------------
+
+USUAL = {
+    "tuned": ["lr", "batch_size", "epochs", "optimizer", "optimizer.momentum", "decay.steps", "method.mixing",
+              "timing.size", "max_staleness"],
+    "compared": ["method", "timing", "compress", "compress.ratio", "client", "engine"],
+    "world": ["dataset", "partition", "partition.alpha", "clients", "delay", "delay.sigma", "faults.drop.probability",
+              "availability", "model", "time", "updates", "eval_time", "test_fraction"],
+    "seed": ["seed"],
+}  # fmt: skip
+
+
+def test_usual_roles():
+    for role, paths in USUAL.items():
+        assert {path: usual_role(path) for path in paths} == dict.fromkeys(paths, role)
+    assert {usual_role(name) for name in FIELDS} == set(ROLES)
+    assert [name for name in FIELDS if usual_role(name) == "seed"] == ["seed"]
+
+
+def test_given_roles_replace_the_usual_ones():
+    paths = ["method", "method.mixing", "delay", "seed"]
+    given = {"method.mixing": "compared", "delay": "tuned", "seed": "seed"}
+    assert roles_of(paths, given) == dict(zip(paths, ("compared", "compared", "tuned", "seed")))
+    assert roles_of(paths) == roles_of(paths, {}) and list(roles_of(paths)) == paths
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"lr": "tune"}, r"roles\['lr'\] = 'tune': must be one of tuned, compared, world, seed"),
+    ({"epochs": "tuned"}, "roles = 'epochs': must be a setting that is swept: lr, seed"),
+    ({"lr": "seed"}, r"roles\['lr'\] = 'seed': must be seed for the setting seed, and another role for other"),
+    ({"seed": "world"}, r"roles\['seed'\] = 'world': must be seed for the setting seed"),
+    ({"lr": 3}, r"roles\['lr'\] = 3: must be one of tuned"),
+])  # fmt: skip
+def test_bad_roles(given, says):
+    with pytest.raises(ValueError, match=says):
+        roles_of(["lr", "seed"], given)

@@ -31,15 +31,11 @@ def meant(settings):
 
 
 OLD = {
-    "fedbuff": (1.0, "buffer:size=3"),
-    "ca2fl": (1.0, "buffer:size=3"),
-    "fadas": (0.01, "buffer:size=3"),
-    "fedbuff:server_lr=0.5": (0.5, "buffer:size=3"),
-    "fedbuff:exponent=0.3": (1.0, "buffer:size=3"),
-    "fedbuff@buffer:size=6": (1.0, "buffer:size=6"),
-    "fedbuff:exponent=0.3+swa:start=0.5@every": (1.0, "every"),
+    "fedbuff": (1.0, "buffer:size=3"), "ca2fl": (1.0, "buffer:size=3"), "fadas": (0.01, "buffer:size=3"),
+    "fedbuff:server_lr=0.5": (0.5, "buffer:size=3"), "fedbuff:exponent=0.3": (1.0, "buffer:size=3"),
+    "fedbuff@buffer:size=6": (1.0, "buffer:size=6"), "fedbuff:exponent=0.3+swa:start=0.5@every": (1.0, "every"),
     "ca2fl:server_lr=2+swa@buffer:size=4": (2.0, "buffer:size=4"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", OLD)
@@ -92,10 +88,9 @@ def test_an_earlier_method_is_equal_to_no_other_text_and_a_changed_option_keeps_
 
 
 DEFAULTS = {
-    "fedbuff": ({"server_lr": 0.7}, "buffer:size=10"),
-    "ca2fl": ({"server_lr": 0.3}, "buffer:size=10"),
+    "fedbuff": ({"server_lr": 0.7}, "buffer:size=10"), "ca2fl": ({"server_lr": 0.3}, "buffer:size=10"),
     "fadas": ({"server_lr": 0.001, "b1": 0.9, "b2": 0.99, "eps": 1e-8, "tolerated": 1.0}, "buffer:size=5"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", DEFAULTS)
@@ -117,14 +112,10 @@ def warned(method, *, clients=30, **given):
     return [str(one.message) for one in seen if issubclass(one.category, SmallBuffer)]
 
 
-@pytest.mark.parametrize(
-    ("method", "given"),
-    [
-        ("fedbuff@buffer:size=3", {}),
-        ("fedavg", {"timing": "buffer:size=3"}),
-        ("fedmedian:size=3@buffer:size=3,concurrency=31", {"clients": 40}),
-    ],
-)
+@pytest.mark.parametrize(("method", "given"), [
+    ("fedbuff@buffer:size=3", {}), ("fedavg", {"timing": "buffer:size=3"}),
+    ("fedmedian:size=3@buffer:size=3,concurrency=31", {"clients": 40}),
+])  # fmt: skip
 def test_a_buffer_under_a_tenth_of_the_jobs_in_flight_is_said_in_one_line(method, given):
     (text,) = warned(method, **{"clients": 31} | given)
     assert text.startswith(

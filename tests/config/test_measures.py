@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Metric, Settings, models, register, registry, resume, simulate, sweep
-from fedjax_async.config import plugins
+from fedjax_async import Metric, Settings, models, register, registry, simulate
+from fedjax_async.config import plugins, prepare
+from fedjax_async.config.grid import expand
 from fedjax_async.config.measures import metrics_of
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.config.sweeping import plan_groups
@@ -39,14 +40,15 @@ def misses(outputs, y):
 
 
 def test_names_and_functions_are_columns_and_a_run_without_them_is_written_as_before():
-    run = simulate(**SMALL, metrics={"hits": hits, "miss_error": misses, "first": "top:k=1"}, train_examples=50)
+    metrics = {"hits": hits, "miss_error": misses, "first": "top:k=1"}
+    run = simulate(**SMALL, metrics=metrics, train_examples=50, engine="reference")
     np.testing.assert_allclose(run.evaluations["hits"], run.evaluations["accuracy"], atol=1e-6)
     np.testing.assert_array_equal(run.evaluations["first"], run.evaluations["hits"])
     np.testing.assert_allclose(run.evaluations["miss_error"], 1 - run.evaluations["accuracy"], atol=1e-6)
     assert run.settings["metrics"] == "hits,miss_error,first" and run.settings["train_examples"] == 50
     assert set(run.settings["own"]["metrics"]) == {"hits", "miss_error", "first"}
     new = {"metrics", "train_loss", "train_examples", "fine_tune"}
-    assert not new & set(as_dict(Settings(updates=6))) and not new & set(simulate(**SMALL).settings)
+    assert not new & set(as_dict(Settings(updates=6))) and not new & set(prepare(Settings(**SMALL)).described)
 
 
 def test_columns_are_names_with_the_values_of_their_options():
@@ -60,30 +62,23 @@ def test_a_registered_metric_has_a_name_and_options():
         """Whether the label's probability is at least ``share``."""
         return lambda outputs, y: jnp.max(outputs, -1) >= share
 
-    run = simulate(**SMALL, metrics="within:share=-10.0,macro_f1")
-    assert run.evaluations["within-10.0"].tolist() == [1.0, 1.0, 1.0]
-    assert list(run.settings["own"]["metrics"]) == ["within"]
+    (name, metric), (other, _) = metrics_of("within:share=-10.0,macro_f1")
+    assert (name, other) == ("within-10.0", "macro_f1")
+    assert metric.values(jnp.array([[-9.0, -11.0], [-11.0, -12.0]]), None).tolist() == [True, False]
+    assert list(as_dict(Settings(**SMALL, metrics="within:share=-10.0,macro_f1"))["own"]["metrics"]) == ["within"]
 
 
 BROKEN = {
-    "a mean": (
-        {"m": lambda o, y: hits(o, y).mean()},
-        r"metrics\['m'\] returned float32\[\]: must return a number per ex",
-    ),
-    "many without finish": (
-        {"m": lambda o, y: o},
-        r"metrics\['m'\] returned float32\[3, 10\]: must return a number per",
-    ),
+    "a mean": ({"m": lambda o, y: hits(o, y).mean()},
+         r"metrics\['m'\] returned float32\[\]: must return a number per ex"),
+    "many without finish": ({"m": lambda o, y: o},
+         r"metrics\['m'\] returned float32\[3, 10\]: must return a number per"),
     "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number per example"),
     "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),
-    "a vector": (
-        {"m": Metric(lambda o, y: o, lambda means: means)},
-        r"metrics\['m'\].finish returned float32\[10\]: mu",
-    ),
-    "rows": (
-        {"m": Metric(lambda o, y: o.sum(0), jnp.sum)},
-        r"metrics\['m'\].values returned float32\[10\]: must return",
-    ),
+    "a vector": ({"m": Metric(lambda o, y: o, lambda means: means)},
+         r"metrics\['m'\].finish returned float32\[10\]: mu"),
+    "rows": ({"m": Metric(lambda o, y: o.sum(0), jnp.sum)},
+         r"metrics\['m'\].values returned float32\[10\]: must return"),
     "k": ("top:k=11", r"k of top = 11: must be at most 10, the number of classes"),
     "no such name": ("top_5", r"metrics = 'top_5': unknown; did you mean 'top'"),
     "no such option": ("top:n=5", r"top has no option 'n'"),
@@ -94,7 +89,7 @@ BROKEN = {
     "empty": ({}, r"metrics = \{\}: must be at least one name and metric"),
     "a number": ({"m": 3}, r"metrics\['m'\] = '3': must be f\(outputs, y\) -> \[B\], or a Metric"),
     "a list": (["top"], r"metrics = \['top'\]: must be a text, or a dict of names and metrics"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -125,61 +120,41 @@ def test_metrics_of_labels_need_labels_and_fine_tuning_an_optimiser():
 
 
 def test_a_population_needs_a_sample_and_evaluates_it():
-    population = {"dataset": "population", "clients": 100_000, "model": "logistic", "updates": 2, "steps": 1}
-    with pytest.raises(
-        ValueError, match=r"train_examples = None: must be a number of examples: .* has 7248404, too many"
-    ):
-        simulate(**population, train_loss=True)
-    assert np.isfinite(simulate(**population, train_examples=64).evaluations["train_loss"]).all()
+    population = {"dataset": "population", "model": "logistic", "updates": 2, "steps": 1}
+    says = r"train_examples = None: must be a number of examples: .* has 7248404, too many"
+    with pytest.raises(ValueError, match=says):
+        simulate(**population, clients=100_000, train_loss=True)
+    assert np.isfinite(simulate(**population, clients=1000, train_examples=64).evaluations["train_loss"]).all()
 
 
 # --- sweeps and folders -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_runs_that_measure_alike_share_a_program_and_equal_the_runs_alone():
+def test_runs_that_measure_alike_share_a_program():
     base = SMALL | {"test_fraction": 0.2, "metrics": {"hits": hits}, "fine_tune": 2, "train_examples": 40}
-    found = sweep(base, {"lr": [0.1, 0.2]}, progress=False)
-    assert len(plan_groups(found.settings)) == 1
-    for settings, run in zip(found.settings, found.runs, strict=True):
-        alone = simulate(settings)
-        for name in ("hits", "train_loss", "client_tuned_accuracy"):
-            np.testing.assert_allclose(run.evaluations[name], alone.evaluations[name], rtol=1e-5, err_msg=name)
-    assert len(plan_groups([found.settings[0], replace(found.settings[0], fine_tune=3)])) == 2
+    settings = [Settings(**base, lr=lr) for lr in (0.1, 0.2)]
+    assert len(plan_groups(settings)) == 1
+    assert len(plan_groups([settings[0], replace(settings[0], fine_tune=3)])) == 2
     seeds = [Settings(**SMALL, seed=seed, train_examples=40) for seed in (0, 1)]
     assert len(plan_groups(seeds)) == 1, "another sample is no other program"
 
 
 def test_a_sweep_over_metrics_by_name_and_by_option():
-    points = sweep(SMALL, {"metrics": ["macro_f1", "top:k=3"]}, progress=False)
-    assert [set(run.evaluations) & {"macro_f1", "top3"} for run in points.runs] == [{"macro_f1"}, {"top3"}]
+    points = expand(SMALL | {"metrics": "top:k=3"}, {"metrics": ["macro_f1", "top:k=3"]})
+    points += expand(SMALL | {"metrics": "top:k=3"}, {"metrics.k": [5]})
+    columns = [name for point in points for name, _ in metrics_of(point.settings.metrics)]
+    assert columns == ["macro_f1", "top3", "top5"]
 
 
-def test_a_run_with_functions_is_resumed_with_the_same_ones_only(tmp_path):
-    class Killed(Exception):
-        pass
-
-    def killer(done, total, **status):
-        if done >= 4:
-            raise Killed
-
-    asked = SMALL | {"metrics": {"hits": hits, "miss_error": misses}}
-    with pytest.raises(Killed):
-        simulate(**asked, checkpoint=2, out=tmp_path / "a", plots=False, progress=killer)
+def test_settings_come_back_from_a_file_with_the_same_functions_only():
+    settings = Settings(**SMALL, metrics={"hits": hits, "miss_error": misses}, fine_tune=3, test_fraction=0.2)
+    saved = json.loads(json.dumps(as_dict(settings)))
+    assert from_dict(saved, {"metrics": {"hits": hits, "miss_error": misses}}) == settings
+    assert as_dict(from_dict(saved)) == saved
     for wrong in ({"hits": misses, "miss_error": misses}, {"hits": hits}):
         with pytest.raises(ValueError, match="metrics"):
-            resume(tmp_path / "a", plots=False, metrics=wrong)
+            from_dict(saved, {"metrics": wrong})
     with pytest.raises(ValueError, match="metrics = 'hits,miss_error': is a part of your own; give it again"):
-        resume(tmp_path / "a", plots=False)
-    have, want = resume(tmp_path / "a", plots=False, metrics=asked["metrics"]), simulate(**asked)
-    for name, values in want.evaluations.items():
-        np.testing.assert_array_equal(have.evaluations[name], values, err_msg=name)
-
-
-def test_settings_come_back_from_a_file():
-    settings = Settings(**SMALL, metrics={"hits": hits}, fine_tune=3, test_fraction=0.2)
-    saved = json.loads(json.dumps(as_dict(settings)))
-    assert from_dict(saved, {"metrics": {"hits": hits}}) == settings
-    assert as_dict(from_dict(saved)) == saved
+        prepare(from_dict(saved))
     named = Settings(**SMALL, metrics="top:k=3,macro_f1", train_loss=True)
     assert from_dict(as_dict(named)) == named and "own" not in as_dict(named)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from fedjax_async import Method, Settings, fingerprint, models, named, server, simulate, sweep
+from fedjax_async import Method, Settings, fingerprint, identity, models, named, server, simulate
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import execute, own, prepare
+from fedjax_async.config.grid import expand
 from fedjax_async.config.methods import method
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
-from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.local import local_training
 from fedjax_async.notices import RunWarning
-from fedjax_async.results import files
-from fedjax_async.results.store import require_room
-from fedjax_async.server import METHODS
 from fedjax_async.types import Info, Message, ServerAlgorithm
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
@@ -41,8 +33,9 @@ def equal(one, other):
     np.testing.assert_array_equal(one.schedule.client, other.schedule.client)
 
 
+# field -> the spec and the object that does the same; they fit together in one run
 OBJECTS = {
-    "method": ("fedbuff:server_lr=0.5@buffer:size=3", lambda: method("fedbuff:server_lr=0.5@buffer:size=3")),
+    "method": ("fedbuff:server_lr=0.5", lambda: method("fedbuff:server_lr=0.5")),
     "timing": ("buffer:size=2", lambda: TIMINGS["buffer"](size=2)),
     "delay": ("lognormal:mean=60", lambda: DELAYS["lognormal"](mean=60)),
     "availability": ("sessions:on=5,off=5", lambda: AVAILABILITY["sessions"](on=5, off=5)),
@@ -52,32 +45,24 @@ OBJECTS = {
     "partition": ("dirichlet:alpha=0.5", lambda: PARTITIONERS["dirichlet"](alpha=0.5)),
     "model": ("mlp:hidden=4", lambda: models.make("mlp:hidden=4", num_classes=10, input_shape=(28, 28, 1))),
     "compress": ("topk:ratio=0.1", lambda: COMPRESSORS["topk"](ratio=0.1)),
-}
+}  # fmt: skip
 
 
-@pytest.mark.slow_cases("model", "compress")
+def test_objects_run_as_their_names_do():
+    run = simulate(**SMALL | {field: make() for field, (_, make) in OBJECTS.items()})
+    equal(run, simulate(**SMALL | {field: spec for field, (spec, _) in OBJECTS.items()}))
+    assert {field: [*names.values()] for field, names in run.settings["own"].items()} == {
+        field: [fingerprint(make())] for field, (_, make) in OBJECTS.items()
+    }
+
+
 @pytest.mark.parametrize("field", OBJECTS)
-def test_an_object_runs_as_its_name_does(field):
-    spec, make = OBJECTS[field]
-    with_name = simulate(**SMALL | {field: spec})
-    runs = [simulate(**SMALL | {field: thing}) for thing in (make(), named("mine", make()))]
-    for run, thing in zip(runs, (make(), make())):
-        equal(run, with_name)
-        assert list(run.settings["own"]) == [field]
-        assert list(run.settings["own"][field].values()) == [fingerprint(thing)]
-    assert runs[1].settings[field] == "mine"
+def test_equal_objects_are_equal_settings(field):
+    make = OBJECTS[field][1]
     assert Settings(**SMALL | {field: make()}) == Settings(**SMALL | {field: make()}) != Settings(**SMALL)
 
 
-@pytest.mark.slow_cases("orthofl_pairwise", "asynfl")
-@pytest.mark.parametrize("name", ["asynfl", "ca2fl", "orthofl_pairwise"])
-def test_a_rule_gets_the_number_of_clients_from_the_run(name):
-    """The rule as an object and by name: equal runs."""
-    rule = Method(METHODS[name].server(), timing="buffer:size=2")
-    equal(simulate(method=rule, **SMALL), simulate(method=f"{name}@buffer:size=2", **SMALL))
-
-
-def test_begin_is_told_the_local_steps():
+def test_a_client_algorithm_trains_and_its_begin_is_told_the_local_steps():
     """Also when only shapes are computed: a client may use K in ``begin``."""
     data = fashion_mnist_6k()
     model = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), data.decode)
@@ -87,34 +72,27 @@ def test_begin_is_told_the_local_steps():
         message = message._replace(params=jax.tree.map(lambda leaf: leaf * (message.local_steps / 2), message.params))
         return client.begin(key, message, state, data)
 
-    run = simulate(client=named("by_steps", client._replace(begin=begin)), **SMALL | {"steps": 2})
-    equal(run, simulate(lr=0.05, **SMALL | {"steps": 2}))
-
-
-def test_a_client_algorithm_brings_its_own_training():
-    data = fashion_mnist_6k()
-    model = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), data.decode)
-    client = local_training(model, optimizer=optax.sgd(0.05), batch_size=32)
-    run = simulate(client=named("mine", client), **SMALL)
-    equal(run, simulate(lr=0.05, **SMALL))
-    assert run.settings["client"] == "mine" and run.settings["lr"] is None
+    given = SMALL | {"steps": 2, "engine": "reference"}
+    run = simulate(client=named("by_steps", client._replace(begin=begin)), **given)
+    equal(run, simulate(lr=0.05, **given))
+    assert run.settings["client"] == "by_steps" and run.settings["lr"] is None
 
 
 def test_seeds_deal_an_own_data_set_anew():
     pool = fashion_mnist_6k()._replace(name="mine")
-    orders = [prepare(Settings(dataset=pool, seed=seed, **SMALL)).components.data.order for seed in (0, 0, 1)]
+    runs = [prepare(Settings(dataset=pool, seed=seed, **SMALL)) for seed in (0, 0, 1)]
+    orders = [run.components.data.order for run in runs]
     np.testing.assert_array_equal(orders[0], orders[1])
     assert not np.array_equal(orders[0], orders[2])
-    dealt = simulate(dataset=pool, partition="iid", seed=3, **SMALL)
-    equal(dealt, simulate(partition="iid", seed=3, **SMALL))
-    assert dealt.settings["dataset"] == "mine" and dealt.settings["partition"] == "iid"
+    np.testing.assert_array_equal(orders[0], prepare(Settings(**SMALL)).components.data.order)
+    assert runs[0].described["dataset"] == "mine"
 
 
 def test_data_that_are_dealt_already_are_used_as_they_are():
     data = federate(fashion_mnist_6k(), "iid", 5, seed=9)
     small = {name: value for name, value in SMALL.items() if name != "clients"}
-    run = simulate(data=data, **small)
-    assert run.settings["clients"] == 5 and run.settings["partition"] == "natural"
+    run = prepare(Settings(dataset=data, **small))
+    assert run.described["clients"] == 5 and run.described["partition"] == "natural"
     with pytest.raises(ValueError, match="partition = 'iid': must be left out: the clients' data are given"):
         simulate(data=data, partition="iid", **small)
     with pytest.raises(ValueError, match="data = 'mnist': must be FederatedData; a data set by its name is dataset="):
@@ -146,61 +124,51 @@ class WithStatistics(nnx.Module):
 
 def test_flax_modules_are_models():
     wrapped = models.from_flax(Linen(), input_shape=(28, 28, 1))
-    equal(*(simulate(**SMALL | {"model": thing}) for thing in (Linen(), wrapped)))
+    alone, given = (prepare(Settings(**SMALL | {"model": thing})) for thing in (Linen(), wrapped))
+    jax.tree.map(np.testing.assert_array_equal, alone.params, given.params)
+    x = np.ones((2, 28, 28, 1), np.float32)
+    outputs = [run.components.model.apply(run.params, x) for run in (alone, given)]
+    np.testing.assert_array_equal(*outputs)
     with pytest.warns(RunWarning, match="the same for every seed"):
         run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
     assert set(run.params) == {"layers"} and run.settings["model"] == "net"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
-        ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
-        ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
-        ({"model": jnp.ones(3)}, "model = .*: must be a name, a Model, or a flax.linen or flax.nnx module"),
-        (
-            {"method": server.asgd()},
-            r"method = 'a ServerAlgorithm': must be a name or a Method; wrap the rule: Method\(rule",
-        ),
-        ({"method": object()}, "method = .*: must be a name or a Method"),
-        ({"method": 5}, "method = 5: must be a text, or a Method"),
-        ({"optimizer": optax.sgd(0.1)}, "optimizer = .*: must be a text"),
-        (
-            {"client": optax.sgd(0.1)},
-            "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered",
-        ),
-        ({"dataset": np.ones(3)}, "dataset = .*: must be a name or a Dataset, a Federation or FederatedData"),
-        ({"compress": optax.sgd(0.1)}, "compress = .*: must be a name or a Compressor"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
+    ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
+    ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
+    ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a Method; wrap the rule: Method\("),
+    ({"method": 5}, "method = 5: must be a text, or a Method"),
+    ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
+])  # fmt: skip
 def test_wrong_kinds_of_objects(change, message):
+    """``test_kinds.py`` has more of them, for every setting."""
     with pytest.raises(ValueError, match=message):
         simulate(**SMALL | change)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None])
-def test_names_are_plain(name):
-    with pytest.raises(ValueError, match=r"name = .*: must be of letters, digits"):
-        named(name, server.asgd())
+@pytest.mark.parametrize(("name", "thing", "message"), [
+    *[(name, server.asgd(), "name = .*: must be of letters, digits")
+      for name in ("", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None)],
+    *[("mine", thing, "object = .*: must be an object of your own") for thing in (5, "fedasync", None, [1], {"a": 1})],
+])  # fmt: skip
+def test_a_plain_name_stands_for_an_object(name, thing, message):
+    with pytest.raises(ValueError, match=message):
+        named(name, thing)
 
 
-@pytest.mark.parametrize("thing", [5, "fedasync", None, [1], {"a": 1}])
-def test_what_needs_no_name(thing):
-    with pytest.raises(ValueError, match=r"object = .*: must be an object of your own"):
-        named("mine", thing)
-
-
-def test_a_name_needs_a_fingerprint_and_a_bare_run_does_not():
+def test_a_name_needs_a_fingerprint_and_a_bare_object_does_not():
     hidden = iter([1])
-    thing = Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None))
+    thing, other = (
+        Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None)) for _ in range(2)
+    )
     with pytest.raises(ValueError, match=r"fingerprint of server -> params -> .*'s hidden = <list_iterator"):
         named("mine", thing)
-    run = simulate(method=thing, **SMALL)
-    assert run.settings["method"] == "(object)" and run.settings["own"] == {"method": {"(object)": None}}
+    content = as_dict(Settings(method=thing, updates=1))
+    assert content["method"] == "(object)" and content["own"] == {"method": {"(object)": None}}
     assert Settings(method=thing, updates=1) == Settings(method=thing, updates=1)
-    other = Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None))
     assert Settings(method=thing, updates=1) != Settings(method=other, updates=1)
 
 
@@ -229,29 +197,22 @@ def test_plain_settings_are_written_as_before():
     assert from_dict(content) == Settings(updates=5)
 
 
-@pytest.mark.slow
 def test_a_sweep_over_objects_and_names():
-    found = sweep(
-        SMALL, {"method": ["fedasync", named("mine", Method(server.asgd()))], "lr": [0.1, 0.2]}, progress=False
-    )
-    assert [point.name for point in found.points] == [
+    mine = named("mine", Method(server.asgd()))
+    points = expand(SMALL, {"method": ["fedasync", mine], "lr": [0.1, 0.2]})
+    assert [point.name for point in points] == [
         "method=fedasync,lr=0.1", "method=fedasync,lr=0.2", "method=mine,lr=0.1", "method=mine,lr=0.2",
     ]  # fmt: skip
-    equal(found.run(3), simulate(**SMALL | {"method": Method(server.asgd()), "lr": 0.2}))
+    assert points[3].settings == Settings(**SMALL | {"method": mine, "lr": 0.2})
     with pytest.raises(ValueError, match=r"'method.limit': must be left out: mine is an object and has no options"):
-        sweep(SMALL | {"method": named("mine", Method(server.asgd()))}, {"method.limit": [1, 2]}, progress=False)
+        expand(SMALL | {"method": mine}, {"method.limit": [1, 2]})
 
 
 # --- compiled programs ------------------------------------------------------------------------------
 
 TINY = {
-    "dataset": synthetic(clients=2),
-    "clients": 2,
-    "model": "logistic",
-    "steps": 1,
-    "updates": 1,
-    "delay": "constant",
-}
+    "dataset": synthetic(clients=2), "clients": 2, "model": "logistic", "steps": 1, "updates": 1, "delay": "constant",
+}  # fmt: skip
 
 
 class SaysItIsEqual:
@@ -310,11 +271,9 @@ def with_attribute(factor):
 
 
 WAYS = {
-    "closures": scaled,
-    "objects that say they are equal": SaysItIsEqual,
-    "a variable that changes": with_variable,
+    "closures": scaled, "objects that say they are equal": SaysItIsEqual, "a variable that changes": with_variable,
     "an attribute that changes": with_attribute,
-}
+}  # fmt: skip
 
 
 def change_of(server_rule):
@@ -326,37 +285,21 @@ def change_of(server_rule):
 
 @pytest.mark.slow_cases("a variable that changes", "objects that say they are equal", "an attribute that changes")
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=1)  # each example compiles once per factor
-@given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
-@example(factors=[0.25, 4.0, 0.25])
-def test_no_two_own_rules_share_a_program(way, factors):
-    """Runs one after the other; the example ends with the first factor again, for which a program is compiled."""
+def test_no_two_own_rules_share_a_program(way):
+    """Runs one after the other; the last has the first factor again, for which a program is compiled."""
+    factors = [0.25, 4.0, 0.25]
     changes = [change_of(WAYS[way](factor)) for factor in factors]
     assert np.abs(changes[0]).max() > 1e-3
     for factor, change in zip(factors, changes):
         np.testing.assert_allclose(change / factor, changes[0] / factors[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow_cases("closures", "an attribute that changes")
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=20)
-@given(one=st.sampled_from([0.25, 0.5, 1.0, 2.0]), other=st.sampled_from([0.25, 0.5, 1.0, 2.0]))
-def test_no_two_own_rules_share_a_folder_or_a_checkpoint(way, one, other):
-    """Folders and checkpoints distinguish runs by these settings."""
-    mine, yours = (as_dict(Settings(**TINY, method=named("mine", Method(WAYS[way](x))))) for x in (one, other))
-    with tempfile.TemporaryDirectory() as top:
-        folder, checkpoints = Path(top) / "run", Path(top) / "checkpoints"
-        folder.mkdir()
-        (folder / "settings.json").write_bytes(files.json_bytes(mine))
-        Keeper(checkpoints, 1, {"settings": mine}).save(1, Snapshot(0, [np.zeros(1)], {}, {}))
-        if one == other:
-            require_room(folder, yours)
-            assert Keeper(checkpoints, 1, {"settings": yours}).restore() is not None
-            return
-        with pytest.raises(ValueError, match="it holds another run: code of method 'mine' = "):
-            require_room(folder, yours)
-        with pytest.raises(ValueError, match="must be of this run, but its settings differ: code of method 'mine' = "):
-            Keeper(checkpoints, 1, {"settings": yours}).restore()
+def test_no_two_own_rules_have_the_same_settings(way):
+    """By these settings, folders and checkpoints distinguish runs."""
+    one, same, other = (as_dict(Settings(**TINY, method=named("mine", Method(WAYS[way](x))))) for x in (1.0, 1.0, 2.0))
+    assert one == same
+    assert identity.difference(one, other).startswith("code of method 'mine' = ")
 
 
 def test_equal_runs_share_their_programs():

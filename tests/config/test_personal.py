@@ -1,4 +1,4 @@
-"""Personal layers, Ditto and fine-tuning as settings: against NumPy and the oracle, in sweeps and after a resume."""
+"""Personal layers, Ditto and fine-tuning as settings, against NumPy. ``test_worlds.py`` draws them, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, data, models, named, resume, simulate, sweep
+from fedjax_async import Settings, data, models, named, simulate
 from fedjax_async.cli.runs import clients_text
 from fedjax_async.config import prepare
 from fedjax_async.engine.components import bound
@@ -172,52 +172,8 @@ def test_what_cannot_be_used_is_named():
             prepare(Settings(**{**SMALL, **change, "per_client": False}))
 
 
-def equal(one, other, rtol=1e-5):
-    np.testing.assert_allclose(one.params["output"]["kernel"], other.params["output"]["kernel"], rtol=rtol, atol=1e-7)
-    for name, values in one.per_client.items():
-        np.testing.assert_allclose(values, other.per_client[name], rtol=rtol, atol=1e-6, err_msg=name)
-
-
-def timings():
-    """One method in CI; the others are marked slow."""
-    yield "fedbuff@buffer:size=2"
-    for method in ("fedasync", "fedavg", "asynfl", "fedbuff@participation:length=30", "scaffold", "orthofl"):
-        yield pytest.param(method, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("method", list(timings()))
-def test_the_oracle_finds_the_same(method):
-    """Uploads are compressed, and some are lost."""
-    given = {**LOSSY, "method": method}
-    run = simulate(**given)
-    equal(run, simulate(**given, engine="reference"))
-    assert np.abs(run.per_client["own_loss"][-1] - run.per_client["loss"][-1]).max() > 1e-3
-    assert not np.any(run.params["output"]["bias"])
-
-
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_that_run_alone_and_one_cut_off_goes_on(tmp_path):
-    found = sweep(LOSSY, {"ditto": [0.3, 3.0]}, progress=False)
-    folder, alone, cuts = tmp_path / "run", simulate(**LOSSY), []
-    equal(found.run(0), alone)
-    assert np.abs(found.run(1).per_client["own_loss"][-1] - alone.per_client["own_loss"][-1]).max() > 1e-4
-
-    def cut(evaluation):
-        if evaluation.number == 2 and not cuts:
-            cuts.append(evaluation)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        simulate(**LOSSY, checkpoint=2, out=folder, plots=False, callbacks=[cut])
-    equal(resume(folder, plots=False, callbacks=[cut]), alone, 0)
-
-
-@pytest.mark.slow
-def test_fedbn_trains_a_network_with_statistics_and_nodes_keep_personal_layers():
+def test_fedbn_trains_a_network_with_statistics():
     given = {**SMALL, "model": named("net", models.make("vgg11:width=0.05", num_classes=10, input_shape=(28, 28, 1)))}
     run = simulate(**given, personal="norms")
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(np.unique(leaf).size, 1), run.params["batch_stats"])
-    nodes = {**SMALL, "method": "async_dfedavg", "per_client": False, "personal": "bias"}
-    one, other = simulate(**nodes), simulate(**nodes, engine="reference")
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params)):
-        np.testing.assert_allclose(a, b, atol=1e-6)

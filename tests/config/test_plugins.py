@@ -1,4 +1,4 @@
-"""Factories registered by the user: their names work like built-in ones; and the files that register them."""
+"""Factories registered by the user, of nodes too: their names work like built-in ones; files that register them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Settings, inputs, models, register, registry, server, simulate, sweep
+from fedjax_async import PeerMethod, Settings, inputs, models, register, registry, server, simulate
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import plan_groups, plugins, prepare
+from fedjax_async.config.grid import expand
+from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.local import local_training
+from fedjax_async.peers import choco, full_models
 from fedjax_async.results.begun import load_plugins, save_plugins
 from fedjax_async.types import Traced
 
@@ -51,43 +55,41 @@ def training(model, *, lr, batch_size, momentum: float = 0.0):
     return local_training(model, optimizer=optax.sgd(lr, momentum or None), batch_size=batch_size)
 
 
-# kind -> factory, the spec that uses it, and the built-in spec that does the same
+def mlp(*, num_classes, input_shape, width=1):
+    return models.make(f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape)
+
+
+# kind -> factory, the spec that uses it, and the built-in spec that does the same; they fit together in one run
 KINDS = {
-    "method": (rule, "mine:server_lr=0.5@buffer:size=3", "fedbuff:server_lr=0.5@buffer:size=3"),
+    "method": (rule, "mine:server_lr=0.5", "fedbuff:server_lr=0.5"),
     "timing": (lambda *, size=1: TIMINGS["buffer"](size=size), "mine:size=2", "buffer:size=2"),
     "delay": (lambda *, mean=1.0: DELAYS["lognormal"](mean=mean), "mine:mean=60", "lognormal:mean=60"),
     "availability": (lambda *, on=1.0: AVAILABILITY["sessions"](on=on), "mine:on=5+always", "sessions:on=5+always"),
-    "faults": (
-        lambda *, p=0.1: FAULTS["drop"](probability=p),
-        "mine:p=0.3+late:extra=5",
-        "drop:probability=0.3+late:extra=5",
-    ),
+    "faults": (lambda *, p=0.1: FAULTS["drop"](probability=p), "mine:p=0.3+late:extra=5",
+               "drop:probability=0.3+late:extra=5"),
     "network": (lambda *, down=1e6: NETWORKS["link"](down=down), "mine:down=1e4", "link:down=1e4"),
     "dataset": (lambda *, n=5000: fashion_mnist_6k()._replace(name=f"of {n}"), "mine", "fashion_mnist_6k"),
     "partition": (lambda *, a=1.0: PARTITIONERS["dirichlet"](alpha=a), "mine:a=0.5", "dirichlet:alpha=0.5"),
-    "model": (
-        lambda *, num_classes, input_shape, width=1: models.make(
-            f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape
-        ),
-        "mine:width=4",
-        "mlp:hidden=4",
-    ),
+    "model": (mlp, "mine:width=4", "mlp:hidden=4"),
     "optimizer": (lambda lr, *, m=0.0: optax.sgd(lr, m), "mine:m=0.5", "sgd:momentum=0.5"),
     "decay": (lambda *, steps=1: optax.linear_schedule(1.0, 1.0, steps), "mine:steps=3", "constant"),
     "compress": (lambda *, ratio=0.5: COMPRESSORS["topk"](ratio=ratio), "mine:ratio=0.1", "topk:ratio=0.1"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.slow_cases("model", "optimizer", "network", "availability", "compress")
+def test_registered_names_run_as_the_built_in_ones():
+    for kind, (factory, _, _) in KINDS.items():
+        assert register(kind, "mine")(factory) is factory
+    given = SMALL | {"engine": "reference"}
+    equal(*(simulate(**given | {kind: entry[k] for kind, entry in KINDS.items()}) for k in (1, 2)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_registered_name_runs_as_the_built_in_one(kind):
-    factory, spec, builtin = KINDS[kind]
-    assert register(kind, "mine")(factory) is factory
-    run = simulate(**SMALL | {kind: spec})
-    if kind != "decay":
-        equal(run, simulate(**SMALL | {kind: builtin}))
-    assert run.settings[kind] == spec
-    assert run.settings["own"] == {kind: {"mine": registry.ADDED[kind]["mine"].fingerprint}}
+def test_a_run_records_the_code_of_a_registered_name(kind):
+    factory, spec, _ = KINDS[kind]
+    register(kind, "mine")(factory)
+    recorded = as_dict(Settings(**SMALL | {kind: spec}))
+    assert (recorded[kind], recorded["own"]) == (spec, {kind: {"mine": registry.ADDED[kind]["mine"].fingerprint}})
     with pytest.raises(ValueError, match=rf"{kind} = 'mint': unknown; did you mean 'mine'.*needs --plugin FILE.py"):
         registry.find(kind, plugins.REGISTRIES[kind], "mint")
 
@@ -104,7 +106,8 @@ def test_a_name_that_may_be_a_plugins_says_how_to_load_it():
 
 def test_a_client_has_a_setting_of_its_own():
     register("client", "mine")(training)
-    equal(simulate(client="mine:momentum=0.5", **SMALL), simulate(optimizer="sgd:momentum=0.5", **SMALL))
+    own, builtin = ({"client": "mine:momentum=0.5"}, {"optimizer": "sgd:momentum=0.5"})
+    equal(*(simulate(**SMALL, engine="reference", **given) for given in (own, builtin)))
     with pytest.raises(ValueError, match=r"option of client mine = 'momentun': unknown; did you mean 'momentum'"):
         simulate(client="mine:momentun=0.5", **SMALL)
     with pytest.raises(ValueError, match="client = 'other': unknown"):
@@ -123,45 +126,51 @@ def test_names_stand_in_the_clock_and_the_data_room_too():
 
 def test_a_preset_says_what_a_method_brings():
     register("method", "mine", timing="buffer:size=2", compress="sign", feedback="off", proximal=0.1)(rule)
-    run = simulate(method="mine", **SMALL)
-    assert run.settings["compress"] == "sign" and run.updates["closes"].tolist() == [False, True] * 3
-    with pytest.raises(ValueError, match="preset = 'timming': unknown; did you mean 'timing'"):
-        register("method", "other", timming="every")
-    with pytest.raises(ValueError, match=r"preset = \['timing'\]: must be left out unless a method is registered"):
-        register("delay", "other", timing="every")
+    experiment = prepare(Settings(method="mine", **SMALL))
+    assert experiment.described["compress"] == "sign" and experiment.schedule.closes.tolist() == [False, True] * 3
 
 
 def test_a_sweep_over_an_option_shares_one_program():
     register("method", "mine", timing="buffer:size=3")(rule)
-    found = sweep(SMALL | {"method": "mine"}, {"method.server_lr": [0.5, 1.0]}, progress=False)
-    assert [point.name for point in found.points] == ["server_lr=0.5", "server_lr=1.0"]
-    assert len(plan_groups(found.settings)) == 1
-    assert found.run(0).evaluations["loss"][-1] != found.run(1).evaluations["loss"][-1]
+    points = expand(SMALL | {"method": "mine"}, {"method.server_lr": [0.5, 1.0]})
+    assert [point.name for point in points] == ["server_lr=0.5", "server_lr=1.0"]
+    settings = [point.settings for point in points]
+    assert len(plan_groups(settings)) == 1
+    assert [prepare(one).components.hyper["server.server_lr"] for one in settings] == [0.5, 1.0]
     with pytest.raises(ValueError, match="mine has no option 'lrr'"):
-        sweep(SMALL | {"method": "mine"}, {"method.lrr": [0.5]})
+        expand(SMALL | {"method": "mine"}, {"method.lrr": [0.5]})
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "factory", "message"),
-    [
-        ("metod", "mine", rule, "kind = 'metod': unknown; did you mean 'method'"),
-        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another name: the package has this one"),
-        ("method", "Mine", rule, "name of a method = 'Mine': must be lower-case letters, digits and _"),
-        ("method", "a:b", rule, "name of a method = 'a:b'"),
-        ("faults", "mine2", rule, "name of a faults = 'mine2': must be lower-case letters and _"),
-        ("method", "mine", 5, "method mine = 5: must be a factory"),
-        ("method", "mine", lambda a: a, r"method mine = \['a'\]: must be .*, as in def mine\(\*, option=1\)"),
-        ("client", "mine", rule, r"client mine = \[\]: must be .*, as in def mine\(model, \*, option=1\)"),
-        ("method", "mine", lambda *, x=HIDDEN: x, "fingerprint of .*default of x = <list_iterator"),
-    ],
-)
-def test_what_cannot_be_registered(kind, name, factory, message):
+@pytest.mark.parametrize(("kind", "name", "preset", "factory", "message"), [
+    ("metod", "mine", {}, rule, "kind = 'metod': unknown; did you mean 'method'"),
+    ("method", "fedavg", {}, rule, "name of a method = 'fedavg': must be another name: the package has this one"),
+    ("method", "Mine", {}, rule, "name of a method = 'Mine': must be lower-case letters, digits and _"),
+    ("method", "a:b", {}, rule, "name of a method = 'a:b'"),
+    ("faults", "mine2", {}, rule, "name of a faults = 'mine2': must be lower-case letters and _"),
+    ("metrics", "loss", {}, rule, "metrics = 'loss': must be another name"),
+    ("metrics", "own_loss", {}, rule, "metrics = 'own_loss': must be another name"),
+    ("method", "mine", {}, 5, "method mine = 5: must be a factory"),
+    ("method", "mine", {}, lambda a: a, r"method mine = \['a'\]: must be .*, as in def mine\(\*, option=1\)"),
+    ("client", "mine", {}, rule, r"client mine = \[\]: must be .*, as in def mine\(model, \*, option=1\)"),
+    ("method", "mine", {}, lambda *, x=HIDDEN: x, "fingerprint of .*default of x = <list_iterator"),
+    ("method", "mine", {"timming": "every"}, rule, "preset = 'timming': unknown; did you mean 'timing'"),
+    ("delay", "mine", {"timing": "every"}, rule, r"preset = \['timing'\]: must be left out unless a method is reg"),
+    ("method", "mine", {"timing": "evry"}, rule, "timing = 'evry': unknown; did you mean 'every'"),
+    ("method", "mine", {"timing": 3}, rule, "preset.timing = 3: must be a text"),
+    ("method", "mine", {"proximal": "a"}, rule, "preset.proximal = 'a': must be a finite number >= 0"),
+    ("method", "mine", {"compress": "topkk"}, rule, "compress = 'topkk': unknown; did you mean 'topk'"),
+    ("method", "mine", {"feedback": "x"}, rule, "preset.feedback = 'x': must be one of off, ef, ef21"),
+    ("method", "mine", {"optimizer": "sgdd"}, rule, "optimizer = 'sgdd': unknown; did you mean 'sgd'"),
+    ("method", "mine", {"lr": -1}, rule, "preset.lr = -1: must be a finite number > 0"),
+    ("method", "mine", {"client": 3}, rule, "preset.client = '3': must be a factory of a ClientAlgorithm"),
+    ("method", "mine", {"client": lambda a, b: a}, rule, r"preset.client = '<lambda>\(a, b\)': must be f\(model, \*"),
+])  # fmt: skip
+def test_what_cannot_be_registered(kind, name, preset, factory, message):
     with pytest.raises(ValueError, match=message):
-        register(kind, name)(factory)
+        register(kind, name, **preset)(factory)
     assert not any(registry.ADDED.values())
 
 
-@pytest.mark.slow
 def test_a_name_means_one_code_unless_it_is_replaced():
     def made(factor):
         def scaled(*, server_lr: float = 1.0):
@@ -169,53 +178,43 @@ def test_a_name_means_one_code_unless_it_is_replaced():
 
         return scaled
 
-    run = simulate(method=register("method", "mine")(made(1.0)) and "mine", **SMALL)
+    register("method", "mine")(made(1.0))
+    own = as_dict(Settings(method="mine", **SMALL))["own"]
     register("method", "mine")(made(1.0))  # the same code again
-    with pytest.raises(
-        ValueError, match="name of a method = 'mine': must be registered once, but it was with other code"
-    ):
+    with pytest.raises(ValueError, match="name of a method = 'mine': must be registered once, but it was with other"):
         register("method", "mine")(made(0.5))
-    equal(run, simulate(method="mine", **SMALL))
+    assert as_dict(Settings(method="mine", **SMALL))["own"] == own
     register("method", "mine", replace=True)(made(0.5))
-    other = simulate(method="mine", **SMALL)
-    assert other.settings["own"] != run.settings["own"]
-    equal(other, simulate(method="mine:server_lr=1", **SMALL))
-    assert not np.array_equal(other.params["output"]["kernel"], run.params["output"]["kernel"])
+    assert as_dict(Settings(method="mine", **SMALL))["own"] != own
 
 
 def wide(width):
-    def factory(*, num_classes, input_shape):
-        return models.make(f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape)
-
-    return factory
+    return lambda *, num_classes, input_shape: mlp(num_classes=num_classes, input_shape=input_shape, width=width)
 
 
 def first(count):
-    def factory():
-        whole = fashion_mnist_6k()
-        return whole._replace(x=whole.x[:count], y=whole.y[:count])
-
-    return factory
+    whole = fashion_mnist_6k()
+    return lambda: whole._replace(x=whole.x[:count], y=whole.y[:count])
 
 
+# kind -> two factories, and what differs in the prepared runs
 REPLACED = {
-    "model": [wide(3), wide(4)],
-    "dataset": [first(99), first(100)],
-    "compress": [lambda *, r=r: COMPRESSORS["topk"](ratio=r) for r in (0.1, 0.2)],
-    "optimizer": [lambda lr, *, m=m: optax.sgd(lr, m) for m in (0.5, 0.9)],
-    "timing": [lambda *, n=n: TIMINGS["buffer"](size=n) for n in (1, 2)],
-}
+    "model": ([wide(3), wide(4)], lambda run: jax.tree.map(np.shape, run.params)),
+    "dataset": ([first(99), first(100)], lambda run: len(run.components.data.y)),
+    "compress": ([lambda *, r=r: COMPRESSORS["topk"](ratio=r) for r in (0.1, 0.2)], lambda run: run.traffic.up),
+    "optimizer": ([lambda lr, *, m=m: optax.sgd(lr, m) for m in (0.5, 0.9)], lambda run: run.components.client),
+    "timing": ([lambda *, n=n: TIMINGS["buffer"](size=n) for n in (1, 2)], lambda run: run.schedule.closes.tolist()),
+}  # fmt: skip
 
 
-@pytest.mark.slow_cases("compress", "optimizer", "model", "dataset")
 @pytest.mark.parametrize("kind", REPLACED)
 def test_every_cache_forgets_a_name_that_is_replaced(kind):
-    runs = []
-    for factory in REPLACED[kind]:
+    factories, seen = REPLACED[kind]
+    found = []
+    for factory in factories:
         register(kind, "mine", replace=True)(factory)
-        runs.append(simulate(**SMALL | {"timing": "buffer:size=3", kind: "mine", "steps": 3, "method": "fedbuff"}))
-    one, other = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(run.params)]) for run in runs)
-    assert not np.array_equal(one, other)
+        found.append(seen(prepare(Settings(**SMALL | {"timing": "buffer:size=3", "method": "fedbuff", kind: "mine"}))))
+    assert found[0] != found[1]
 
 
 def test_settings_from_a_file_need_the_same_code():
@@ -255,25 +254,23 @@ def write(folder, factor=1.0):
 
 
 def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch):
-    path = write(tmp_path)
-    monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
-    before = list(sys.path)
-    plugins.load([str(path)])
-    assert sys.path == before
-    plugins.load([str(path)])  # the second time nothing happens
-    assert registry.summary(registry.ADDED["method"]["mine"].entry.server) == "From a file."
+    before, found = list(sys.path), []
+    for folder, factor in (("one", 1.0), ("other", 2.0)):
+        monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
+        path = write(tmp_path / folder, factor)
+        plugins.load([str(path)])
+        plugins.load([str(path)])  # the second time nothing happens
+        assert sys.path == before
+        assert registry.summary(registry.ADDED["method"]["mine"].entry.server) == "From a file."
+        found.append(registry.ADDED["method"]["mine"].fingerprint)
+        registry.ADDED.clear()
     program = (
         "import sys; from fedjax_async import registry; from fedjax_async.config import plugins; "
         "plugins.load(sys.argv[1:]); print(registry.ADDED['method']['mine'].fingerprint)"
     )
-    found = []
-    for folder, factor in (("same", 1.0), ("other", 2.0)):
-        copy = write(tmp_path / folder, factor)
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(copy)], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        found.append(done.stdout.strip())
-    assert found[0] == registry.ADDED["method"]["mine"].fingerprint != found[1]
+    command = [sys.executable, "-c", program, str(write(tmp_path / "same"))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found[0] == done.stdout.strip() != found[1]
 
 
 def test_modules_and_entry_points_are_plugins_too(tmp_path, monkeypatch):
@@ -301,56 +298,34 @@ def a_function_that_registers():
     register("method", "installed")(rule)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "there is no such file"),
-        ("import a_module_that_is_not_there", "must be a Python file or module that can be imported; No module named"),
-        ("1 / 0", "must run without an error; ZeroDivisionError: division by zero"),
-        ("def (", "must run without an error; SyntaxError"),
-        ("raise SystemExit(3)", "must run without an error; SystemExit: 3"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "there is no such file"),
+    ("import a_module_that_is_not_there", "must be a Python file or module that can be imported; No module named"),
+    ("1 / 0", "must run without an error; ZeroDivisionError: division by zero"),
+    ("def (", "must run without an error; SyntaxError"),
+    ("raise SystemExit(3)", "must run without an error; SystemExit: 3"),
+])  # fmt: skip
 def test_a_plugin_that_cannot_be_used_is_named(tmp_path, content, message):
     path = tmp_path / "broken.py"
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=f"plugin = '.*broken.py': .*{message}"):
         plugins.load([str(path)])
+
+
+def test_a_module_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"plugin = 'no.such.module': must be a Python file or module"):
         plugins.load(["no.such.module"])
 
 
-@pytest.mark.parametrize(("kind", "field"), [("method", "method"), ("delay", "delay"), ("model", "model")])
-def test_a_factory_that_raises_is_named(kind, field):
-    @register(kind, "broken")
+@pytest.mark.parametrize("field", ["method", "delay", "model"])
+def test_a_factory_that_raises_is_named(field):
+    @register(field, "broken")
     def broken(*, limit: int = 1):
         return {}["inside"]
 
     with pytest.raises(ValueError, match=rf"^{field}\w* = 'broken.*': its factory raised KeyError: 'inside'$"):
         simulate(**{"model": "logistic", "clients": 4, "updates": 4, field: "broken"})
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "preset", "message"),
-    [
-        ("method", "mine", {"timing": "evry"}, "timing = 'evry': unknown; did you mean 'every'"),
-        ("method", "mine", {"timing": 3}, "preset.timing = 3: must be a text"),
-        ("method", "mine", {"proximal": "a"}, "preset.proximal = 'a': must be a finite number >= 0"),
-        ("method", "mine", {"compress": "topkk"}, "compress = 'topkk': unknown; did you mean 'topk'"),
-        ("method", "mine", {"feedback": "x"}, "preset.feedback = 'x': must be one of off, ef, ef21"),
-        ("method", "mine", {"optimizer": "sgdd"}, "optimizer = 'sgdd': unknown; did you mean 'sgd'"),
-        ("method", "mine", {"lr": -1}, "preset.lr = -1: must be a finite number > 0"),
-        ("method", "mine", {"client": 3}, "preset.client = '3': must be a factory of a ClientAlgorithm"),
-        ("method", "mine", {"client": lambda a, b: a}, r"preset.client = '<lambda>\(a, b\)': must be f\(model, \*"),
-        ("metrics", "loss", {}, "metrics = 'loss': must be another name"),
-        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be another name"),
-    ],
-)
-def test_what_is_registered_with_wrong_values(kind, name, preset, message):
-    with pytest.raises(ValueError, match=message):
-        register(kind, name, **preset)
-    assert not any(registry.ADDED.values())
 
 
 def test_a_plugin_registers_something(tmp_path, monkeypatch):
@@ -381,8 +356,7 @@ def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
     registry.ADDED.clear()
     monkeypatch.setattr(plugins, "LOADED", {})
     with pytest.raises(
-        ValueError,
-        match=r"plugin = '.*own_rules.py': must be .* no such file any more; if it has moved: --plugin",
+        ValueError, match=r"plugin = '.*own_rules.py': must be .* no such file any more; if it has moved: --plugin"
     ):
         load_plugins(tmp_path / "run")
     plugins.load([str(new / "own_rules.py")])
@@ -404,3 +378,83 @@ def test_a_plugins_digest_is_of_the_code_that_was_loaded(tmp_path, monkeypatch):
     other.write_text("import fedjax_async\n\n@fedjax_async.register('delay', 'idle')\ndef idle():\n    return None\n")
     plugins.load([str(other)])
     assert list(plugins.digests()) == ["own_rules.py"] and plugins.digests() != loaded
+
+
+# --- nodes of one's own, checked against the contract; nothing is compiled ------------------------
+
+WORLD = {"dataset": "synthetic", "model": "logistic", "clients": 4, "steps": 1, "batch_size": 8, "updates": 6}
+
+
+def test_a_factory_that_takes_stays_is_a_method_without_a_server():
+    @register("method", "mine", exchange="mean", topology="ring", lr=0.1)
+    def mine(stays, *, step: Traced = 0.5):
+        """Nodes with their inbox scaled by ``step``."""
+        plain = full_models(stays)
+
+        def wake(row, inbox, event):
+            return plain.wake(row, jax.tree.map(lambda leaf: step * leaf, inbox), event)
+
+        return plain._replace(wake=wake)
+
+    found = prepare(Settings(**WORLD, method="mine:step=0.3"))
+    usual = prepare(Settings(**WORLD, method="async_dfedavg", topology="ring"))
+    np.testing.assert_array_equal(found.schedule.weight, usual.schedule.weight)
+    assert found.schedule.message_bytes == usual.schedule.message_bytes > 0
+    assert found.components.hyper["peer.step"] == 0.3
+    assert (found.settings.topology, found.settings.lr, found.settings.optimizer) == ("ring", 0.1, "sgd")
+
+
+def test_a_factory_that_takes_a_compressor_gets_the_one_of_the_run():
+    register("method", "mine", exchange="dpsgd", topology="ring", compress="topk:ratio=0.1")(choco)
+    one, other = (prepare(Settings(**WORLD, method="mine", compress=c)) for c in (None, "topk:ratio=0.5"))
+    assert one.settings.compress == "topk:ratio=0.1"
+    assert other.schedule.message_bytes > 2 * one.schedule.message_bytes
+
+
+@pytest.mark.parametrize(("preset", "factory", "message"), [
+    ({"timing": "every"}, lambda stays: 1, "preset.timing = 'every': must be left out of a method without a serv"),
+    ({"topology": "ring"}, lambda *, x=1: x, "preset.topology = 'ring': must be left out of a method with a serv"),
+    ({"exchange": "mea"}, lambda stays: 1, "exchange = 'mea': unknown; did you mean 'mean'"),
+    ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of clock.TOPOLOGIES"),
+    ({"compress": "sign"}, lambda stays: 1, "preset.compress = 'sign': must be left out: it takes none"),
+    ({}, lambda stays, compressor: 1, "preset.compress = None: must be a compressor such as"),
+    ({}, lambda nodes: 1, r"method mine = \['nodes'\]: must be .*, or without a server def mine\(stays, \*"),
+    ({}, lambda stays: 1, r"method mine = '1': must be a factory of a PeerAlgorithm"),
+    ({}, lambda stays: {}["inside"], r"method = 'mine': its factory raised KeyError: 'inside'"),
+    ({}, lambda *, x=1: full_models(bool), r"must be a factory of a ServerAlgorithm .*: def mine\(stays, \*, ...\)"),
+])  # fmt: skip
+def test_nodes_that_cannot_be_registered_or_used(preset, factory, message):
+    with pytest.raises(ValueError, match=message):
+        register("method", "mine", **preset)(factory)
+        prepare(Settings(**WORLD, method="mine"))
+
+
+def one_message(row):
+    return jax.tree.map(lambda leaf: leaf[None], row)
+
+
+@pytest.mark.parametrize(("field", "function", "message"), [
+    ("init", lambda params: params[0], r"peer.init: must be a function init\(params\) -> row; it raised KeyError"),
+    ("wake", lambda row, inbox, event: {"a": 1},
+     r"peer.wake returned .*: must return a row of the structure .*peer.init"),
+    ("wake", lambda row, inbox: row,
+     r"peer.wake: must be a function wake\(row, inbox, event\) -> row; it raised TypeError"),
+    ("add", lambda inbox, row, message, weight: weight, "peer.add returned .*: must return an inbox of the struct"),
+    ("add", lambda inbox, row, message, weight: message["no"], r"peer.add: must be .* it raised KeyError: 'no'"),
+    ("start", lambda row: row, "peer.start returned .*: must return a Message"),
+    ("params", lambda row: jnp.zeros(3), "peer.params returned .*: must return params of the structure"),
+    ("push", lambda row, upload, event: (row, upload), r"peer.push returned .*: must return \(row, messages, col"),
+    ("push", lambda row, upload, event: (row, row, {}), r"peer.push's messages returned .*: .* \[F, ...\], F = 1"),
+    ("push", lambda row, upload, event: (row, one_message(row), {"x": "y"}), "peer.push's columns returned"),
+])  # fmt: skip
+def test_what_nodes_return_is_checked_before_the_run(field, function, message):
+    method = PeerMethod(lambda stays: full_models(stays)._replace(**{field: function}), exchange="mean")
+    with pytest.raises(ValueError, match=message):
+        prepare(with_objects(Settings(**WORLD, method=method), data=None))
+
+
+def test_an_algorithm_must_be_wrapped():
+    with pytest.raises(ValueError, match=r"'a PeerAlgorithm': .* wrap the algorithm: PeerMethod\("):
+        prepare(with_objects(Settings(**WORLD, method=full_models(bool)), data=None))
+    with pytest.raises(ValueError, match="gamma = 2: must be between 0 and 1"):
+        choco(bool, None, gamma=2)

@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import data, simulate, sweep
+from fedjax_async import data, simulate
 from fedjax_async.cli.runs import attackers_text
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.problem import data_of
-from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results.comparisons import comparison
-from tests.engine.test_checkpoint import Killed, killer
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(80, dtype=np.int32) % 3
@@ -26,58 +24,27 @@ ALL = {"privacy": "dp:clip=0.3,noise=0.2,quantile=0.5+dp_sgd:clip=0.5,noise=0.3"
 COLUMNS = ("clip", "clipped", "malicious", "sent_norm", "weight")
 
 
-def same(one, other):
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-    for name in COLUMNS:
-        np.testing.assert_allclose(one.updates[name], other.updates[name], rtol=1e-5, err_msg=name)
-
-
 @pytest.fixture(scope="module")
 def protected():
     return simulate(**SMALL, **ALL)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"engine": "reference"}, pytest.param({"batching": "vmap", "max_width": 2}, marks=pytest.mark.slow)],
-    ids=["the oracle", "other batches"],
-)
-def test_the_oracle_and_other_batches_draw_the_same_noise(protected, other):
-    same(simulate(**SMALL, **other, **ALL), protected)
-    assert 0 < protected.updates["malicious"].sum() < 16
-    assert attackers_text(protected) == [
-        f"attackers: 2 of 5 clients; {protected.updates['malicious'].sum()} of 16 uploads malicious"
-    ]
-    row, _ = comparison({"fedbuff": [protected], "plain": [protected._replace(counters={})]})
-    assert row["attackers"].mean == 2 and row["malicious"].mean == protected.updates["malicious"].sum()
-    assert set(protected.updates["client"][protected.updates["malicious"]]) == {1, 3}
+def test_the_oracle_draws_the_same_noise(protected):
+    """``test_worlds.py`` draws privacy and attacks, but not both kinds of privacy together or an adaptive clip."""
+    oracle = simulate(**SMALL, **ALL, engine="reference")
+    for a, b in zip(jax.tree.leaves(oracle.params), jax.tree.leaves(protected.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for name in COLUMNS:
+        np.testing.assert_allclose(oracle.updates[name], protected.updates[name], rtol=1e-5, err_msg=name)
     assert len(set(protected.updates["clip"])) == 8
 
 
-def test_a_sweep_gives_each_run_the_noise_that_it_has_alone(protected):
-    noises = [{"privacy": ALL["privacy"]}, {"privacy": ALL["privacy"].replace("clip=0.3", "clip=0.1")}]
-    found = sweep(SMALL | {"attack": ALL["attack"]}, points=noises, progress=False)
-    same(found.run(0), protected)
-    assert found.run(1).updates["clip"][0] == pytest.approx(0.1)
-
-
-def test_a_resumed_run_goes_on_bit_for_bit(protected, tmp_path):
-    experiment = prepare(Settings(**SMALL, **ALL))
-    with pytest.raises(Killed):
-        experiment.run(keeper=Keeper(tmp_path, 4, {}), progress=killer(9))
-    again = experiment.run(keeper=Keeper(tmp_path, 4, {}))
-    for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(protected.params), strict=True):
-        np.testing.assert_array_equal(a, b)
-    for name in COLUMNS:
-        np.testing.assert_array_equal(again.records[name], protected.updates[name], err_msg=name)
-
-
-@pytest.mark.slow
-def test_every_arrival_closing_is_the_oracle_too():
-    own = {"method": "orthofl", "attack": "inner_product:share=0.4", "privacy": "dp:clip=0.3,noise=0.1,quantile=0.5"}
-    runs = [simulate(**SMALL | own, **other) for other in ({}, {"engine": "reference"})]
-    same(*runs)
+def test_tables_and_lines_count_the_attackers(protected):
+    malicious = protected.updates["malicious"]
+    assert 0 < malicious.sum() < 16 and set(protected.updates["client"][malicious]) == {1, 3}
+    assert attackers_text(protected) == [f"attackers: 2 of 5 clients; {malicious.sum()} of 16 uploads malicious"]
+    row, _ = comparison({"fedbuff": [protected], "plain": [protected._replace(counters={})]})
+    assert row["attackers"].mean == 2 and row["malicious"].mean == malicious.sum()
 
 
 def test_attackers_train_on_flipped_labels_and_others_do_not():
@@ -97,24 +64,16 @@ WRONG = [
     ({"privacy": "dp:clip=-1"}, "privacy = 'dp:clip=-1': clip = -1: must be a finite number > 0"),
     ({"privacy": "dp:sigma=1"}, "privacy = 'dp:sigma=1': dp has no option 'sigma'"),
     ({"privacy": "dp+dp:noise=2"}, r"privacy = 'dp\+dp:noise=2': parts for uploads = 2: must be at most one of a kind"),
-    ({"privacy": 3}, "privacy = 3: must be a text such as"),
-    ({"attack": "sign"}, "attack = 'sign': unknown"),
+    ({"privacy": 3}, "privacy = 3: must be a text such as"), ({"attack": "sign"}, "attack = 'sign': unknown"),
     ({"attack": "sign_flip:share=2"}, "attack = 'sign_flip:share=2': share = 2: must be between 0 and 1"),
-    (
-        {"attack": "sign_flip:share=0.05"},
-        "attack = 'sign_flip:share=0.05': share = 0.05: must be 0, or above 0.1: it rounds to no attacker among 5 cl",
-    ),
-    (
-        {"attack": "sign_flip:clients=7"},
-        "attack = '.*=7': clients = 7: must be a whole number from 0 to 4",
-    ),
-    (
-        {"attack": "label_flip", "dataset": "quadratic", "model": "linear", "partition": "natural"},
-        "attack = 'label_flip'",
-    ),
+    ({"attack": "sign_flip:share=0.05"},
+     "attack = 'sign_flip:share=0.05': share = 0.05: must be 0, or above 0.1: it rounds to no attacker among 5 cl"),
+    ({"attack": "sign_flip:clients=7"}, "attack = '.*=7': clients = 7: must be a whole number from 0 to 4"),
+    ({"attack": "label_flip", "dataset": "quadratic", "model": "linear", "partition": "natural"},
+     "attack = 'label_flip'"),
     ({"privacy": "dp_sgd", "method": "scaffold"}, "privacy = 'dp_sgd': must be without dp_sgd: the local training of"),
     ({"privacy": "dp_sgd", "optimizer": "sam"}, "optimizer = 'one with 2 gradients a step'"),
-]
+]  # fmt: skip
 SUMS = "the server sees sums only"
 SECURE = [
     ({"method": "fedmedian"}, f"method = 'fedmedian': must be one that uses only the weighted sum.*{SUMS}"),
@@ -125,7 +84,7 @@ SECURE = [
     ({"timing": "every"}, "uploads of the smallest server step = 1: must be at least 2"),
     ({"privacy": "secure:size=4"}, "uploads of the smallest server step = 3: must be at least 4"),
     ({"privacy": "secure:size=2+dp:quantile=0.5"}, "staleness with secure and an adaptive clip = "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG)

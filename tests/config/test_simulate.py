@@ -5,22 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async import Method, fingerprint, simulate
+from fedjax_async import Method, Settings, fingerprint, simulate
+from fedjax_async.config import prepare
+from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.server import asgd
 
 SMALL = {"model": "logistic", "steps": 2, "delay": "exponential"}
 
 
 def test_evaluations_end_where_the_first_budget_ends():
-    by_updates = simulate(updates=40, time=1e5, **SMALL)
-    assert by_updates.evaluations["time"][-1] == by_updates.schedule.time[-1] < 100
-    by_time = simulate(updates=10**6, time=3.0, **SMALL)
-    assert by_time.evaluations["time"][-1] == 3.0
+    by_updates = prepare(Settings(updates=40, time=1e5, **SMALL))
+    assert by_updates.points.time[-1] == by_updates.schedule.time[-1] < 100
+    by_time = prepare(Settings(updates=10**6, time=3.0, **SMALL))
+    assert by_time.points.time[-1] == 3.0
 
 
 def test_evaluations_at_chosen_times():
-    run = simulate(time=4.0, eval_at="0.5,2.25", **SMALL)
-    np.testing.assert_array_equal(run.evaluations["time"], [0, 0.5, 2.25, 4])
+    points = prepare(Settings(time=4.0, eval_at="0.5,2.25", **SMALL)).points
+    np.testing.assert_array_equal(points.time, [0, 0.5, 2.25, 4])
 
 
 def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
@@ -35,43 +37,27 @@ def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
 
 
 def test_objects_take_the_place_of_names():
-    run = simulate(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL)
+    run = prepare(Settings(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL))
     found = fingerprint(Method(asgd(), "buffer:size=2"))
-    assert run.settings["method"] == f"(object: {found[:12]})"
-    assert run.settings["own"] == {"method": {run.settings["method"]: found}}
-    np.testing.assert_array_equal(run.updates["closes"], [False, True] * 3)
+    assert run.described["method"] == f"(object: {found[:12]})"
+    assert run.described["own"] == {"method": {run.described["method"]: found}}
+    np.testing.assert_array_equal(run.schedule.closes, [False, True] * 3)
 
 
 def test_a_batch_longer_than_every_shard_is_the_whole_shard():
-    one, other = (simulate(updates=4, batch_size=size, **SMALL) for size in (10**9, 5000))
-    np.testing.assert_array_equal(one.params["output"]["kernel"], other.params["output"]["kernel"])
+    runs = [prepare(Settings(updates=4, batch_size=size, **SMALL)) for size in (10**9, 5000)]
+    assert runs[0].components.client is runs[1].components.client
+    assert length_of_batch(runs[0].settings, runs[0].components.data) == runs[0].components.data.size.max() < 5000
 
 
-def test_clients_evaluated_on_their_own_rows():
-    run = simulate(updates=4, per_client=True, test_fraction=0.2, clients=4, partition="iid", eval_updates=2, **SMALL)
-    assert run.per_client["accuracy"].shape == (3, 4)
-    np.testing.assert_allclose(run.per_client["accuracy"].mean(axis=1), run.evaluations["accuracy"], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": "logistic:num_classes=3"}, "model outputs = 3"),
-        ({"compute": "float64"}, "64-bit"),
-        ({"per_client": True}, "test_fraction"),
-        ({"method": 5}, "method"),
-        ({"lanes": 2.0}, "lanes = 2.0"),
-        ({"max_width": 4.0}, "max_width = 4.0"),
-        ({"batching": "scan"}, "batching = 'scan'"),
-        ({"metod": "fedavg"}, "did you mean 'method'"),
-        ({"method": "fedprox:mu=1"}, "option of fedprox"),
-        ({"optimizer": "sgd:nesterov=true"}, "nesterov"),
-        ({"steps": 10**12}, "steps"),
-        ({"eval_at": "1,two"}, "eval_at"),
-        ({"eval_at": "-1"}, "eval_at"),
-        ({"eval_at": "1", "eval_updates": 2}, "at most one"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"model": "logistic:num_classes=3"}, "model outputs = 3"), ({"compute": "float64"}, "64-bit"),
+    ({"per_client": True}, "test_fraction"), ({"method": 5}, "method"), ({"lanes": 2.0}, "lanes = 2.0"),
+    ({"max_width": 4.0}, "max_width = 4.0"), ({"batching": "scan"}, "batching = 'scan'"),
+    ({"metod": "fedavg"}, "did you mean 'method'"), ({"method": "fedprox:mu=1"}, "option of fedprox"),
+    ({"optimizer": "sgd:nesterov=true"}, "nesterov"), ({"steps": 10**12}, "steps"), ({"eval_at": "1,two"}, "eval_at"),
+    ({"eval_at": "-1"}, "eval_at"), ({"eval_at": "1", "eval_updates": 2}, "at most one"),
+])  # fmt: skip
 def test_refused_before_anything_compiles(change, message):
     with pytest.raises(ValueError, match=message):
         simulate(**({"updates": 5} | SMALL | change))
@@ -84,21 +70,19 @@ def test_a_checkpoint_needs_a_folder():
 
 def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
     plain = {"dataset": "fashion_mnist_6k", "model": "logistic", "clients": 4, "steps": 2, "updates": 8}
-    whole, part = simulate(**plain), simulate(**plain, eval_examples=100)
-    np.testing.assert_array_equal(whole.params["output"]["kernel"], part.params["output"]["kernel"])
-    hits = 100 * part.evaluations["accuracy"][-1]
-    assert abs(hits - round(hits)) < 1e-4 and abs(hits / 100 - whole.evaluations["accuracy"][-1]) < 0.15
+    whole, part = (prepare(Settings(**plain, eval_examples=count)) for count in (None, 100))
+    np.testing.assert_array_equal(part.components.data.test_x, whole.components.data.test_x[::10])
+    np.testing.assert_array_equal(part.components.data.test_y, whole.components.data.test_y[::10])
+    np.testing.assert_array_equal(part.components.data.order, whole.components.data.order)
+    assert part.components.client is whole.components.client
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
-        ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
-        ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
-        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population is already"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
+    ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
+    ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
+    ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population is already"),
+])  # fmt: skip
 def test_bad_numbers_of_test_examples(options, message):
     with pytest.raises(ValueError) as error:
         simulate(**{"dataset": "fashion_mnist_6k", "model": "logistic", "updates": 2} | options)

@@ -32,31 +32,24 @@ def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
         assert parsed(example, kind.upper())[0] == name  # the example is a spec that can be used
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("fedbuff:size=5", "option of fedbuff = 'size': must be an option of the timing, as in fedbuff@buffer:size=5"),
-        ("fedbuff:clip=1,size=5+swa:start=0.3", "as in fedbuff:clip=1+swa:start=0.3@buffer:size=5"),
-        ("fedbuff:size=5@cohort:over_selection=2", "as in fedbuff@cohort:over_selection=2,size=5"),
-        ("fedbuff:start=0.4+swa@every", "an option of the part swa, as in fedbuff+swa:start=0.4@every"),
-        ("asynflc_ef:ratio=0.4", "an option of the setting compress, as in compress=topk:ratio=0.4"),
-        ("fedasync:momentum=0.9", "an option of the setting optimizer, as in optimizer=sgd:momentum=0.9"),
-        ("pushcen:receivers=4", "an option of the setting topology, as in topology=gossip:receivers=4"),
-        ("fedasync:size=4", "of the timing buffer or cohort, as in fedasync@buffer:size=4 or fedasync@cohort:size=4"),
-        (
-            "fedbuff:clip=1,k=10",
-            "option of fedbuff = 'k': must be an option of the timing, as in fedbuff:clip=1@buffer:size=10",
-        ),
-        ("fedprox:mu=0.1", "option of fedprox = 'mu': must be called proximal"),
-        ("fedasync:alpha=0.6", "option of fedasync = 'alpha': must be called mixing"),
-        (
-            "fedbuff:ratio=0.1",
-            "an option of the setting compress, as in compress=topk:ratio=0.1 or compress=topk_fast:ratio",
-        ),
-        ("dpsgd:one_peer=true", "an option of the setting topology, as in topology=exponential:one_peer=true"),
-        ("fedasync:mixin=0.4", "option of fedasync = 'mixin': unknown; did you mean 'mixing'?"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "says"), [
+    ("fedbuff:size=5", "option of fedbuff = 'size': must be an option of the timing, as in fedbuff@buffer:size=5"),
+    ("fedbuff:clip=1,size=5+swa:start=0.3", "as in fedbuff:clip=1+swa:start=0.3@buffer:size=5"),
+    ("fedbuff:size=5@cohort:over_selection=2", "as in fedbuff@cohort:over_selection=2,size=5"),
+    ("fedbuff:start=0.4+swa@every", "an option of the part swa, as in fedbuff+swa:start=0.4@every"),
+    ("asynflc_ef:ratio=0.4", "an option of the setting compress, as in compress=topk:ratio=0.4"),
+    ("fedasync:momentum=0.9", "an option of the setting optimizer, as in optimizer=sgd:momentum=0.9"),
+    ("pushcen:receivers=4", "an option of the setting topology, as in topology=gossip:receivers=4"),
+    ("fedasync:size=4", "of the timing buffer or cohort, as in fedasync@buffer:size=4 or fedasync@cohort:size=4"),
+    ("fedbuff:clip=1,k=10",
+     "option of fedbuff = 'k': must be an option of the timing, as in fedbuff:clip=1@buffer:size=10"),
+    ("fedprox:mu=0.1", "option of fedprox = 'mu': must be called proximal"),
+    ("fedasync:alpha=0.6", "option of fedasync = 'alpha': must be called mixing"),
+    ("fedbuff:ratio=0.1",
+     "an option of the setting compress, as in compress=topk:ratio=0.1 or compress=topk_fast:ratio"),
+    ("dpsgd:one_peer=true", "an option of the setting topology, as in topology=exponential:one_peer=true"),
+    ("fedasync:mixin=0.4", "option of fedasync = 'mixin': unknown; did you mean 'mixing'?"),
+])  # fmt: skip
 def test_options_that_the_rule_does_not_take(spec, says):
     with pytest.raises(ValueError) as error:
         parsed(spec, "TIMING")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -9,13 +10,14 @@ import pytest
 from flax import linen as nn
 
 from fedjax_async import Method, Settings, cli, compare, data, models, named, register, registry, server, simulate
-from fedjax_async.clock import Delays, Draws, Faults, JobFaults, waves
+from fedjax_async.clock import Availability, Delays, Draws, Faults, JobFaults, Network, make_schedule, waves
 from fedjax_async.compress import Compressor
-from fedjax_async.config import prepare
+from fedjax_async.config import method, prepare
+from fedjax_async.config.experiment import resolve
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.config.watching import asked
+from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
-from fedjax_async.results import comparison
 from fedjax_async.server import METHODS
 from fedjax_async.types import Info, Message, Run, Stop
 
@@ -107,6 +109,31 @@ class Required(nn.Module):
         return nn.Dense(3)(x) / temperature
 
 
+MODEL = models.make("logistic", num_classes=3, input_shape=(5,))
+DEALING = {"dataset": synthetic(clients=4, least_size=20, std_log_size=0.0, mean_log_size=1.0), "clients": 4}
+
+
+def modelled(**changes):
+    return {"model": MODEL._replace(**changes)}
+
+
+def trained(**changes):
+    return {"client": client(**changes)}
+
+
+def receiving(change):
+    """A rule with ``change`` applied to what ``receive`` returns."""
+    return rule(receive=lambda state, memory, arrival: change(*RULE.receive(state, memory, arrival)))
+
+
+def scheduled(scenario):
+    """Two jobs of client 0 at the same time."""
+    return make_schedule(
+        num_clients=1, client=[0, 0], dispatch_time=[0.0, 0.0], upload_time=[1.0, 1.0], job=[0, 1], time=[1.0, 1.0],
+        closes=[True, True], local_steps=1,
+    )  # fmt: skip
+
+
 PARTS = [
     # settings that local training does not take
     ({"method": Method(RULE, client=only_lr, optimizer="adam")}, r"^method.optimizer = 'adam': must be left out"),
@@ -116,126 +143,134 @@ PARTS = [
     # rules and factories
     ({"method": Method(server.scaffold)}, r"^method.server = 'a function': must be .*call a factory: Method\(f\(\)\)"),
     ({"method": server.scaffold}, r"^method = 'a function': must be a name or a Method; call the factory: Method\(f"),
-    (
-        {"method": Method(RULE, client=client())},
-        r"^method.client = 'a ClientAlgorithm': must be a factory .*client= of",
-    ),
+    ({"method": Method(RULE, client=client())},
+     r"^method.client = 'a ClientAlgorithm': must be a factory .*client= of"),
     ({"method": Method(RULE, client=positional)}, r"^method.client = 'positional\(model, lr\)': must be f\(model, \*"),
-    (
-        {"method": Method(RULE, client=without_default)},
-        r"optimizer, lr, batch_size, .*the option alpha needs a default",
-    ),
+    ({"method": Method(RULE, client=without_default)},
+     r"optimizer, lr, batch_size, .*the option alpha needs a default"),
     ({"client": without_default}, r"^client = 'without_default\(model, \*, lr, alpha\)': must be .* alpha needs"),
     ({"client": 3}, r"^client = 3: must be a text, or a ClientAlgorithm, or a factory of one"),
-    (
-        {"method": Method(SCAFFOLD._replace(receive=receive_ci, given=None))},
-        r"^method.receive: .*KeyError: 'ci' \(the client uploads \{'output': \{'bias': float32\[3\], ",
-    ),
+    ({"method": Method(SCAFFOLD._replace(receive=receive_ci, given=None))},
+     r"^method.receive: .*KeyError: 'ci' \(the client uploads \{'output': \{'bias': float32\[3\], "),
     # clients
-    (
-        {"client": client(begin=lambda key, message, state, data: state["a"])},
-        r"^client.begin: .*it raised TypeError: .* \(client.init returned \(\); this rule sends message.extra = \(\)\)",
-    ),
-    (
-        {"client": client(finish=lambda w, message, state: (w / message.local_steps, state))},
-        r"^client.finish: .*it raised TypeError: .*; message.local_steps is missing in finish\)",
-    ),
-    (
-        {"client": client(init=lambda p: jnp.ones(3), finish=lambda w, message, state: (message.params, ()))},
-        r"^client.finish's state returned \(\): must return state .*\(client.init returned float32\[3\]\)",
-    ),
-    (
-        {"client": client(info=lambda state: 3)},
-        r"^client.info returned 3: must return \{name: number\}",
-    ),
-    (
-        {"client": client(info=raising)},
-        r"^client.info: must be a function info\(state\) -> .*it raised KeyError: 'mine'",
-    ),
-    (
-        {"client": client(info=lambda state: {"client": 1.0})},
-        r"^name of a column of client.info = 'client': must be a text other than client, job, time, ",
-    ),
-    ({"client": client(own=lambda message, state: 3)}, r"^client.own returned 3: must return params of the structure"),
-    ({"client": client(unsent=lambda before, after: 3)}, r"^client.unsent returned 3: must return state of the struct"),
+    (trained(begin=lambda key, message, state, data: state["a"]),
+     r"^client.begin: .*it raised TypeError: .* \(client.init returned \(\); this rule sends message.extra = \(\)\)"),
+    (trained(finish=lambda w, message, state: (w / message.local_steps, state)),
+     r"^client.finish: .*it raised TypeError: .*; message.local_steps is missing in finish\)"),
+    (trained(init=lambda p: jnp.ones(3), finish=lambda w, message, state: (message.params, ())),
+     r"^client.finish's state returned \(\): must return state .*\(client.init returned float32\[3\]\)"),
+    (trained(info=lambda state: 3), r"^client.info returned 3: must return \{name: number\}"),
+    (trained(info=raising), r"^client.info: must be a function info\(state\) -> .*it raised KeyError: 'mine'"),
+    (trained(info=lambda state: {"client": 1.0}),
+     r"^name of a column of client.info = 'client': must be a text other than client, job, time, "),
+    (trained(own=lambda message, state: 3), r"^client.own returned 3: must return params of the structure"),
+    (trained(unsent=lambda before, after: 3), r"^client.unsent returned 3: must return state of the struct"),
     # rules: what they send and record, and how they use the facts
     (rule(given=5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
-    (
-        rule(given=lambda: 5),
-        r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError",
-    ),
+    (rule(given=lambda: 5),
+     r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
     (rule(given=lambda facts: 5), r"^method.given returned 5: must return a ServerAlgorithm"),
     (rule(given=raising), r"^method.given: .*it raised KeyError: 'mine'"),
-    (
-        rule(dispatch=lambda state, memory, request: (Message({"w": jnp.zeros(2)}), memory)),
-        r"^method.dispatch's Message.params returned \{'w': float32\[2\]\}: must return params of the structure",
-    ),
+    (rule(dispatch=lambda state, memory, request: (Message({"w": jnp.zeros(2)}), memory)),
+     r"^method.dispatch's Message.params returned \{'w': float32\[2\]\}: must return params of the structure"),
     (recording(lambda arrival: Info("w")), r"^method.receive's Info.weight returned 'w': must return a number"),
-    (
-        recording(lambda arrival: Info(arrival.weight, {3: arrival.weight})),
-        r"^name of a column of method.receive's Info.columns = 3: must be a text",
-    ),
-    (
-        recording(lambda arrival: Info(arrival.weight, {"time": arrival.weight})),
-        r"^name of a column of method.receive's Info.columns = 'time': must be a text other than client, job, time, ",
-    ),
-    (
-        {"method": Method(server.fedasync, hyper={"mixng": 0.1})},
-        r"^method.server = 'a function': must be a ServerAlgorithm, or a function of hyper",
-    ),
+    (recording(lambda arrival: Info(arrival.weight, {3: arrival.weight})),
+     r"^name of a column of method.receive's Info.columns = 3: must be a text"),
+    (recording(lambda arrival: Info(arrival.weight, {"time": arrival.weight})),
+     r"^name of a column of method.receive's Info.columns = 'time': must be a text other than client, job, time, "),
+    ({"method": Method(server.fedasync, hyper={"mixng": 0.1})},
+     r"^method.server = 'a function': must be a ServerAlgorithm, or a function of hyper"),
     ({"method": Method(lambda hyper: 3, hyper={"a": 0.1})}, r"^method.server returned 3: must return a ServerAlgor"),
-    (
-        {"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
-        r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'",
-    ),
+    ({"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
+     r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'"),
     ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: method.server is"),
     # faults, compressors, metrics
     (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
     (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
     (faults(lambda *jobs: JobFaults(factor="x")), r"^faults: draw's JobFaults.factor = 'x': must be numbers > 0, one"),
-    (
-        faults(lambda *jobs: JobFaults(lost=np.zeros(5, bool))),
-        r"^faults: draw's JobFaults.lost = .* True or False, one",
-    ),
+    (faults(lambda *jobs: JobFaults(lost=np.zeros(5, bool))),
+     r"^faults: draw's JobFaults.lost = .* True or False, one"),
     ({"compress": Compressor(3, 3, 3)}, r"^compress.compress = 3: must be a function"),
+    # contracts of models, rules, clients and the clock
+    (modelled(init=lambda key: 3.0), r"model.init returned 3.0: must return a pytree of float arrays"),
+    (modelled(init=lambda key: {}), r"model.init returned \{\}: must return a pytree of float arrays"),
+    (modelled(apply=lambda p, x, key=None: MODEL.apply(p, x).mean()),
+     r"model.apply returned float32\[\]: must return an array of one row per example"),
+    (modelled(loss=lambda outputs, y: MODEL.loss(outputs, y).mean()),
+     r"model.loss returned float32\[\]: must return a number per example, .* and not their mean"),
+    (modelled(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number per"),
+    (modelled(apply=lambda p, x, key=None: p["none"]),
+     r"model.apply: must be a function apply\(params, x\[, key\]\) -> outputs; it raised KeyError: 'none'"),
+    (rule(init=lambda params: params), r"method.init returned .*: must return \(state, memory\)"),
+    (rule(dispatch=lambda state, memory, request: (RULE.params(state), memory)),
+     r"method.dispatch returned .*: must return \(Message, memory\)"),
+    (rule(dispatch=lambda state, memory, request: (RULE.dispatch(state, memory, request)[0], 1.0)),
+     r"method.dispatch's memory returned 1.0: must return memory of the structure \(\)"),
+    (receiving(lambda *found: None), r"method.receive returned None: must return \(state, memory, Info\)"),
+    (receiving(lambda state, memory, info: (state, memory, 1.0)),
+     r"method.receive returned 1.0: must return \(state, memory, Info\); the third is not an Info"),
+    (receiving(lambda state, memory, info: (state, info)), r"method.receive returned \(.*must return \(stat"),
+    (receiving(lambda state, memory, info: (state, memory, Info(jnp.ones(2)))),
+     r"method.receive's Info.weight returned float32\[2\]: must return a number"),
+    (receiving(lambda state, memory, info: (state, memory, Info(info.weight, {"a": jnp.ones(2)}))),
+     r"method.receive's Info.columns\['a'\] returned float32\[2\]: must return a number"),
+    (receiving(lambda state, memory, info: (jax.tree.map(lambda leaf: leaf[None], state), memory, info)),
+     r"method.receive's state.* returned .*: must return state: here"),
+    (receiving(lambda state, memory, info: (jax.tree.map(lambda leaf: 0.0, state), memory, info)),
+     r"method.receive's state.* returned 0.0: must return state: here"),
+    (rule(close=lambda state, memory: state), r"method.close returned .*: must return \(state, memory\)"),
+    (rule(params=lambda state: None), r"method.params returned None: must return params of the s"),
+    (rule(receive=lambda state, memory, arrival: 1 / 0),
+     r"method.receive: must be a function .*; it raised ZeroDivisionError: division by zero"),
+    (rule(receive=lambda state, memory, arrival: 1 if arrival.weight > 0 else 2),
+     r"method.receive: must be .* it raised TracerBoolConversionError: a Python condition .*; use jnp.where "),
+    ({"method": Method(lambda hyper: None)}, "method.server returned None: must return a Serve"),
+    (trained(step=lambda work, k, message, data: 0.0), r"client.step returned 0.0: must return work of the structure"),
+    (trained(finish=lambda work, message, state: message.params), r"client.finish returned .*: must return \(upl"),
+    (trained(finish=lambda work, message, state: (1.0, state)), r"client.finish returned 1.0: must return an upl"),
+    (trained(finish=lambda work, message, state: (message.params, (state, 1))),
+     r"client.finish's state returned .*: must return state of the structure"),
+    ({"delay": lambda n, seed: lambda client: 1.0}, r"delay returned a function: must return "),
+    ({"delay": lambda n, seed: Delays(n, lambda *given: 1.0)},
+     r"delay's durations returned 1.0: must return an array of virtual seconds, one per job: here float64\[2\]"),
+    ({"delay": lambda n, seed: Delays(n, lambda clients, *given: np.ones(len(clients), int))},
+     r"delay's durations returned int64\[2\]: must return an array of virtual seconds"),
+    ({"network": lambda n, seed: None}, r"network returned None: must return a network model"),
+    ({"network": lambda n, seed: Network(n, lambda *given: None)}, r"network's seconds returned None: must return an"),
+    ({"faults": lambda n, seed, part: None}, r"faults returned None: must return a fault model"),
+    ({"availability": lambda n, seed, part: Availability(lambda client, time: 0.0)},
+     r"availability's interval returned 0.0: must return \(start, end\)"),
+    ({"timing": lambda scenario: None}, r"timing returned None: must return a Schedule"),
+    ({"timing": scheduled}, r"schedule"),
+    ({**DEALING, "partition": lambda y, n, rng: np.zeros((n, 3))},
+     r"partition returned float64\[4, 3\]: must return a list"),
+    ({**DEALING, "partition": lambda y, n, rng: [np.ones(3, bool)] * n},
+     r"partition returned bool\[3\]: must return a list"),
+    ({**DEALING, "partition": lambda y, n, rng: [np.arange(3)] * n}, r"partition = '12 indices': must be eac"),
     # delays
-    (
-        {"delay": by_order},
-        r"^delay's durations: must be the same at every call.*clock.Draws\(seed, \"NAME\", clients, numbe",
-    ),
-    (
-        delays(lambda clients, numbers, *sizes: np.ones(len(clients))),
-        r"^delay's durations returned float64\[2\]: must .*float64\[2, 2\], from durations\(clients, numbers, local_st",
-    ),
+    ({"delay": by_order},
+     r"^delay's durations: must be the same at every call.*clock.Draws\(seed, \"NAME\", clients, numbe"),
+    (delays(lambda clients, numbers, *sizes: np.ones(len(clients))),
+     r"^delay's durations returned float64\[2\]: must .*float64\[2, 2\], from durations\(clients, numbers, local_st"),
     (delays(lambda clients, numbers, *sizes: 1 + 0 * (clients + numbers)), r"int64\[2\]: .*add .astype\(float\)"),
-    (
-        delays(lambda clients, numbers: 1.0),
-        r"function durations\(clients, numbers, local_steps, bytes_down, bytes_up\)",
-    ),
+    (delays(lambda clients, numbers: 1.0),
+     r"function durations\(clients, numbers, local_steps, bytes_down, bytes_up\)"),
     ({"delay": lambda num_clients: None}, r"^delay: must be a delay model, model\(num_clients, seed\) -> .*TypeError"),
     # data and models
     ({"clients": 9}, r"^clients = 9: must be left out, or 2: the data have 2 clients$"),
-    (
-        {**ONE_HOT, "model": nn.Dense(3)},
-        r"^model = 'a Dense': must be .*models.from_flax\(net, .*not one-hot or floats",
-    ),
-    (
-        {**ONE_HOT, "model": models.from_flax(nn.Dense(3), input_shape=(5,))},
-        r"^data.y = 'float32\[3, 3\]': must be integer labels .*argmax.*loss=",
-    ),
-    (
-        {**IMAGE_DATA, "model": nn.Dense(3)},
-        r"^model.apply returned float32\[3, 8, 8, 3\]: must return \[3, classes\] .* x is float32\[3, 8, 8, 1\]: flat",
-    ),
-    (
-        {**IMAGE_DATA, "model": models.from_flax(nn.Dense(3), input_shape=(8, 8))},
-        r"^model.apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)",
-    ),
+    ({**ONE_HOT, "model": nn.Dense(3)},
+     r"^model = 'a Dense': must be .*models.from_flax\(net, .*not one-hot or floats"),
+    ({**ONE_HOT, "model": models.from_flax(nn.Dense(3), input_shape=(5,))},
+     r"^data.y = 'float32\[3, 3\]': must be integer labels .*argmax.*loss="),
+    ({**IMAGE_DATA, "model": nn.Dense(3)},
+     r"^model.apply returned float32\[3, 8, 8, 3\]: must return \[3, classes\] .* x is float32\[3, 8, 8, 1\]: flat"),
+    ({**IMAGE_DATA, "model": models.from_flax(nn.Dense(3), input_shape=(8, 8))},
+     r"^model.apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)"),
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
     # flax raises an error, or the model has no outputs
     ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*ZeroDiv|^model outputs = 0: must be"),
     ({"model": Required()}, r"^argument of Required.__call__ = 'temperature': must .*others need a default"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), PARTS, ids=range(len(PARTS)))
@@ -247,27 +282,19 @@ def test_a_wrong_part_is_named_with_what_to_write(changes, message):
 
 CALLS = [
     (lambda: simulate(data=dealt(), clients=10, updates=4), r"^clients = 10: must be left out, or 2"),
-    (
-        lambda: simulate(data=[(X, Y)], updates=4),
-        r"^data = 'a list': must be FederatedData; data.from_arrays\(clients=",
-    ),
+    (lambda: simulate(data=[(X, Y)], updates=4),
+     r"^data = 'a list': must be FederatedData; data.from_arrays\(clients="),
     (lambda: simulate(dataset=[(X, Y)], updates=4), r"^dataset = .*FederatedData \(data.from_arrays makes one"),
-    (
-        lambda: register("method", "never")(RULE),
-        r"^method never = 'a ServerAlgorithm': .*wrap it: def never\(\): return",
-    ),
-    (
-        lambda: register("method", "never")(Method(RULE)),
-        r"^method never = 'a Method': .*the rule alone; its timing, clie",
-    ),
+    (lambda: register("method", "never")(RULE),
+     r"^method never = 'a ServerAlgorithm': .*wrap it: def never\(\): return"),
+    (lambda: register("method", "never")(Method(RULE)),
+     r"^method never = 'a Method': .*the rule alone; its timing, clie"),
     (lambda: register("client", "never")(client()), r"^client never = 'a Client.*wrap it: def never\(model\): return"),
     (lambda: compare({"mine": "fedasync"}, **SMALL), r"^methods\['mine'\] = 'fedasync': must be a Method"),
     (lambda: compare(["fedasync"], **SMALL, method="fedavg"), r"^method = 'fedavg': must be left out beside methods"),
     (lambda: compare(["fedasync"], **SMALL, rate=3), r"^setting = 'rate': unknown"),
-    (
-        lambda: simulate(data=dealt(), dataset="mnist", updates=4),
-        r"^dataset = 'mnist': must be left out: data are given",
-    ),
+    (lambda: simulate(data=dealt(), dataset="mnist", updates=4),
+     r"^dataset = 'mnist': must be left out: data are given"),
     (lambda: simulate(**SMALL, metrics=lambda outputs, y: y), r"^metrics = 'a function': must be a text, or a dict of"),
     (lambda: simulate(**SMALL, probes={"p": lambda: {}}), r"^probes\['p'\]: must be a function f\(state, .*TypeError"),
     (lambda: simulate(**SMALL, probes={"p": raising}), r"^probes\['p'\]: must be .*it raised KeyError: 'mine'"),
@@ -286,16 +313,11 @@ CALLS = [
     (lambda: data.load(3), r"^dataset = 3: must be a text such as 'mnist'"),
     (lambda: data.federate(3), r"^dataset = 3: must be a Dataset or a Federation"),
     (lambda: data.write_folder("o", 3), r"^data = 3: must be FederatedData"),
-    (lambda: data.from_arrays([]), r"^clients = 'no pairs': must be one pair"),
     (lambda: data.from_arrays(3), r"^clients = 'int': must be a list of pairs"),
     (lambda: data.from_arrays([(X, Y)], test=(X, Y), name="a/b"), r"^name = 'a/b': must be of letters, digits"),
     (lambda: data.from_arrays([(X, Y)], test=(X, Y), num_classes=2**40), r"^num_classes = 1099511627776: must be a wh"),
     (lambda: waves(3), r"^schedule = 3: must be a Schedule"),
-    (lambda: comparison([RUN]), r"^runs = 'a list': must be a dict, method -> list of its runs"),
-    (lambda: comparison(RUN), r"^runs = 'a Run': must be a dict"),
-    (lambda: comparison({"a": RUN}), r"^runs\['a'\] = 'a Run': must be a list of its runs, one per seed: \[run\]$"),
-    (lambda: comparison({"a": []}), r"^runs\['a'\] = 'a list': must be a list of its runs"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=range(len(CALLS)))
@@ -326,16 +348,23 @@ def test_a_registered_factory_of_a_method_is_told_to_return_the_rule(monkeypatch
 # --- what is accepted ----------------------------------------------------------------------------------
 
 
-def test_right_parts_pass():
-    prepare(Settings(**{**OWN, "delay": by_index}))
-    prepare(Settings(**{**OWN, "method": Method(RULE, client=for_checkers)}))
-    prepare(Settings(**{**OWN, "clients": 2}))
-    assert not registry.options_of(for_checkers)["lr"].default > 0.1
+@pytest.mark.parametrize("changes", [
+    {"delay": by_index}, {"method": Method(RULE, client=for_checkers)}, {"clients": 2},
+    rule() | {"model": MODEL} | {"client": client()},
+])  # fmt: skip
+def test_right_parts_pass(changes):
+    prepare(Settings(**{**OWN, **changes}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_package_keeps_its_own_contracts(name):
+    """All methods, as objects, pass the same checks."""
+    resolve(Settings(**OWN | {"method": method(name)}))
 
 
 def test_a_factory_as_client_is_that_of_a_method():
     """With images: the model that the factory gets decodes them."""
-    settings = {**SMALL, "lr": 0.3, "eval_examples": 40}
+    settings = {**SMALL, "lr": 0.3, "eval_examples": 40, "engine": "reference"}
     run = simulate(client=named("mine", only_lr), **settings)
     same = simulate(method=Method(server.fedasync(), client=only_lr), **settings)
     for name in ("kernel", "bias"):
@@ -352,7 +381,8 @@ def test_what_a_factory_ignores_is_not_recorded():
 
 
 def test_compare_takes_keywords_and_a_dict():
-    runs = compare({"fedasync": "fedasync", "mine": Method(RULE)}, **SMALL, eval_examples=40, progress=False)
+    given = {**SMALL, "eval_examples": 40, "engine": "reference", "progress": False}
+    runs = compare({"fedasync": "fedasync", "mine": Method(RULE)}, **given)
     assert list(runs) == ["fedasync", "mine"] and runs["mine"][0].settings["method"] == "mine"
     np.testing.assert_array_equal(*(one.params["output"]["kernel"] for (one,) in runs.values()))
 

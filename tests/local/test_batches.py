@@ -27,12 +27,6 @@ def permutation(seed, epoch, size):
     return np.asarray(_permute(jnp.asarray(seed, jnp.uint32), jnp.int32(epoch), position, jnp.int32(size)))[:size]
 
 
-@settings(max_examples=60)
-@given(seed=st.tuples(words, words), epoch=st.integers(0, 2**31 - 1), size=st.integers(1, LONGEST))
-def test_permute_is_a_bijection_of_any_size(seed, epoch, size):
-    np.testing.assert_array_equal(np.sort(permutation(seed, epoch, size)), np.arange(size))
-
-
 def test_permute_is_a_bijection_of_a_large_shard():
     size = 60_000
     found = _permute(jnp.array([1, 2], jnp.uint32), jnp.int32(0), jnp.arange(size, dtype=jnp.int32), jnp.int32(size))
@@ -41,7 +35,7 @@ def test_permute_is_a_bijection_of_a_large_shard():
     assert abs(np.abs(np.asarray(found) - np.arange(size)).mean() / size - 1 / 3) < 0.01
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(seed=st.tuples(words, words), epoch=st.integers(0, 2**31 - 1), size=st.integers(1, LONGEST))
 def test_permute_equals_swap_or_not_in_python_integers(seed, epoch, size):
     assert permutation(seed, epoch, size).tolist() == textbook.swap_or_not(seed, epoch, size)

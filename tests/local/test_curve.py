@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.compress import topk
-from fedjax_async.geometry import bezier, control_point
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
@@ -110,13 +109,11 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
 
 
 CASES = {
-    "two epochs": (6, {}),
-    "an epoch and a part": (4, {"gamma": 0.3, "floor": 0.25}),
-    "a part of an epoch": (2, {"gamma": 0.0}),
-    "one batch an epoch": (3, {"who": 1}),
+    "two epochs": (6, {}), "an epoch and a part": (4, {"gamma": 0.3, "floor": 0.25}),
+    "a part of an epoch": (2, {"gamma": 0.0}), "one batch an epoch": (3, {"who": 1}),
     "after, fewer": (4, {"order": "after", "epochs": 1, "floor": 0.25}),
     "after, more": (2, {"order": "after"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.float64
@@ -132,41 +129,6 @@ def test_a_job_is_algorithm_2(steps, how):
     for ours, theirs in zip(have, want, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
         assert np.abs(theirs).max() > 0.02
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("order", ["alternate", "after"])
-def test_the_end_is_that_of_local_training(order):
-    plain = local_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, proximal=MU)
-    message = Message(start_params(), version=jnp.int32(0))
-    delta, _ = run_job(plain, KEY, message, (), client_data(), 7)
-    end, offset = job(made(order=order), 7)
-    np.testing.assert_allclose(end, flat(delta), rtol=1e-10)
-    assert abs(end @ offset) < 1e-12 * np.linalg.norm(end) * np.linalg.norm(offset)
-
-
-def test_the_slope_of_the_displacement_is_the_derivative_of_the_loss_on_the_curve():
-    """One step of the control point on all examples, by ``jax.grad`` through eq. 30 and the Bezier curve."""
-    with jax.enable_x64(True):
-        client = curve_training(
-            MODEL, optimizer=optax.adam(LR), batch_size=32, warm="off", control_lr=CONTROL_LR, gamma=0.7
-        )
-        delta, offset = job(client, 1, who=2)
-        start, end = start_params(), unflat(flat(start_params()) + delta)
-        s = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(KEY, _CONTROL), 0), dtype=float)
-
-        data, rows = client_data(2), rows_of(2)
-
-        def loss(displacement):
-            points = (start, control_point(start, end, displacement, gamma=0.7), end)
-            return jnp.mean(MODEL.loss(MODEL.apply(bezier(points, s), data.x[rows]), data.y[rows]))
-
-        zero = jax.tree.map(jnp.zeros_like, start)
-        slope = flat(jax.jit(jax.grad(loss))(zero))
-        displacement = -CONTROL_LR * slope / (np.abs(slope) + 1e-8)
-        middle = bezier((start, end), 0.5)
-        want = flat(control_point(start, end, unflat(displacement), gamma=0.7)) - flat(middle)
-    np.testing.assert_allclose(offset, want, rtol=1e-9, atol=1e-12)
 
 
 alternate, share, after = map(jax.jit, (_alternate, _share, _after))
@@ -236,15 +198,6 @@ def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(rea
     np.testing.assert_array_equal(none, cold)
 
 
-@pytest.mark.float64
-def test_the_first_step_of_the_printed_reading_weighs_the_warm_moment_ninefold():
-    """Erratum A6: 0.9 / 0.1 on the first moment, 0.999 / 0.001 on the second: a step of 9 / sqrt(999) lr = 0.285 lr."""
-    large = unflat(1e6 * np.sign(STEP))  # the warm moment is so large that the gradient does not count
-    (printed, _), (corrected, _) = (job(made(warm=one), 1, extra=large) for one in ("printed", "corrected"))
-    np.testing.assert_allclose(printed, -LR * 9 / np.sqrt(999) * np.sign(STEP), rtol=1e-3)
-    np.testing.assert_allclose(corrected, -LR * 0.9 / np.sqrt(0.999) * np.sign(STEP), rtol=1e-3)
-
-
 def test_private_leaves_stay_with_the_client_and_off_the_curve():
     model = MODEL._replace(private=lambda path: path == ("b",))
     client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off")
@@ -257,22 +210,15 @@ def test_private_leaves_stay_with_the_client_and_off_the_curve():
     assert abs(product) < 1e-6 * np.linalg.norm(upload.params["w"]) * np.linalg.norm(upload.offset["w"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"control_lr": 0.0}, "control_lr = 0.0"),
-        ({"gamma": 1.5}, "gamma = 1.5"),
-        ({"order": "both"}, "order = 'both'"),
-        ({"warm": "hot"}, "warm = 'hot'"),
-        ({"control_epochs": 2}, "control_epochs = 2: must be left out unless order=after"),
-        ({"scale": 2.0}, "scale = 2.0: must be a function of the message's version, or WithinJob(f)"),
-        ({"order": "after", "control_epochs": 0}, "control_epochs = 0"),
-        ({"metric": "taxi"}, "metric = 'taxi': unknown"),
-        ({"sigma": 2.0}, "sigma = 2.0: must be left out"),
-        ({"metric": "hyperbolic", "sigma": 0.0}, "sigma = 0.0"),
-        ({"metric": "hyperbolic", "beta": -1.0}, "beta = -1.0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"control_lr": 0.0}, "control_lr = 0.0"), ({"gamma": 1.5}, "gamma = 1.5"), ({"order": "both"}, "order = 'both'"),
+    ({"warm": "hot"}, "warm = 'hot'"),
+    ({"control_epochs": 2}, "control_epochs = 2: must be left out unless order=after"),
+    ({"scale": 2.0}, "scale = 2.0: must be a function of the message's version, or WithinJob(f)"),
+    ({"order": "after", "control_epochs": 0}, "control_epochs = 0"),
+    ({"metric": "taxi"}, "metric = 'taxi': unknown"), ({"sigma": 2.0}, "sigma = 2.0: must be left out"),
+    ({"metric": "hyperbolic", "sigma": 0.0}, "sigma = 0.0"), ({"metric": "hyperbolic", "beta": -1.0}, "beta = -1.0"),
+])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError) as error:
         made(**options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +9,10 @@ import optax
 import pytest
 
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
-from fedjax_async.engine import run_waves
 from fedjax_async.local import keeping, local_training, run_job
 from fedjax_async.local.feedback import ef21, feedback, sent
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
 from tests.compress import textbook
-from tests.engine.problem import case, client, close
 from tests.local.made_up import client_data, message, softmax_regression, start_params
 
 N, D, ROUNDS = 6, 30, 200
@@ -53,15 +49,10 @@ def zeros(dtype=jnp.float32):
     return {"x": jnp.zeros(D, dtype), "y": jnp.zeros(2, dtype)}
 
 
-SUMS = [
-    (topk(ratio=0.1), "whole"), (scaled_sign(), "layer"), (topk_qsgd(ratio=0.2, levels=1), "whole"),
-    pytest.param(topk(ratio=0.1), "layer", marks=pytest.mark.slow),
-    pytest.param(scaled_sign(), "whole", marks=pytest.mark.slow),
-    pytest.param(topk_qsgd(ratio=0.2, levels=1), "layer", marks=pytest.mark.slow),
-]  # fmt: skip
+SUMS = [(scaled_sign(), "layer"), pytest.param(topk(ratio=0.1), "whole", marks=pytest.mark.slow),
+        pytest.param(topk_qsgd(ratio=0.2, levels=1), "tensor", marks=pytest.mark.slow)]  # fmt: skip
 
 
-@pytest.mark.slow_cases("compressor0-whole", "compressor2-whole")
 @pytest.mark.float64
 @pytest.mark.parametrize(("compressor", "per"), SUMS)
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
@@ -132,20 +123,6 @@ def test_uploads_that_are_not_finite_can_be_refused():
         assert not np.isfinite(np.concatenate([upload["x"], upload["y"]])).any()
 
 
-def test_ef21_reaches_an_upload_that_stays():
-    params = zeros()
-    steady = drawing(0.3)._replace(finish=lambda work, message, s: ({"x": jnp.arange(30.0), "y": jnp.ones(2)}, s))
-    wrapped = ef21(steady, topk(ratio=0.2))
-    job, state = compiled(wrapped, params), wrapped.init(params)
-    errors = []
-    for t in range(6):
-        upload, state = job(jax.random.key(t), state)
-        jax.tree.map(np.testing.assert_array_equal, upload, state.kept)
-        errors.append(textbook.square(upload["x"] - np.arange(30.0)))
-    assert errors[0] > 0 and errors == sorted(errors, reverse=True) and errors[-1] == 0
-    assert all(b <= (1 - 7 / 32) * a for a, b in itertools.pairwise(errors))  # contracts by k/D = ceil(6.4)/32
-
-
 def test_ef21_is_its_recursion():
     params = zeros()
     wrapped, g = ef21(drawing(0.5), topk(ratio=0.1)), np.zeros(D + 2, np.float32)
@@ -158,27 +135,18 @@ def test_ef21_is_its_recursion():
         np.testing.assert_allclose(np.concatenate([upload["x"], upload["y"]]), g, rtol=1e-6)
 
 
-# --- around real training, in the engine ------------------------------------------------------
+# --- around real training ---------------------------------------------------------------------
 
 
-def in_engine(wrap, timing="window:length=0.7"):
-    given = case("fedbuff", timing)
-    return given._replace(components=given.components._replace(client=wrap(client())))
-
-
-@pytest.mark.slow_cases("feedback")
-@pytest.mark.float64
 @pytest.mark.parametrize("wrap", [feedback, ef21])
 def test_with_the_identity_nothing_changes_and_nothing_is_left(wrap):
-    close(
-        run_waves(*in_engine(lambda c: wrap(c, identity()))).params,
-        run_waves(*in_engine(lambda c: c)).params,
-        1e-12,
-    )
-    who = wrap(local_training(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
-    _, state = jax.jit(lambda: run_job(who, jax.random.key(0), message(), who.init(start_params()), client_data(), 3))()
-    if wrap is feedback:
-        assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state.kept))
+    own = local_training(softmax_regression(), optimizer=optax.sgd(0.1))
+    who, key = wrap(own, identity()), jax.random.key(0)
+    given, state = jax.jit(lambda: run_job(who, key, message(), who.init(start_params()), client_data(), 3))()
+    plain, _ = jax.jit(lambda: run_job(own, key, message(), (), client_data(), 3))()
+    jax.tree.map(np.testing.assert_array_equal, given, plain)
+    kept = given if wrap is ef21 else jax.tree.map(jnp.zeros_like, given)
+    jax.tree.map(np.testing.assert_array_equal, state.kept, kept)
 
 
 def test_training_is_that_of_the_client_alone():

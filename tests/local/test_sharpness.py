@@ -128,10 +128,3 @@ def test_the_hyperbolic_metric_is_eq_24_near_and_finite_far_away():
     for size in (1e-30, 1.0, 1e30):
         value, slope = far(jnp.float32(size) * jnp.ones(4), jnp.zeros(4))
         assert np.isfinite(value) and np.all(np.isfinite(slope))
-
-
-@pytest.mark.float64
-def test_a_hyperbolic_term_near_the_start_pulls_as_mu_over_sigma():
-    # almost flat space, and small steps: the penalty is 1 + |w - w_0|^2 / sigma
-    have = trained(optax.sgd(1e-4), proximal=MU, metric=hyperbolic(sigma=2.0, beta=1e8))
-    np.testing.assert_allclose(have, trained(optax.sgd(1e-4), proximal=MU / 2), rtol=1e-5)

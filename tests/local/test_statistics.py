@@ -12,15 +12,12 @@ import pytest
 from flax import linen as nn
 
 from fedjax_async import data, simulate, tree
-from fedjax_async.engine import run_reference, run_waves
-from fedjax_async.local import keeping, local_training, run_job
+from fedjax_async.local import local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.models import BatchNorm
 from fedjax_async.models.norm import is_statistic
 from fedjax_async.notices import RunWarning
 from fedjax_async.types import Message, Model
-from tests.engine.problem import case, close
-from tests.engine.problem import client as engine_client
 from tests.local import textbook
 from tests.local.made_up import (
     CLASSES,
@@ -113,14 +110,6 @@ def test_private_statistics_stay_with_the_client():
         np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
 
 
-def test_finishing_twice_gives_the_same():
-    client, data = algorithm(is_statistic), client_data()
-    state = client.init(sent().params)
-    work = client.step(client.begin(KEY, sent(), state, data), jnp.int32(0), sent(), data)
-    first, second = (client.finish(work, sent(), state) for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, first, second)
-
-
 @pytest.mark.float64
 def test_a_private_head_is_trained_and_kept():
     """In a model without statistics: the bias is private, trained, and starts where the client's last job ended."""
@@ -155,21 +144,6 @@ def test_clients_vmapped_equal_one_by_one():
         expected = alone(keys[i], starts[i], offsets[i], sizes[i])
         have = tree.gather(together, i)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), have, expected)
-
-
-@pytest.mark.slow_cases("loop")
-@pytest.mark.float64
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
-def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
-    given = case("fedbuff", "buffer:size=2")
-    given = given._replace(
-        components=given.components._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
-    )
-    want, have = run_reference(*given), run_waves(*given, batching=batching)
-    close(have.params, want.params, 1e-10)
-    # nothing was uploaded for it, and the rest was trained
-    close(have.params["hidden"], given.params["hidden"], 0)
-    assert float(np.abs(have.params["output"]["kernel"] - given.params["output"]["kernel"]).max()) > 0.01
 
 
 @pytest.mark.float64
@@ -214,14 +188,11 @@ def statistics_after(own, alone=True, **settings):
 
 
 WAYS = {
-    "loop": {"method": "asgd", "batching": "loop"},
-    "vmap": {"method": "asgd", "batching": "vmap"},
-    "oracle": {"method": "asgd", "engine": "reference"},
-    "curves": {"method": "asynccurve:correction=asgd"},
-    "simplices": {"method": "floco"},
-    "nodes": {"method": "independent"},
+    "loop": {"method": "asgd", "batching": "loop"}, "vmap": {"method": "asgd", "batching": "vmap"},
+    "oracle": {"method": "asgd", "engine": "reference"}, "curves": {"method": "asynccurve:correction=asgd"},
+    "simplices": {"method": "floco"}, "nodes": {"method": "independent"},
     "policy": {"method": "asgd", "policy": "power_of_choice:d=2", "timing": "every:concurrency=2"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow_cases("curves", "simplices", "policy")

@@ -8,21 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import tree
 from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, local_training, run_job, run_steps
 from fedjax_async.local.batches import seed_of
 from fedjax_async.types import Message, Model
 from tests.local import textbook
-from tests.local.made_up import (
-    SIZES,
-    client_data,
-    message,
-    pool,
-    rows_of,
-    softmax_regression,
-    start_arrays,
-    start_params,
-)
+from tests.local.made_up import client_data, message, pool, rows_of, softmax_regression, start_arrays
 
 MODEL = softmax_regression()
 
@@ -46,19 +36,15 @@ def job(algorithm, key, steps, *, client=0, message_=None, size=None):
     return run_job(algorithm, key, message_ or message(), (), client_data(client, size=size), steps)
 
 
-@pytest.mark.parametrize(
-    ("client", "steps", "options", "version"),
-    [
-        (0, 6, {}, 0),  # 23 examples in batches of 8: two epochs with a partial last batch
-        (0, 8, {"momentum": 0.9}, 0),
-        (0, 7, {"momentum": 0.8, "nesterov": True}, 0),
-        (2, 7, {"weight_decay": 0.1}, 0),  # 32 examples: no partial batch
-        (2, 7, {"weight_decay": 0.1, "momentum": 0.5, "proximal": 0.7}, 0),
-        (0, 6, {"proximal": 1.5}, 0),
-        (0, 6, {"momentum": 0.9, "proximal": 0.2}, 5),  # scaled by 1/(1 + version)
-        (1, 5, {"momentum": 0.9}, 0),  # 5 examples: each batch is all of them
-    ],
-)
+@pytest.mark.parametrize(("client", "steps", "options", "version"), [
+    (0, 6, {}, 0),  # 23 examples in batches of 8: two epochs with a partial last batch
+    (0, 8, {"momentum": 0.9}, 0), (0, 7, {"momentum": 0.8, "nesterov": True}, 0),
+    (2, 7, {"weight_decay": 0.1}, 0),  # 32 examples: no partial batch
+    (2, 7, {"weight_decay": 0.1, "momentum": 0.5, "proximal": 0.7}, 0),
+    (0, 6, {"proximal": 1.5}, 0),
+    (0, 6, {"momentum": 0.9, "proximal": 0.2}, 5),  # scaled by 1/(1 + version)
+    (1, 5, {"momentum": 0.9}, 0),  # 5 examples: each batch is all of them
+])  # fmt: skip
 def test_training_is_the_textbooks(client, steps, options, version):
     key, batch_size, lr = jax.random.key(3), 8, 0.4
     proximal = options.get("proximal", 0.0)
@@ -79,28 +65,6 @@ def test_training_is_the_textbooks(client, steps, options, version):
         np.testing.assert_allclose(upload["w"], expected[0] - w, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(upload["b"], expected[1] - b, rtol=1e-9, atol=1e-12)
     assert np.abs(expected[0] - w).max() > 0.05
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("batch_size", [23, 40])
-def test_a_full_batch_is_gradient_descent_in_any_order(batch_size):
-    (w, b), (x, y, _) = start_arrays(), pool()
-    expected = textbook.train(w, b, x, y, [rows_of(0)] * 4, lr=0.5)
-    run = jax.jit(lambda key: job(plain(0.5, batch_size=batch_size), key, 4)[0])
-    for seed in range(3):
-        np.testing.assert_allclose(run(jax.random.key(seed))["w"] + w, expected[0], rtol=1e-9)
-
-
-@pytest.mark.float64
-def test_the_batches_of_an_epoch_are_unbiased_together():
-    """Weighted by their sizes, the gradients of an epoch at one point average to the full gradient."""
-    algorithm, data, sent = plain(1.0, batch_size=8), client_data(0), message()
-    step = jax.jit(algorithm.step)
-    work = algorithm.begin(jax.random.key(0), sent, (), data)
-    gradients = [sent.params["w"] - step(work, jnp.int32(k), sent, data).params["w"] for k in range(3)]
-    (w, b), (x, y, _) = start_arrays(), pool()
-    full, _ = textbook.gradient(w, b, x[rows_of(0)], y[rows_of(0)])
-    np.testing.assert_allclose(np.average(gradients, axis=0, weights=[8, 8, 7]), full, rtol=1e-9, atol=1e-12)
 
 
 def test_a_job_is_its_steps_and_uploads_trained_minus_start():
@@ -154,26 +118,6 @@ def test_traced_step_counts_share_one_program():
             expected, _ = textbook.train(w, b, x, y, groups(key, 0, 8, steps), lr=0.3)
             np.testing.assert_allclose(run(jnp.int32(steps))["w"] + w, expected, rtol=1e-9, atol=1e-12)
     assert len(traces) == 1
-
-
-def test_clients_of_unequal_size_vmapped_equal_one_by_one():
-    algorithm = local_training(MODEL, optimizer=optax.sgd(0.2, momentum=0.9), batch_size=8, proximal=0.1)
-    data = client_data()
-    keys = jax.random.split(jax.random.key(4), 3)
-    each = [client_data(client) for client in range(3)]
-    steps = jnp.array([3, 1, 6], jnp.int32)
-    starts = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), start_params())
-
-    def one(key, params, offset, size, steps):
-        return run_job(algorithm, key, Message(params), (), data._replace(offset=offset, size=size), steps)[0]
-
-    offsets, sizes = jnp.stack([d.offset for d in each]), jnp.stack([d.size for d in each])
-    together = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes, steps)
-    assert sizes.tolist() == SIZES
-    alone = jax.jit(one)
-    for i in range(3):
-        expected = alone(keys[i], tree.gather(starts, i), offsets[i], sizes[i], steps[i])
-        np.testing.assert_allclose(flat(tree.gather(together, i)), flat(expected), rtol=1e-4, atol=1e-6)
 
 
 def noise_model():
@@ -232,15 +176,12 @@ def test_hyperparameters_may_be_traced():
             np.testing.assert_allclose(found + w, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("options", "message_"),
-    [
-        ({"batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
-        ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number >= 1"),
-        ({"proximal": -0.1}, "proximal = -0.1: must be a finite number >= 0"),
-        ({"proximal": "strong"}, "proximal = 'strong': must be a finite number >= 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message_"), [
+    ({"batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
+    ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number >= 1"),
+    ({"proximal": -0.1}, "proximal = -0.1: must be a finite number >= 0"),
+    ({"proximal": "strong"}, "proximal = 'strong': must be a finite number >= 0"),
+])  # fmt: skip
 def test_bad_options_are_refused(options, message_):
     with pytest.raises(ValueError) as error:
         plain(**options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_async.config import Prepared
 from fedjax_async.types import Run, Schedule
 
 
@@ -77,3 +78,10 @@ def make_run(
         counters={"waves": np.int64(4), "mean_width": 2.75, "ratio": float("nan")},
         schedule=schedule,
     )
+
+
+def of_settings(experiment: Prepared, **options: object) -> Run:
+    """Stands in for ``execute``: the made-up run with the settings of the experiment."""
+    run = make_run()
+    counts = dict.fromkeys(("updates", "server_steps", "local_steps", "gradients"), len(run.updates["client"]))
+    return run._replace(settings=experiment.described, counters=run.counters | counts | {"rejected": 1})

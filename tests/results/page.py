@@ -12,7 +12,9 @@ import numpy as np
 
 from fedjax_async.config.grid import GridPoint, expand
 from fedjax_async.config.settings import as_dict
-from fedjax_async.results import store, sweep_folder, write_comparison, write_sweep
+from fedjax_async.results import html_report, store, sweep_folder, write_comparison, write_sweep
+from fedjax_async.results.files import plain
+from fedjax_async.results.html_folders import AS_SAVED, TableOptions
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.types import Run
 from tests.results.made_up import make_run
@@ -47,6 +49,11 @@ def save_sweep(folder: Path, finished: int | None = None, target: float | None =
         sweep_folder.save_run(run._replace(settings=as_dict(point.settings)), folder, point)
     write_sweep(Sweep(tuple(points[:finished]), folder), plots=False, target=target)
     return folder, points
+
+
+def content(*folders: Path, options: TableOptions = AS_SAVED) -> dict[str, Any]:
+    """The JSON in the page about these folders, without writing it."""
+    return plain(html_report.content(folders, options))
 
 
 def content_of(path: Path) -> dict[str, Any]:

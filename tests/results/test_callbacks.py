@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -16,10 +15,11 @@ from hypothesis import strategies as st
 from fedjax_async import Settings, Stop, compare, resume, simulate, sweep
 from fedjax_async.cli import main
 from fedjax_async.config import prepare
-from fedjax_async.config.watching import Watch
+from fedjax_async.config.watching import Judge, Watch
 from fedjax_async.data.decode import FASHION_MNIST_MEAN, FASHION_MNIST_STD
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import load, write_comparison, write_sweep
+from tests.results.folders import contents, killed_run
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 24, "eval_updates": 2, "lr": 0.05}
 # uploads of unequal size, some are dropped by the server: their bytes are known only after training
@@ -30,15 +30,6 @@ UNEVEN = {
     "timing": "buffer:size=2",
     "method": "fedbuff:server_lr=1",
 }
-
-
-class Killed(Exception):
-    pass
-
-
-def killer(done, total, **status):
-    if done >= 14:
-        raise Killed
 
 
 @functools.cache
@@ -73,10 +64,8 @@ def accuracy(params):
 # --- numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("reference")
-@pytest.mark.parametrize("engine", ["waves", "reference"])
-def test_callbacks_change_no_number(tmp_path, engine):
-    want, seen = whole(engine=engine), []
+def test_callbacks_change_no_number(tmp_path):
+    want, seen = whole(engine="waves"), []
 
     def look(evaluation):
         seen.append(evaluation)
@@ -84,9 +73,7 @@ def test_callbacks_change_no_number(tmp_path, engine):
             if np.ndim(value):
                 value[...] = 0
 
-    have = simulate(
-        **SMALL, engine=engine, out=tmp_path, plots=False, callbacks=[look], stream="csv", keep_best=True
-    )  # fmt: skip
+    have = simulate(**SMALL, engine="waves", out=tmp_path, plots=False, callbacks=[look], stream="csv", keep_best=True)
     same((have.params, have.evaluations, have.updates), (want.params, want.evaluations, want.updates))
     assert have.settings == want.settings and have.stopped is None
     assert [e.number for e in seen] == list(range(13)) and [e.last for e in seen] == [False] * 12 + [True]
@@ -103,27 +90,33 @@ def test_callbacks_change_no_number(tmp_path, engine):
     assert lines[0] == "evaluation,time,update,step,accuracy,loss" and len(lines) == 14
 
 
-@pytest.mark.slow_cases("uneven reference", "uneven")
-@pytest.mark.parametrize("changes", [{}, {"engine": "reference"}, UNEVEN, UNEVEN | {"engine": "reference"}],
-                         ids=["waves", "reference", "uneven", "uneven reference"])  # fmt: skip
-def test_a_stopped_run_is_the_start_of_the_whole_one(changes):
-    full = whole(**changes)
+@functools.cache
+def stopped(engine, rule, **changes):
+    """A run that stops at the first of its four highest accuracies, or by patience, and the whole run."""
+    full = whole(engine=engine, **changes)
+    target = float(np.sort(full.evaluations["accuracy"])[-4])
+    given = {"stop_at": target} if rule == "stop_at" else {"patience": 2}
+    return simulate(**SMALL | changes, engine=engine, **given), full, given
+
+
+@pytest.mark.parametrize(("engine", "rule", "changes"), [
+    ("waves", "patience", {}), ("waves", "stop_at", UNEVEN), ("reference", "stop_at", UNEVEN),
+], ids=["patience", "uneven", "uneven reference"])  # fmt: skip
+def test_a_stopped_run_is_the_start_of_the_whole_one(engine, rule, changes):
+    run, full, given = stopped(engine, rule, **changes)
     reached = full.evaluations["accuracy"]
-    target = float(np.sort(reached)[-4])
-    for rule, by in (({"stop_at": target}, "stop_at"), ({"patience": 2}, "patience")):
-        run = simulate(**SMALL | changes | rule)
-        is_start_of(run, full)
-        row = len(run.evaluations["time"]) - 1
-        assert (run.stopped.by, run.stopped.evaluation) == (by, row)
-        assert accuracy(run.params) == pytest.approx(reached[row], abs=2e-3)
-        if by == "stop_at":
-            assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
-        assert run.settings == {**full.settings, **rule}
+    is_start_of(run, full)
+    row = len(run.evaluations["time"]) - 1
+    assert (run.stopped.by, run.stopped.evaluation) == (rule, row)
+    assert accuracy(run.params) == pytest.approx(reached[row], abs=2e-3)
+    if rule == "stop_at":
+        target = given["stop_at"]
+        assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
+    assert run.settings == {**full.settings, **given}
 
 
 def test_both_engines_count_the_same_until_the_stop():
-    target = float(np.sort(whole(**UNEVEN).evaluations["accuracy"])[-4])
-    first, second = (simulate(**SMALL | UNEVEN, engine=engine, stop_at=target) for engine in ("waves", "reference"))
+    first, second = (stopped(engine, "stop_at", **UNEVEN)[0] for engine in ("waves", "reference"))
     assert first.counters["trained_in_vain"] > 0 and first.counters["dropped_late"] > 0
     for name in set(first.counters) & set(second.counters) - {"waves", "mean_width"}:
         assert first.counters[name] == second.counters[name], name
@@ -209,42 +202,39 @@ def test_bad_callbacks_are_refused(monkeypatch, options, message):
         simulate(**SMALL | options)
 
 
-def test_errors_in_a_callback_name_it():
-    def careless(evaluation):
-        return 1 / 0
+def careless(evaluation):
+    return 1 / 0
 
-    def talkative(evaluation):
-        return "stop"
 
-    with pytest.raises(ValueError, match=r"callback .*careless, evaluation 0 of fedasync: ZeroDivisionError"):
-        simulate(**SMALL, callbacks=[careless])
-    with pytest.raises(ValueError, match=r"return of callback .*talkative = 'stop': must be None, or Stop"):
-        simulate(**SMALL, callbacks=[talkative])
+def talkative(evaluation):
+    return "stop"
+
+
+@pytest.mark.parametrize(("callback", "says"), [
+    (careless, r"callback .*careless, evaluation 0 of fedasync: ZeroDivisionError"),
+    (talkative, r"return of callback .*talkative = 'stop': must be None, or Stop"),
+])  # fmt: skip
+def test_errors_in_a_callback_name_it(callback, says):
+    with pytest.raises(ValueError, match=says):
+        simulate(**SMALL, callbacks=[callback])
 
 
 def test_without_class_labels_the_loss_counts():
-    given = {**SMALL, "dataset": "quadratic", "model": "linear"}
-    full = simulate(**given)
-    target = float(full.evaluations["loss"][5])
-    run = simulate(**given, stop_at=target, keep_best=True)
-    assert run.stopped.evaluation == np.flatnonzero(full.evaluations["loss"] <= target)[0]
-    assert run.best.by == "test loss" and run.best.value == run.evaluations["loss"].min()
+    of_numbers = experiment(dataset="quadratic", model="linear", stop_at=0.5)
+    observer = Watch(of_numbers, keep_best=True).observer
+    verdicts = [observer.observe(row, {"loss": np.float32(loss)}, False) for row, loss in enumerate((2, 0.7, 0.9, 0.5))]
+    assert [(verdict.keep, verdict.stop) for verdict in verdicts] == [(1, 0), (1, 0), (0, 0), (1, 1)]
+    assert Judge(of_numbers.components.data).name({}) == "test loss"
 
 
 # --- folders --------------------------------------------------------------------------------------------
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-@pytest.mark.parametrize("engine_options", [{"checkpoint": 4}, {}], ids=["checkpoint", "none"])
-def test_a_killed_run_ends_with_the_same_files(tmp_path, engine_options):
-    given = {**SMALL, **engine_options, "plots": False}
+@pytest.mark.parametrize("checkpoint", [4, None])
+def test_a_killed_run_ends_with_the_same_files(tmp_path, checkpoint):
     watching = {"stream": "csv", "keep_best": True}
-    simulate(**given, **watching, out=tmp_path / "whole")
-    with pytest.raises(Killed):
-        simulate(**given, **watching, out=tmp_path / "cut", progress=killer)
+    simulate(**SMALL, checkpoint=checkpoint, **watching, out=tmp_path / "whole", plots=False)
+    killed_run(tmp_path / "cut", 14, **SMALL, checkpoint=checkpoint, **watching)
     file = tmp_path / "cut" / "stream.csv"
     begun = file.read_bytes()
     assert begun and (tmp_path / "whole" / "stream.csv").read_bytes().startswith(begun)
@@ -260,9 +250,7 @@ def test_functions_are_given_again_and_see_earlier_evaluations_again(tmp_path):
         seen.append((evaluation.number, evaluation.again))
         return Stop("ten") if evaluation.number == 10 else None
 
-    given = {**SMALL, "checkpoint": 4, "plots": False, "out": tmp_path}
-    with pytest.raises(Killed):
-        simulate(**given, callbacks=[stop_at_ten], progress=killer)
+    killed_run(tmp_path, 14, **SMALL, checkpoint=4, callbacks=[stop_at_ten])
     with pytest.raises(
         ValueError, match=r"callbacks = \[\]: must be the functions that the run began with, .*stop_at_t"
     ):
@@ -309,36 +297,38 @@ def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeyp
         simulate(**given, patience=3)
 
 
-def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
+def test_a_comparison_marks_what_stopped(tmp_path):
     seen = []
     runs = compare(
-        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, out=tmp_path / "c", stream="csv", progress=False,
+        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, out=tmp_path, stream="csv", progress=False,
         callbacks=[lambda e: seen.append(e.run)],
     )  # fmt: skip
     assert set(seen) == {"fedasync seed 0", "fedasync seed 1"}
     stopped = sum(run.stopped is not None for run in runs["fedasync"])
-    assert stopped and f"{stopped} of 2" in write_comparison(runs, tmp_path / "c", plots=False)
+    assert stopped and f"{stopped} of 2" in write_comparison(runs, tmp_path, plots=False)
     for seed, run in enumerate(runs["fedasync"]):
-        lines = (tmp_path / "c" / "runs" / "fedasync" / f"seed_{seed}" / "stream.csv").read_text().splitlines()
+        lines = (tmp_path / "runs" / "fedasync" / f"seed_{seed}" / "stream.csv").read_text().splitlines()
         assert len(lines) == 1 + len(run.evaluations["time"])
 
+
+def test_a_sweep_marks_what_stopped_and_streams_it_again(tmp_path):
     given = {**SMALL, "patience": 1}, {"lr": [0.02, 0.05]}
-    found = sweep(*given, out=tmp_path / "s", progress=False, stream="csv")
+    found = sweep(*given, out=tmp_path, progress=False, stream="csv")
     write_sweep(found, plots=False)
-    table = (tmp_path / "s" / "runs.csv").read_text()
+    table = (tmp_path / "runs.csv").read_text()
     assert "stopped_by" in table and "patience" in table
-    assert "stopped early" in (tmp_path / "s" / "settings.csv").read_text()
-    before = {path: path.read_bytes() for path in (tmp_path / "s").glob("runs/*/stream.csv")}
+    assert "stopped early" in (tmp_path / "settings.csv").read_text()
+    before = {path: path.read_bytes() for path in tmp_path.glob("runs/*/stream.csv")}
     assert len(before) == 2
     for path in before:
         path.unlink()
-    again = sweep(*given, out=tmp_path / "s", progress=False, stream="csv", keep_best=True)
+    again = sweep(*given, out=tmp_path, progress=False, stream="csv", keep_best=True)
     assert {path: path.read_bytes() for path in before} == before
     assert all(run.best is not None for run in again.runs), "finished runs without their best model are trained again"
     for path in before:  # killed before it was saved, then replaced by another sweep with the same names
         (path.parent / "manifest.json").unlink()
         (path.parent / "wandb.json").touch()
-    other = sweep({**SMALL, "stop_at": 0.15}, given[1], out=tmp_path / "s", progress=False, overwrite=True)
+    other = sweep({**SMALL, "stop_at": 0.15}, given[1], out=tmp_path, progress=False, overwrite=True)
     assert other.run(0).stopped.by == "stop_at"
     assert not any(path.exists() or (path.parent / "wandb.json").exists() for path in before)
 
@@ -346,11 +336,10 @@ def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
 def test_the_command_line(tmp_path, capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     command = ["run", *flags, "--quiet", "--patience=1", "--stream=csv", "--keep-best", "--out", str(tmp_path)]
-    assert main(command) == 0
+    assert main([*command, "--no-plots"]) == 0
     said = capsys.readouterr().out
     assert "stopped by patience at evaluation" in said and "best model: test accuracy" in said
     assert {"stream.csv", "best.npz", "stopped.json"} <= set(contents(tmp_path))
     assert load(tmp_path).settings["patience"] == 1 and "stop_at" not in load(tmp_path).settings
-    assert dataclasses.asdict(Settings(**SMALL))["patience"] is None
     assert main(["run", *flags, "--stream=csv,tensorbord", "--out", str(tmp_path)]) == 2
     assert "did you mean 'tensorboard'" in capsys.readouterr().err

@@ -18,12 +18,11 @@ import pytest
 from fedjax_async import disk
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.grid import expand
-from fedjax_async.config.settings import as_dict
 from fedjax_async.results import claim, cluster, runs, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.runs import compare, run_into
 from tests.results import sweep_engine
-from tests.results.made_up import make_run
+from tests.results.made_up import make_run, of_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Settings(model="logistic", clients=4, updates=6, steps=2)
@@ -115,7 +114,8 @@ def test_a_bad_place_is_one_line(bad):
     assert says.endswith(("must be a folder, not a file", ")"))
 
 
-def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
+def test_nothing_is_executed_for_a_bad_place(tmp_path, monkeypatch):
+    (bad := tmp_path / "file").write_text("mine")
     experiment = prepare(SMALL)
     monkeypatch.setattr(runs, "execute", never)
     refused(bad, lambda: run_into(experiment, bad))
@@ -180,19 +180,6 @@ def test_new_folders_that_stay_empty_are_removed(tmp_path):
     assert [path.name for path in (tmp_path / "b" / "c").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_run_that_fails_before_it_writes_leaves_nothing(tmp_path, monkeypatch, error):
-    def fail(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(runs, "execute", fail)
-    with pytest.raises(error):
-        run_into(prepare(SMALL), tmp_path / "a" / "run")
-    with pytest.raises(error):
-        compare(["fedasync"], SMALL, out=tmp_path / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_claim_within_a_claim_does_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with claimed("a"), claimed(None):
@@ -231,6 +218,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkey
         assert says.startswith(f"folder = {str(folder)!r}") and "\n" not in says
         assert f"the folder is in use by process {process.pid} on " in says
     assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # the killed process could not remove it
+    monkeypatch.setattr(runs, "execute", of_settings)
     run_into(experiment, folder, plots=False)
     assert (folder / store.MANIFEST).is_file() and not (folder / disk.LOCK).exists()
 
@@ -380,23 +368,7 @@ def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
 
     monkeypatch.setitem(cluster.STARTS, "local", lambda folder, target: start)
     work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]})))
+    with elsewhere(tmp_path / "sweep"), pytest.raises(ValueError, match="in use"):
+        cluster.submit(work, tmp_path / "sweep", "local")
     assert len(cluster.submit(work, tmp_path / "sweep", "local")) == 2
     assert results == ["2 runs", "1 runs"] and len(engine.trained) == 3
-
-
-def test_a_folder_in_use_gets_no_jobs(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
-    monkeypatch.setitem(cluster.STARTS, "local", lambda folder, target: never)
-    work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1]})))
-    with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
-        cluster.submit(work, tmp_path, "local")
-
-
-def test_a_run_with_other_settings_is_refused_under_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "execute", never)
-    save(make_run(), tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert as_dict(SMALL) != make_run().settings
-    with pytest.raises(ValueError, match="same settings"):
-        run_into(prepare(SMALL), tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -9,9 +9,10 @@ import pytest
 from fedjax_async import cli, simulate
 from fedjax_async.config import Settings, prepare
 from fedjax_async.notices import RunWarning
-from fedjax_async.results import Drawing, load
+from fedjax_async.results import Drawing, load, store
 from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
 from fedjax_async.results.swings import _owners
+from tests.results.test_plots import PLAN, run_of
 
 BASE = {"model": "logistic", "clients": 3, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory):
     top = tmp_path_factory.mktemp("runs")
     with pytest.warns(RunWarning, match="2 uploads came for a server step that was not complete"):
         simulate(**BASE, method="fedbuff@buffer:size=3", out=top / "shared", plots=False)
-    simulate(model="logistic", clients=3, updates=3, steps=1, method="independent", out=top / "peers", plots=False)
+    store.save(run_of(PLAN)._replace(settings={"method": "independent"}), top / "peers")
     return top
 
 
@@ -60,14 +61,11 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     one = folder / "shared"
     assert cli.main(("explain", str(one), "--quiet", "--examples", "50")) == 0
     printed = capsys.readouterr().out
-    assert (
-        "training it once more with a probe" in printed
-        and "6 of 8 arrivals moved the model and changed it by" in printed
-    )
+    assert "training it once more with a probe" in printed
+    assert "6 of 8 arrivals moved the model and changed it by" in printed
     names = {f"{name}.{ending}" for name in ("clients", "staleness", "classes") for ending in ("csv", "md")}
-    assert {path.name for path in (one / "explain").iterdir()} == names | {
-        "arrivals.csv", "explained.json", "swings.png"
-    }  # fmt: skip
+    names |= {"arrivals.csv", "explained.json", "swings.png"}
+    assert {path.name for path in (one / "explain").iterdir()} == names
     said = []
     before = (one / "explain" / "swings.png").read_bytes()
     drawing = Drawing(formats=("png", "svg"), width="column")
@@ -101,25 +99,26 @@ def test_what_cannot_be_explained_is_refused(folder, name, options, message):
         explain(folder / name, **options)
 
 
-def test_runs_without_a_validation_part_are_explained_on_the_test_set():
-    run = simulate(**{**BASE, "validation_fraction": None, "updates": 2})
-    with pytest.raises(ValueError, match="part = 'validation': must be 'test'"):
-        explain(run, part="validation", say=pytest.fail)
-    assert explain(run, examples=20, say=lambda line: None).part == "test"
-
-
-def test_a_run_whose_uploads_were_all_rejected_has_not_drifted():
+@pytest.fixture(scope="module")
+def rejected():
+    """A run without a validation part whose uploads were all rejected."""
     with pytest.warns(RunWarning, match="EVERY UPLOAD WAS REJECTED"):
-        run = simulate(**{**BASE, "updates": 2, "norm_limit": 1e-12})
-    found = explain(run, examples=20, say=lambda line: None)
-    assert found.drift == 0 and not found.arrivals["change"].any()
+        return simulate(**{**BASE, "validation_fraction": None, "updates": 2, "norm_limit": 1e-12})
 
 
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(("explain", "--help"))
-    text = capsys.readouterr().out
-    assert "<grad F(x), x' - x>" in text and "fedjax-async explain runs/skewed" in text
+@pytest.fixture(scope="module")
+def of_rejected(rejected):
+    return explain(rejected, examples=20, say=lambda line: None)
+
+
+def test_runs_without_a_validation_part_are_explained_on_the_test_set(rejected, of_rejected):
+    assert of_rejected.part == "test"
+    with pytest.raises(ValueError, match="part = 'validation': must be 'test'"):
+        explain(rejected, part="validation", say=pytest.fail)
+
+
+def test_a_run_whose_uploads_were_all_rejected_has_not_drifted(of_rejected):
+    assert of_rejected.drift == 0 and not of_rejected.arrivals["change"].any()
 
 
 MADE_UP = Explanation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +14,16 @@ from matplotlib.figure import Figure
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
 from fedjax_async.results import accuracy_curve, html_figures, html_gantt, html_report, metrics, store, write_report
-from fedjax_async.results.html_folders import table
+from fedjax_async.results.html_folders import TableOptions, table
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
-from tests.results.page import (
-    NASTY,
-    array,
-    columns,
-    content_of,
-    save_comparison,
-    save_sweep,
-    seeded,
-    traces,
-)
+from tests.results.page import NASTY, array, columns, content, content_of, save_comparison, save_sweep, seeded, traces
 from tests.results.test_seed_curves import ends
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
 SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
-FIVE = [[0.1, 0.2 + 0.05 * seed, 0.9 - 0.07 * seed] for seed in range(5)]
-FEWER = [[0.1, 0.2, 0.4, 0.9], [0.1, 0.3], [0.1, 0.5, 0.6]]
-FEWER_TIMES = [[0.0, 2.0, 4.0, 6.0], [0.0, 12.0], [0.0, 3.0, 9.0]]
+MISSED, BOOTSTRAP = {"target": 0.66}, {"interval": "bootstrap", "target": "fedavg"}
 
 
 def all_rejected(runs: list[Run]) -> list[Run]:
@@ -52,14 +40,9 @@ def ended_early(runs: list[Run]) -> list[Run]:
 COMPARISONS = {
     "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
     "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
-    "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, {}),
-    "a missing target": ({"fedavg": seeded(SCORES), "fedasync": seeded(SCORES, "fedasync")}, {"target": 0.66}),
-    "another baseline": ({"b": seeded(SCORES, "b"), "a": seeded(SCORES[::-1], "a")}, {"baseline": "a"}),
-    "five seeds": ({"fedavg": seeded(FIVE), "fedasync": seeded(FIVE[::-1], "fedasync")}, {"interval": "bootstrap"}),
-    "other evaluations": ({"fedavg": seeded(FEWER, times=FEWER_TIMES), "fedasync": seeded(SCORES, "fedasync")}, {}),
-    "a rejected run": ({"fedavg": all_rejected(seeded(SCORES)), "fedasync": seeded(SCORES, "fedasync")}, {}),
-    "a run without clients left": ({"a": seeded(SCORES, "a"), "fedavg": ended_early(seeded(SCORES))}, {}),
-    "a method's target": ({"fedavg": seeded(SCORES), "fedasync": seeded(FIVE, "fedasync")[:3]}, {"target": "fedavg"}),
+    "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, MISSED),
+    "another baseline": ({"b": seeded(SCORES, "b"), "a": all_rejected(seeded(SCORES, "a"))}, {"baseline": "a"}),
+    "a run without clients left": ({"a": seeded(SCORES, "a"), "fedavg": ended_early(seeded(SCORES))}, BOOTSTRAP),
     "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
 }
 
@@ -91,6 +74,7 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
             for mean, folders in zip(means, groups.values(), strict=True):
                 runs = [store.load(folder) for folder in folders]
                 curve = metrics.mean_curve(runs, unit, metric, factor, metrics.FINAL if len(runs) > 1 else "last")
+                assert mean["line"]["shape"] == ("hv" if curve.steps else "linear")
                 np.testing.assert_array_equal(array(mean["x"]), curve.at)
                 np.testing.assert_array_equal(array(mean["y"]), curve.mean)
                 np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
@@ -119,14 +103,11 @@ def final_accuracies(shown: dict[str, list]) -> list[float]:
     return shown[f"accuracy, {metrics.FINALS[metrics.FINAL]} (%)"]
 
 
-@pytest.mark.slow_cases(
-    "five seeds", "another baseline", "a method's target", "other evaluations", "unequal times", "a missing target"
-)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
     runs, options = COMPARISONS[name]
     folder = save_comparison(tmp_path / "three", runs, **options)
-    page = content_of(write_report([folder], tmp_path / "page.html"))
+    page = content(folder)
     (source,) = page["sources"]
     assert (source["kind"], source["notes"]) == ("comparison", [])
     check_table(source["tables"][0], folder / "comparison.csv")
@@ -143,18 +124,9 @@ def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
     assert shown["seed"] == [run.settings["seed"] for seeds in runs.values() for run in seeds]
 
 
-def test_the_end_of_a_mean_is_the_number_of_the_table(tmp_path):
-    folder = save_comparison(tmp_path / "three", COMPARISONS["unequal times"][0])
-    page = content_of(write_report([folder], tmp_path / "page.html"))
-    shown = columns(page["sources"][0]["tables"][0])
-    ends = [array(each["y"])[-1] for each in traces(page, "accuracy", "time", "mean")]
-    assert ends == final_accuracies(shown)
-    assert [each["line"]["shape"] for each in traces(page, "accuracy", "time", "mean")] == ["hv", "linear"]
-
-
 def test_a_sweep_has_the_numbers_of_its_files(tmp_path):
     folder, points = save_sweep(tmp_path / "mixing", target=0.4)
-    page = content_of(write_report([folder], tmp_path / "page.html"))
+    page = content(folder)
     (source,) = page["sources"]
     assert [each["title"] for each in source["tables"]] == ["Best settings", "Settings"]
     check_table(source["tables"][0], folder / "best.csv")
@@ -176,40 +148,40 @@ def test_a_sweep_has_the_numbers_of_its_files(tmp_path):
 
 def test_a_sweep_that_is_not_finished(tmp_path):
     folder, points = save_sweep(tmp_path / "mixing", finished=3)
-    page = content_of(write_report([folder], tmp_path / "page.html"))
+    page = content(folder)
     assert "1 of 4 runs are not finished and left out." in page["sources"][0]["notes"]
     assert sorted(columns(page["runs"])["run"]) == sorted(point.name for point in points[:3])
     (folder / "settings.csv").unlink()
     (folder / "runs.csv").write_text("run,bytes_up\nother,3\n")
-    page = content_of(write_report([folder], tmp_path / "page.html"))
+    page = content(folder)
     assert any("these are new" in note for note in page["sources"][0]["notes"])
     assert len(page["sources"][0]["tables"][0]["rows"]) == 2
 
 
-def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path):
-    for name, noted in (("three seeds", True), ("no classes", False)):
-        folder = save_comparison(tmp_path / name, COMPARISONS[name][0])
-        (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
-        assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
+@pytest.mark.parametrize(("name", "noted"), [("three seeds", True), ("no classes", False)])
+def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path, name, noted):
+    (source,) = content(save_comparison(tmp_path, COMPARISONS[name][0]))["sources"]
+    assert source["tables"][0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
 
 
-def test_tables_of_other_runs_are_not_shown(tmp_path):
+@pytest.mark.parametrize("method", ["fedavg,1", None])
+def test_tables_of_other_runs_are_not_shown(tmp_path, method):
     runs = COMPARISONS["three seeds"][0]
-    folder = save_comparison(tmp_path / "three", runs)
+    folder = save_comparison(tmp_path, runs)
     saved = (folder / "comparison.csv").read_text()
-    new = "comparison.csv is missing or of other runs: this table is new."
-    for text in (saved.replace("fedavg,", "fedavg,1"), ""):
-        (folder / "comparison.csv").write_text(text)
-        (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
-        assert source["notes"] == [new]
-        (folder / "comparison.csv").write_text(saved)
-        shown = columns(source["tables"][0])
-        assert sorted(map(str, shown["method"])) == sorted(runs)
+    (folder / "comparison.csv").write_text("" if method is None else saved.replace("fedavg,", method))
+    (source,) = content(folder)["sources"]
+    assert source["notes"] == ["comparison.csv is missing or of other runs: this table is new."]
+    assert sorted(map(str, columns(source["tables"][0])["method"])) == sorted(runs)
+
+
+def test_runs_that_are_not_in_the_table_are_named(tmp_path):
+    folder = save_comparison(tmp_path, COMPARISONS["three seeds"][0])
     store.save(seeded(SCORES[:1], "krum")[0], folder / "runs" / "krum" / "seed_0")
-    (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+    (source,) = content(folder)["sources"]
     assert source["notes"] == ["comparison.csv does not list these finished runs: krum."]
     (folder / "comparison.csv").unlink()
-    (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+    (source,) = content(folder)["sources"]
     assert source["notes"] == ["The methods have different finished seeds, so no table compares them."]
 
 
@@ -217,7 +189,7 @@ def test_several_folders_at_once(tmp_path):
     one = store.save(make_run(), tmp_path / "a" / "one")
     other = store.save(make_run([0.1, 0.9]), tmp_path / "b" / "one")
     sweep, _ = save_sweep(tmp_path / "mixing")
-    page = content_of(write_report([one, other, sweep], tmp_path / "page.html"))
+    page = content(one, other, sweep)
     assert page["about"] == "6 runs in 3 folders"
     shown = columns(page["runs"])
     assert shown["folder"] == [str(one), str(other), *["mixing"] * 4]  # equal last names: the whole path
@@ -287,7 +259,7 @@ def test_clients_with_and_without_scores(tmp_path):
     with_scores, without = make_run(), make_run()._replace(per_client={})
     for name, run in (("with", with_scores), ("without", without)):
         store.save(run, tmp_path / name)
-        (shown,) = content_of(write_report([tmp_path / name], tmp_path / "page.html"))["details"]["runs"]
+        (shown,) = content(tmp_path / name)["details"]["runs"]
         titles = [figure["title"] for figure in shown["figures"]]
         assert titles[0] == "Schedule" and titles[-2] == "updates per client" and titles[-1].startswith("staleness")
         assert (len(titles), len(shown["notes"])) == ((4, 0) if name == "with" else (3, 1))
@@ -304,8 +276,7 @@ def test_clients_with_and_without_scores(tmp_path):
 def test_many_clients_become_a_histogram():
     run = make_run()
     counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[1]
-    assert "1,000 clients" in counts.note
-    assert sum(array(counts.figure["data"][0]["y"])) == 1000
+    assert "1,000 clients" in counts.note and sum(array(counts.figure["data"][0]["y"])) == 1000
 
 
 def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):
@@ -319,7 +290,7 @@ def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):
     schedule = schedule._replace(**kept, outcome=outcome)
     scores = run.evaluations | {"accuracy": np.full(3, np.nan, np.float32), "loss": np.full(3, np.nan, np.float32)}
     store.save(run._replace(updates=empty, schedule=schedule, evaluations=scores), tmp_path / "empty")
-    page = content_of(write_report([tmp_path / "rejected", tmp_path / "empty"], tmp_path / "page.html"))
+    page = content(tmp_path / "rejected", tmp_path / "empty")
     first, second = page["details"]["runs"]
     bars = [[each["name"] for each in of["figures"][0]["figure"]["data"] if each["type"] == "bar"]
             for of in (first, second)]  # fmt: skip
@@ -351,6 +322,7 @@ def test_the_page_loads_nothing_and_is_the_same_each_time(tmp_path):
     folder = save_comparison(tmp_path / "three", COMPARISONS["three seeds"][0])
     first, second = (write_report([folder], tmp_path / name) for name in ("a.html", "b.html"))
     assert first.read_bytes() == second.read_bytes()
+    assert content_of(first) == content(folder)
     own = html_report.PAGE.read_text()
     assert "default-src 'none'" in own and not re.search(r"https?://|src=|href=", own)
 
@@ -403,26 +375,6 @@ def test_cells_of_a_csv_file():
     assert first[2] == ["2 reached", None, None, 2]
 
 
-def test_what_cannot_be_reported(tmp_path, monkeypatch, capsys):
-    run = store.save(make_run(), tmp_path / "one")
-    for folders, path, message in (
-        ([], "page.html", "folders = "),
-        ([run, tmp_path / "." / "one"], "page.html", "folders = .*different"),
-        ([tmp_path / "missing"], "page.html", "missing.*must hold a finished run, comparison or sweep"),
-        ([run], "page.txt", "file ending = '.txt'"),
-        ([run], "one/manifest.json/page.html", "must be a file that can be written"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            write_report(folders, tmp_path / path)
-    (run / "updates.csv").write_text("cut")
-    assert cli.main(["report", str(run)]) == 2
-    assert "updates.csv is truncated" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(ValueError, match="plotly = not installed: needed for the HTML report; run: pip install plotly"):
-        write_report([run], tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -467,5 +419,44 @@ def test_validation_scores_are_in_table_picture_and_page(tmp_path):
     found = [float(row["validation accuracy, mean of last tenth (%)"]) for row in rows]
     assert found == pytest.approx([60.0, 60.0]) and "validation loss" not in ",".join(rows[0])
     assert curve_columns(runs, "accuracy") == {"validation_accuracy": ["fedavg", "fedasync"]}
-    page = content_of(write_report([folder], tmp_path / "page.html"))
+    page = content(folder)
     assert [array(each["y"])[-1] for each in traces(page, "validation_accuracy", "time", "mean")] == found
+
+
+# --- another final value, interval or target than the folders' own tables ------------------------------
+
+LAST_DIFFERS = {
+    name: seeded([[0.1, 0.5, last + 0.01 * seed] for seed in range(3)], name)
+    for name, last in (("asgd", 0.6), ("fedavg", 0.4))
+}
+
+
+def test_tables_are_made_anew_with_other_options(tmp_path):
+    sweep_of, _ = save_sweep(tmp_path / "mixing")
+    three = save_comparison(tmp_path / "three", LAST_DIFFERS)
+    options = {"final": "best", "interval": "bootstrap", "target": 0.4}
+    page = content(sweep_of, three, options=TableOptions(**options))
+    for source, title in zip(page["sources"], ("Best settings", "Methods"), strict=True):
+        shown = columns(source["tables"][0])
+        assert source["tables"][0]["title"] == title and "accuracy, best (%)" in shown
+        assert any("interval (bootstrap)" in name for name in shown)
+        assert not any("new" in note for note in source["notes"])
+    assert "time to 40 % (s)" in columns(page["sources"][0]["tables"][1])
+    assert set(columns(page["sources"][1]["tables"][0])["target (%)"]) == {40.0}
+    assert "accuracy, mean of last tenth (%)" in (sweep_of / "settings.csv").read_text(), "the folder is left alone"
+    (alone, *_) = three.glob("runs/asgd/*")
+    for folder, target, says in (
+        (alone, 0.5, "left out"),
+        (sweep_of, "95%", "an accuracy in .* sweep"),
+    ):
+        with pytest.raises(ValueError, match=f"target = {target!r}: must be {says}"):
+            write_report([folder], tmp_path / "other.html", target=target)
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_the_command_takes_them(tmp_path):
+    folder, _ = save_sweep(tmp_path / "mixing")
+    flags = ("--final", "tail:2", "--interval", "bootstrap", "--target", "0.3")
+    assert cli.main(("report", str(folder), *flags)) == 0
+    shown = columns(content_of(folder / "report.html")["sources"][0]["tables"][0])
+    assert {"accuracy, mean of last 2 (%)", "time to 30 % (s)"} <= set(shown)

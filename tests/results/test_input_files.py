@@ -13,19 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjax_async import (
-    cli,
-    compare,
-    disk,
-    home,
-    identity,
-    inputs,
-    notices,
-    registry,
-    resume,
-    simulate,
-    sweep,
-)  # fmt: skip
+from fedjax_async import cli, compare, disk, home, identity, inputs, notices, registry, resume, simulate, sweep
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.config import Settings, plugins, sweeping
 from fedjax_async.config.inputs import with_files
@@ -37,31 +25,29 @@ from fedjax_async.data.arrays import Arrays, read_cache, write_cache
 from fedjax_async.engine import checkpoint
 from fedjax_async.models import weights
 from fedjax_async.models.encoder import FILES
-from fedjax_async.results import collect, explain, store
+from fedjax_async.results import collect, store
 from tests.data.test_formats import h5_file, leaf_file, saved
 from tests.models.tiny_encoder import BERT
+from tests.results import sweep_engine
+from tests.results.folders import killed_run
+from tests.results.made_up import of_settings
 
 CLIENTS = 3
 SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
 
 
-def rows(header, line, value):
-    return f"{header}\n" + "".join(f"{line.format(client=c, value=value)}\n" for c in range(CLIENTS))
+def of_table(field, name, header, line, usual=1, spec="csv:path="):
+    """Writes a table with a line for each client, and returns the setting that names it."""
+
+    def make(folder, value=usual):
+        lines = [line.format(client=client, value=value) for client in range(CLIENTS)]
+        (folder / name).write_text("\n".join([header, *lines, ""]))
+        return {field: f"{spec}{folder / name}"}
+
+    return make
 
 
-def delays(folder, value=1):
-    (folder / "delays.csv").write_text(rows("client,mean,std", "{client},{value},0.1", value))
-    return {"delay": f"csv:path={folder / 'delays.csv'}"}
-
-
-def availability(folder, value=9000):
-    (folder / "online.csv").write_text(rows("client,start,end", "{client},0,{value}", value))
-    return {"availability": f"csv:path={folder / 'online.csv'}"}
-
-
-def links(folder, value=100):
-    (folder / "links.csv").write_text(rows("client,down,up,latency", "{client},{value},9,0", value))
-    return {"network": f"csv:path={folder / 'links.csv'}"}
+delays = of_table("delay", "delays.csv", "client,mean,std", "{client},{value},0.1")
 
 
 def edges(folder, value=100):
@@ -73,16 +59,6 @@ def edges(folder, value=100):
 def topology(folder, value=2):
     (folder / "graph.csv").write_text(f"source,target\n0,1\n1,2\n{value},0\n")
     return {"method": "dpsgd", "topology": f"csv:directed=true,path={folder / 'graph.csv'}"}
-
-
-def watts(folder, value=5):
-    (folder / "watts.csv").write_text(rows("client,training", "{client},{value}", value))
-    return {"energy": f"csv:path={folder / 'watts.csv'}"}
-
-
-def shares(folder, value=1):
-    (folder / "shares.csv").write_text(rows("client," + ",".join("0123456789"), "{client},{value}" + ",1" * 9, value))
-    return {"partition": f"table:path={folder / 'shares.csv'}"}
 
 
 def initial(folder, value=1.0):
@@ -143,14 +119,15 @@ def encoder(folder, value=2):
     return {"model": f"minilm_lora:path={folder}"}
 
 
+CLASSES, SHARES = ",".join("0123456789"), "{client},{value}" + ",1" * 9
 MADE = {
     ("delay", "csv"): delays,
-    ("availability", "csv"): availability,
-    ("network", "csv"): links,
+    ("availability", "csv"): of_table("availability", "online.csv", "client,start,end", "{client},0,{value}", 9000),
+    ("network", "csv"): of_table("network", "links.csv", "client,down,up,latency", "{client},{value},9,0", 100),
+    ("energy", "csv"): of_table("energy", "watts.csv", "client,training", "{client},{value}", 5),
+    ("partition", "table"): of_table("partition", "a.csv", f"client,{CLASSES}", SHARES, 1, "table:path="),
     ("network", "edges"): edges,
     ("topology", "csv"): topology,
-    ("energy", "csv"): watts,
-    ("partition", "table"): shares,
     ("dataset", "parquet"): parquet,
     ("dataset", "hugging_face"): hugging_face,
     ("dataset", "flower"): flower,
@@ -200,14 +177,11 @@ def test_a_moved_copy_is_the_same_file_and_a_changed_one_is_named(tmp_path, key)
 
 
 def test_swapped_files_are_another_run(tmp_path):
-    begun = described(**parquet(tmp_path))
+    given = parquet(tmp_path)
+    begun = described(**given)
     one, two, aside = tmp_path / "rows.parquet", tmp_path / "held_out.parquet", tmp_path / "aside"
     one.rename(aside), two.rename(one), aside.rename(two)
-    assert f"content of {one} (dataset)" in identity.difference(begun, described(**parquet_spec(tmp_path)))
-
-
-def parquet_spec(folder):
-    return {"dataset": f"parquet:path={folder / 'rows.parquet'},test={folder / 'held_out.parquet'}"}
+    assert f"content of {one} (dataset)" in identity.difference(begun, described(**given))
 
 
 def test_a_file_that_changes_within_a_process_is_read_anew(tmp_path):
@@ -275,20 +249,25 @@ def as_by_an_older_version(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys):
+@pytest.fixture
+def made_at_once(monkeypatch):
+    """Every run is a made-up one of its settings."""
+    monkeypatch.setattr("fedjax_async.results.runs.execute", of_settings)
+
+
+def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys, made_at_once):
     out = tmp_path / "run"
     first = simulate(**small(tmp_path), out=out, plots=False)
     simulate(**small(tmp_path), out=out, plots=False)
     assert "was read" in capsys.readouterr().out
-    changed = SMALL | delays(tmp_path, 2)
+    changed = small(tmp_path) | delays(tmp_path, 2)
     with pytest.raises(ValueError, match=rf"another run: content of {tmp_path}/delays.csv \(delay\) = \w+, saved \w+$"):
         simulate(**changed, out=out, plots=False)
     anew = simulate(**changed, out=out, plots=False, again=True)
-    assert anew.evaluations["time"][-1] > first.evaluations["time"][-1]
     assert store.load(out).settings["files"] == anew.settings["files"] != first.settings["files"]
 
 
-def test_an_older_folder_is_read_with_a_line(tmp_path, capsys):
+def test_an_older_folder_is_read_with_a_line(tmp_path, capsys, made_at_once):
     out = tmp_path / "run"
     simulate(**small(tmp_path), out=out, plots=False)
     as_by_an_older_version(out)
@@ -299,100 +278,73 @@ def test_an_older_folder_is_read_with_a_line(tmp_path, capsys):
     assert f"whether {tmp_path}/delays.csv changed since is not known" in printed
 
 
-def test_a_comparison_takes_no_method_after_the_delays_changed(tmp_path):
+def test_a_comparison_takes_no_method_after_the_delays_changed(tmp_path, made_at_once):
     out = tmp_path / "out"
     compare(["asgd"], **small(tmp_path), out=out, progress=False)
-    delays(tmp_path, 3)
     with pytest.raises(ValueError, match=r"content of .*delays.csv \(delay\)"):
         compare(["fedasync", "asgd"], **(SMALL | delays(tmp_path, 3)), out=out, progress=False)
     assert not list(out.glob("runs/fedasync/*/manifest.json"))
 
 
-def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_path, recwarn):
+def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_path, recwarn, monkeypatch):
+    sweep_engine.use(monkeypatch)
     out, grid = tmp_path / "sweep", {"seed": [0, 1]}
     sweep(small(tmp_path), grid, out=out, progress=False)
-    delays(tmp_path, 2)
     with pytest.raises(ValueError, match=r"another sweep: of .*, content of .*delays.csv"):
-        sweep(small(tmp_path) | delays(tmp_path, 2), grid, out=out, progress=False)
+        sweep(SMALL | delays(tmp_path, 2), grid, out=out, progress=False)
     (tmp_path / "delays.csv").unlink()
     found, missing = collect(out)
     assert len(found.points) == 2 and not missing and not recwarn.list
 
 
-class Killed(Exception):
-    pass
-
-
-def killed_run(out, given):
-    def stop(done, total, **status):
-        if done >= 3:
-            raise Killed
-
-    with pytest.raises(Killed):
-        simulate(**given, checkpoint=1, out=out, plots=False, progress=stop)
-    assert list((out / "checkpoints").glob("*.npz"))
-
-
-def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, capsys):
+def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, capsys, made_at_once):
     out, given = tmp_path / "run", SMALL | parquet(tmp_path) | {"partition": "iid"}
-    killed_run(out, given)
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "settings.json").write_text(json.dumps(described(**given, checkpoint=1)))
     parquet(tmp_path, 0)
     assert cli.main(["resume", str(out), "--quiet"]) == 2
     told = capsys.readouterr().err
     assert f"content of {tmp_path}/rows.parquet (dataset)" in told and "--overwrite" in told and told.count("\n") == 1
     with pytest.raises(ValueError, match=r"another run: content of .*rows.parquet"):
         simulate(**given, checkpoint=1, out=out, plots=False)
-    run = simulate(**given, checkpoint=1, out=out, plots=False, overwrite=True)
-    assert run.counters["updates"] == 4 and not (out / "checkpoints").exists()
+    simulate(**given, checkpoint=1, out=out, plots=False, overwrite=True)
+    assert store.load(out).settings == described(**given, checkpoint=1) and not (out / "checkpoints").exists()
 
 
 def test_a_killed_run_goes_on_with_a_moved_copy(tmp_path):
     given = small(tmp_path)
-    whole = simulate(**given)
-    killed_run(tmp_path / "run", given)
+    killed_run(tmp_path / "run", 3, **given, checkpoint=1)
     (tmp_path / "delays.csv").rename(tmp_path / "moved.csv")
     with pytest.raises(ValueError, match=r"delays\.csv"):
         resume(tmp_path / "run", plots=False)
-    moved = given | {"delay": f"csv:path={tmp_path / 'moved.csv'}"}
+    moved = given | {"delay": f"csv:path={tmp_path / 'moved.csv'}", "checkpoint": 1}
     at = []
-    run = simulate(
-        **moved, checkpoint=1, out=tmp_path / "run", plots=False, progress=lambda done, *_, **__: at.append(done)
-    )
+    simulate(**moved, out=tmp_path / "run", plots=False, progress=lambda done, *_, **__: at.append(done))
     assert at[0] > 1, "it goes on from its checkpoint"
-    np.testing.assert_array_equal(run.evaluations["loss"], whole.evaluations["loss"])
 
 
-def test_an_older_checkpoint_is_read_with_a_line(tmp_path, monkeypatch):
-    given = small(tmp_path)
-    with monkeypatch.context() as older:
-        older.setattr(inputs, "described", lambda fields: {})
-        killed_run(tmp_path / "run", given)
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    """A run that an older version began and that was killed, and the delays that it reads."""
+    folder = tmp_path_factory.mktemp("older")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "described", lambda fields: {})
+        killed_run(folder / "run", 3, **small(folder), checkpoint=1)
+    return folder
+
+
+def test_an_older_checkpoint_is_read_with_a_line(older, tmp_path):
+    shutil.copytree(older / "run", tmp_path / "run")
     with pytest.warns(notices.RunWarning, match=r"whether .*delays\.csv changed since is not known") as said:
         resume(tmp_path / "run", plots=False)
     assert len(said) == 1
 
 
-def test_explain_knows_that_the_data_changed(tmp_path, capsys):
-    out = tmp_path / "run"
-    given = SMALL | parquet(tmp_path) | {"partition": "iid"}
-    simulate(**given, out=out, plots=False)
-    parquet(tmp_path, 0)
-    with pytest.raises(ValueError, match=r"dataset = .*they have changed: content of .*rows\.parquet"):
-        explain(out, say=lambda line: None)
-    as_by_an_older_version(out)
-    assert cli.main(["explain", str(out), "--quiet"]) == 0
-    told = next(line for line in capsys.readouterr().out.splitlines() if "away from the saved" in line)
-    assert "rows.parquet" in told and "is not known" in told and "machine" not in told
-
-
-def test_a_changed_table_of_delays_is_not_blamed_on_cores_alone(tmp_path, monkeypatch):
-    with monkeypatch.context() as older:
-        older.setattr(inputs, "described", lambda fields: {})
-        killed_run(tmp_path / "run", small(tmp_path))
-    (tmp_path / "delays.csv").write_text("client,mean,std\n0,1,0\n1,50,0\n2,2,0\n")
+def test_a_changed_table_of_delays_is_not_blamed_on_cores_alone(older):
+    (older / "delays.csv").write_text("client,mean,std\n0,1,0\n1,50,0\n2,2,0\n")
     with pytest.warns(notices.RunWarning, match="is not known"), pytest.raises(ValueError, match="batches") as error:
-        resume(tmp_path / "run", plots=False)
-    assert f"differ, or an input file has changed ({tmp_path}/delays.csv): " in str(error.value)
+        resume(older / "run", plots=False)
+    assert f"differ, or an input file has changed ({older}/delays.csv): " in str(error.value)
 
 
 @pytest.mark.parametrize("path", ["missing.csv", "~nobody-here/x.csv", "{tmp}", "/dev/null"])

@@ -85,7 +85,7 @@ def test_no_mean_joins_the_initial_model_with_trained_ones():
     np.testing.assert_allclose(final_value(never, final="tail:3"), (0.1 + 0.5 + 0.7) / 3, rtol=1e-6)
 
 
-def test_final_losses_and_unknown_final_values():
+def test_final_losses_and_values_of_other_columns():
     run = make_run([0.1, 0.9, 0.5])
     losses = run.evaluations["loss"].astype(np.float64)
     assert final_value(run, "loss", "best") == losses[1] and final_value(run, "loss", "tail:2") == losses[1:].mean()
@@ -94,16 +94,6 @@ def test_final_losses_and_unknown_final_values():
     assert final_value(run, "average_loss") == 0.2  # a score of nodes: the last evaluation, which has none, is skipped
     assert math.isnan(final_value(run, "average_precision"))  # a metric of the user's own
     assert all_finals("tail:4") == ["tail:4", "last", "best"] and all_finals("best") == ["best", "tail", "last"]
-    for wrong in ("first", "tail:0", "tail:x", "best:2", None):
-        with pytest.raises(ValueError, match=f"final = {wrong!r}: must be last, best, tail"):
-            final_value(run, final=wrong)
-
-
-def test_bad_units_and_empty_tables():
-    with pytest.raises(ValueError, match="unit = 'hours'"):
-        to_target(make_run(), 0.5, "hours")
-    with pytest.raises(ValueError, match="at least one evaluation"):
-        final_accuracy(make_run([]))
 
 
 def test_relative_time_by_hand():
@@ -117,12 +107,6 @@ def test_relative_time_by_hand():
     np.testing.assert_array_equal(found.time["fedavg"], [4.0, 2.0])
     np.testing.assert_array_equal(found.ratio["fedavg"], [1.0, 1.0])
     np.testing.assert_array_equal(found.ratio["fedasync"], [0.25, 2.0])
-
-
-def test_every_method_reaches_the_common_target():
-    generator = np.random.default_rng(0)
-    runs = {name: [make_run(list(generator.uniform(0.1, 0.9, 7))) for _ in range(3)] for name in "abcd"}
-    assert all(np.isfinite(times).all() for times in relative_time(runs, "a").time.values())
 
 
 @pytest.mark.parametrize(
@@ -157,13 +141,9 @@ def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():
     assert [spread.mean for spread in named] == pytest.approx([40, 40])
 
 
-def test_relative_time_without_a_usable_baseline():
+def test_there_is_no_relative_time_to_a_target_that_was_reached_before_it_began():
     flat = {"fedavg": [make_run([0.1, 0.1])], "other": [make_run([0.1, 0.9])]}
-    assert np.isnan(relative_time(flat, "fedavg").ratio["other"]).all()  # at the target before it began
-    with pytest.raises(ValueError, match="baseline = 'fedprox'"):
-        relative_time(flat, "fedprox")
-    with pytest.raises(ValueError, match="equally many seeds"):
-        relative_time(flat | {"third": []}, "fedavg")
+    assert np.isnan(relative_time(flat, "fedavg").ratio["other"]).all()
 
 
 def test_a_mean_curve_is_the_mean_and_deviation_of_step_functions():
@@ -176,31 +156,22 @@ def test_a_mean_curve_is_the_mean_and_deviation_of_step_functions():
     alone = mean_curve(seeds[:1], factor=100.0)
     assert not alone.steps and np.isnan(alone.std).all()
     np.testing.assert_allclose(alone.mean, [10.0, 40.0, 80.0], rtol=1e-6)
-    with pytest.raises(ValueError, match=r"runs = \[\]"):
-        mean_curve([])
 
 
-def test_evaluations_match_by_updates_steps_or_time():
-    runs = [make_run([0.1, 0.3, 0.5], [0.0, 4.0, 8.0]), make_run([0.1, 0.5, 0.9], [0.0, 4.1, 8.3])]
+@pytest.mark.parametrize("unit", ["update", "step", "time", None])
+def test_evaluations_match_by_updates_steps_or_time(unit):
+    times = [[0.0, 4.0, 8.0], [0.0, 4.0, 8.0] if unit == "time" else [0.0, 4.1, 8.3]]
     counts = {"update": np.array([0, 5, 10]), "step": np.array([0, 2, 4])}
-    for unit in ("update", "step"):
-        other = {name: [column, column + np.array([0, 1, 2])] for name, column in counts.items()}
-        other[unit] = [counts[unit]] * 2
-        made = [
-            run._replace(evaluations=run.evaluations | {n: c[i] for n, c in other.items()})
-            for i, run in enumerate(runs)
-        ]
-        curve = mean_curve(made)
-        assert not curve.steps
-        np.testing.assert_allclose(curve.at, [0.0, 4.05, 8.15])
+    runs = []
+    for index, (scores, at) in enumerate(zip(([0.1, 0.3, 0.5], [0.1, 0.5, 0.9]), times, strict=True)):
+        run = make_run(scores, at)
+        shifted = {name: column + index * (name != unit) * np.arange(3) for name, column in counts.items()}
+        runs.append(run._replace(evaluations=run.evaluations | shifted))
+    curve = mean_curve(runs)
+    assert curve.steps == (unit is None)
+    if unit is not None:
+        np.testing.assert_allclose(curve.at, np.mean(times, axis=0))
         np.testing.assert_allclose(curve.mean, [0.1, 0.4, 0.7], rtol=1e-6)
-    other = {name: [column, column + np.array([0, 1, 2])] for name, column in counts.items()}
-    apart = [
-        run._replace(evaluations=run.evaluations | {n: c[i] for n, c in other.items()}) for i, run in enumerate(runs)
-    ]
-    assert mean_curve(apart).steps
-    together = [run._replace(evaluations=run.evaluations | {"time": runs[0].evaluations["time"]}) for run in apart]
-    assert not mean_curve(together).steps
 
 
 ONE_SEED = st.lists(st.tuples(st.floats(0.01, 50.0), st.floats(0.01, 1)), min_size=1, max_size=9)

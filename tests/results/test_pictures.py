@@ -20,7 +20,7 @@ from fedjax_async.results.figure import WIDTHS
 from fedjax_async.results.sweep_table import swept_runs
 from tests.results.made_up import make_run, make_schedule
 from tests.results.test_measured import RUNS as MEASURED
-from tests.results.test_peer_charts import PLAN
+from tests.results.test_plots import PLAN
 from tests.results.test_sweep_report import a_sweep
 
 LONG = "fedbuff:server_lr=0.3,staleness=polynomial,exponent=0.5+swa:start=0.5@buffer:size=10,concurrency=100"
@@ -33,13 +33,8 @@ def arrivals(clients_: int, first: int = 0) -> dict[str, np.ndarray]:
     dice = np.random.default_rng(0)
     client = first + dice.permutation(60) % clients_
     change, accuracy = dice.normal(size=60), dice.random(60)
-    return {
-        "client": client,
-        "change": change,
-        "accuracy": accuracy,
-        "time": 1.0 + np.arange(60),
-        "step": np.arange(60),
-    }
+    at = np.arange(60)
+    return {"client": client, "change": change, "accuracy": accuracy, "time": 1.0 + at, "step": at}
 
 
 def compared(*names: str):
@@ -101,7 +96,7 @@ def test_every_public_function_that_draws_is_tested():
 
 WITH_LEGENDS = ("long names", "peer_gantt", "plane_picture", "explained", "large numbers")
 CASES = [(name, Drawing(width="column", title=TITLE)) for name in DRAWN]
-CASES += [(name, Drawing(width=width)) for name in WITH_LEGENDS for width in (None, "page")]
+CASES += [(name, Drawing()) for name in WITH_LEGENDS]
 
 
 @pytest.mark.parametrize(("name", "drawing"), CASES, ids=[f"{name}, {drawing.width}" for name, drawing in CASES])

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from fedjax_async import cli
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import (
-    Spread,
     accuracy_curve,
     comparison,
-    final_accuracy,
-    load,
     loss_curve,
     runs,
     spread,
     write_comparison,
 )
 from fedjax_async.results.heat_map import cells, heat_map
-from fedjax_async.results.metrics import FINALS, final_title, final_value, limits
-from fedjax_async.results.sweep_report import curves, pictures
+from fedjax_async.results.metrics import FINALS, final_title, final_value, limits, mean_curve
+from fedjax_async.results.sweep_report import curves
 from fedjax_async.results.sweep_table import by_setting, setting_rows, swept_run
-from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 
-ROOT = Path(__file__).resolve().parents[2]
 # (accuracies, virtual seconds) of each seed; made-up runs last 12 seconds
 SEEDS = {
     "matching evaluations": [([0.1, 0.4, 0.7], [0.0, 4.0, 12.0]), ([0.1, 0.6, 0.5], [0.0, 4.0, 12.0])],
@@ -42,6 +30,7 @@ SEEDS = {
     "three seeds": [([0.1, 0.8], [0.0, 5.0]), ([0.1, 0.5, 0.3], [0.0, 5.2, 9.0]), ([0.1, 0.7, 0.6], [0.0, 7.0, 7.5])],
     "one seed": [([0.1, 0.8, 0.6], [0.0, 5.0, 7.0])],
 }
+ENDS_EARLIER = SEEDS["one ends earlier"]
 
 
 def made(seeds):
@@ -79,11 +68,13 @@ def check_end(shown, spread, column="accuracy"):
         assert np.isnan([low, high]).all()
 
 
-@pytest.mark.parametrize("x", ["time", "update", "step", "bytes"])
-@pytest.mark.parametrize("seeds", SEEDS.values(), ids=SEEDS)
+@pytest.mark.parametrize(
+    ("seeds", "x"),
+    [*((seeds, "time") for seeds in SEEDS.values()), *((ENDS_EARLIER, x) for x in ("update", "step", "bytes"))],
+    ids=[*SEEDS, "update", "step", "bytes"],
+)
 def test_a_curve_ends_at_the_number_of_the_table(seeds, x):
-    compared = {"fedavg": made(seeds), "fedasync": made(SEEDS["one ends earlier"])[: len(seeds)] * 3}
-    compared["fedasync"] = compared["fedasync"][: len(seeds)]
+    compared = {"fedavg": made(seeds), "fedasync": (made(ENDS_EARLIER) * 3)[: len(seeds)]}
     shown = ends(accuracy_curve(compared, x))
     for row in comparison(compared):
         check_end(shown[row["method"]], row["accuracy, mean of last tenth (%)"])
@@ -103,11 +94,16 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("final", [*FINALS, "tail:7"])
-@pytest.mark.parametrize("compared", LONG.values(), ids=LONG)
-@pytest.mark.parametrize("column, draw", [("accuracy", accuracy_curve), ("loss", loss_curve)])
-def test_marker_bar_and_bold_line_end_at_every_final_value(compared, final, column, draw):
-    figure = draw(compared, final=final)
+@pytest.mark.parametrize(
+    ("compared", "final", "column"),
+    [
+        *(("unequal", final, column) for final in (*FINALS, "tail:7") for column in ("accuracy", "loss")),
+        *((compared, "tail", "accuracy") for compared in ("equal", "one")),
+    ],
+)
+def test_marker_bar_and_bold_line_end_at_every_final_value(compared, final, column):
+    compared = LONG[compared]
+    figure = (accuracy_curve if column == "accuracy" else loss_curve)(compared, final=final)
     dots, shown = markers(figure), ends(figure)
     for name, seeds in compared.items():
         factor = 100 if column == "accuracy" else 1
@@ -133,18 +129,12 @@ def test_the_faint_line_is_the_mean_without_the_running_mean():
 
 
 @pytest.mark.parametrize("seeds", SEEDS.values(), ids=SEEDS)
-def test_a_curve_goes_on_to_the_end_of_every_seed(seeds):
-    times = [time for _, time in seeds]
-    (shown,) = ends(accuracy_curve({"fedavg": made(seeds)})).values()
-    matching = len(seeds) == 1 or seeds in (SEEDS["matching evaluations"], SEEDS["equally many updates"])
-    assert shown[0] == (np.mean if matching else np.max)([time[-1] for time in times])
-
-
-def test_equally_many_updates_are_averaged_whatever_their_times():
-    (line, *_) = accuracy_curve({"fedavg": made(SEEDS["equally many updates"])}).axes[0].get_lines()
-    np.testing.assert_allclose(line.get_xdata(), [0.0, 4.05, 8.05])
-    np.testing.assert_allclose(line.get_ydata(), [10.0, 50.0, 60.0], rtol=1e-6)
-    assert line.get_drawstyle() == "default"
+def test_a_line_is_the_mean_curve_in_steps_where_evaluations_do_not_match(seeds):
+    curve = mean_curve(made(seeds), factor=100.0)
+    (line, *_) = accuracy_curve({"fedavg": made(seeds)}).axes[0].get_lines()
+    np.testing.assert_array_equal(line.get_xdata(), curve.at)
+    np.testing.assert_array_equal(line.get_ydata(), curve.mean)
+    assert line.get_drawstyle() == ("steps-post" if curve.steps else "default")
 
 
 def test_a_seed_that_is_evaluated_a_moment_later_does_not_widen_the_band():
@@ -152,25 +142,9 @@ def test_a_seed_that_is_evaluated_a_moment_later_does_not_widen_the_band():
     first, later = [0.0, 3.0, 6.0], [0.0, 3.1, 6.1, 9.0]
     seeds = [make_run([0.1, 0.9, 0.9], first), make_run([0.1, 0.9, 0.9], first), make_run([0.1, 0.9, 0.9, 0.9], later)]
     axes = accuracy_curve({"fedavg": seeds}).axes[0]
-    line, band = axes.get_lines()[0], axes.collections[0]
-    assert line.get_drawstyle() == "steps-post"
-    np.testing.assert_allclose(sorted(set(np.round(line.get_ydata(), 4))), [10, 90])
-    np.testing.assert_array_equal(line.get_xdata(), [0.0, 3.1, 6.1, 9.0])
-    corners = np.concatenate([path.vertices for path in band.get_paths()])
-    for x in np.unique(corners[:, 0]):
-        heights = np.unique(np.round(corners[corners[:, 0] == x, 1], 4))
-        assert set(heights) <= {10.0, 90.0}  # no deviation anywhere
-
-
-def test_steps_are_drawn_as_steps_and_keep_the_last_value_of_each_seed():
-    axes = accuracy_curve({"fedavg": made(SEEDS["more evaluations"])}).axes[0]
-    line = axes.get_lines()[0]
-    assert line.get_drawstyle() == "steps-post"
-    np.testing.assert_array_equal(line.get_xdata(), [0.0, 2.0, 4.0, 6.0, 12.0])
-    np.testing.assert_allclose(line.get_ydata(), [10.0, 15.0, 25.0, 50.0, 60.0], rtol=1e-6)
-
-
-# --- commands -----------------------------------------------------------------------------------------
+    np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), [0.0, 3.1, 6.1, 9.0])
+    corners = np.concatenate([path.vertices for path in axes.collections[0].get_paths()])
+    assert set(np.round(corners[:, 1], 4)) == {10.0, 90.0}  # no deviation anywhere
 
 
 @pytest.fixture
@@ -185,36 +159,9 @@ def test_the_picture_of_a_comparison(tmp_path, drawn):
     compared = {name: made(SEEDS["one ends earlier"])[::order] for name, order in (("fedavg", 1), ("fedasync", -1))}
     text = write_comparison(compared, tmp_path)
     for row in comparison(compared):
-        check_end(ends(drawn["accuracy"])[row["method"]], row["accuracy, mean of last tenth (%)"])
-        assert (
-            f"{row['accuracy, mean of last tenth (%)'].mean:.2f} ± {row['accuracy, mean of last tenth (%)'].std:.2f}"
-            in text
-        )
-
-
-COMMANDS = {
-    "by updates": ("compare", "fedasync", "fedbuff@buffer:size=2", "--eval-updates", "3", "--updates", "8"),
-    "by time": ("compare", "fedasync", "fedbuff@buffer:size=2", "--eval-time", "40", "--updates", "8"),
-    "a tail": ("compare", "fedasync", "asgd", "--eval-updates", "1", "--updates", "30", "--final", "tail:4"),
-    "quickstart": ("quickstart", "--epochs", "0.1", "--time", "1500", "--eval-updates", "2"),
-}
-
-
-@pytest.mark.slow_cases("quickstart", "by updates", "a tail")
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_the_picture_of_a_command(tmp_path, drawn, command):
-    small = ("--model", "logistic", "--clients", "4", "--seeds", "2", "--quiet", "--out", str(tmp_path))
-    assert cli.main([*command, *small]) == 0
-    rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
-    shown = ends(drawn["accuracy"])
-    assert [row["method"] for row in rows] == list(shown)
-    for row in rows:
-        title = next(name for name in row if name != "method")
-        mean, std = float(row[title]), float(row[f"{title} std"])
-        check_end(shown[row["method"]], Spread(mean, std, 2))
-    saved = sorted(tmp_path.glob("runs/fedasync/seed_*"))
-    final = command[-1] if "--final" in command else "tail"
-    assert shown["fedasync"][1] == np.mean([100 * final_accuracy(load(folder), final) for folder in saved])
+        cell = row["accuracy, mean of last tenth (%)"]
+        check_end(ends(drawn["accuracy"])[row["method"]], cell)
+        assert f"{cell.mean:.2f} ± {cell.std:.2f}" in text
 
 
 # --- sweeps -------------------------------------------------------------------------------------------
@@ -236,8 +183,9 @@ def test_curves_heat_map_and_table_of_a_sweep_agree(metric):
     found = swept()
     column = {"accuracy": "accuracy, mean of last tenth (%)", "loss": "loss, mean of last tenth"}[metric]
     rows = dict(zip(by_setting(found), setting_rows(found), strict=True))
-    shown = ends(curves(found, metric))
-    assert list(shown) == list(rows)
+    figure = curves(found, metric)
+    shown = ends(figure)
+    assert list(shown) == list(rows) and figure.axes[0].get_title(loc="left") == "", "all are shown"
     (grid,) = cells(found, metric)
     for number, (name, row) in enumerate(rows.items()):
         check_end(shown[name], row[column])
@@ -245,72 +193,3 @@ def test_curves_heat_map_and_table_of_a_sweep_agree(metric):
     texts = [text.get_text() for text in heat_map([grid], metric).axes[0].texts]
     decimals = 1 if metric == "accuracy" else 2
     assert texts == [f"{row[column].mean:.{decimals}f}\n± {row[column].std:.{decimals}f}" for row in rows.values()]
-
-
-def test_the_best_of_a_sweep_is_the_best_in_every_picture():
-    found = swept()
-    names = list(by_setting(found))
-    best = names[rank(found).order[0]]
-    shown = {name: end[1] for name, end in ends(curves(found, "accuracy")).items()}
-    assert max(shown, key=shown.get) == best
-    assert names[int(np.argmax(cells(found, "accuracy")[0].mean))] == best
-
-
-def test_the_pictures_that_a_sweep_writes():
-    found = swept()
-    figures = pictures(found)
-    assert set(figures) == {"accuracy", "accuracy_map", "loss", "loss_map"}
-    for row, end in zip(setting_rows(found), ends(figures["accuracy"]).values(), strict=True):
-        check_end(end, row["accuracy, mean of last tenth (%)"])
-
-
-# --- the papers' experiments --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def study(monkeypatch, request):
-    """The study of a paper's folder, as its scripts import it, and the figures that it saves."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    spec = importlib.util.spec_from_file_location(
-        f"study_of_{request.param}", ROOT / "experiments" / request.param / "study.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    figures = {}
-    for place in (module, module.shared):
-        if hasattr(place, "save_figure"):
-            monkeypatch.setattr(place, "save_figure", lambda figure, path: figures.update({path.name: figure}))
-    yield module, figures
-    for name in set(sys.modules) - before:
-        if name in {"variants", "common"}:
-            del sys.modules[name]
-
-
-UNEQUAL = {"fedavg": SEEDS["one ends earlier"], "fedbuff": SEEDS["more evaluations"]}
-
-
-@pytest.mark.parametrize("study", ["orthofl"], indirect=True)
-def test_the_figures_of_the_orthofl_study(study, tmp_path, monkeypatch):
-    module, figures = study
-    compared = {name: made(seeds) for name, seeds in UNEQUAL.items()}
-    written = []
-    monkeypatch.setattr(module, "run_task", lambda *arguments, **options: compared)
-    monkeypatch.setattr(module, "report", lambda rows, given: written.extend(rows))
-    monkeypatch.setattr(sys, "argv", ["figure", "--scale", "smoke", "--out", str(tmp_path)])
-    variants = [module.Variant(name, {}) for name in compared]
-    module.study("", "figure", ["mnist"], variants, baseline="fedavg")
-    shown = ends(figures["figure_smoke.png"])
-    assert [row["variant"] for row in written] == list(shown)
-    for row in written:
-        check_end(shown[row["variant"]], row["accuracy (%)"])
-
-
-@pytest.mark.parametrize("study", ["asynfl"], indirect=True)
-def test_the_figures_of_the_asynfl_study(study, tmp_path):
-    module, figures = study
-    compared = {name: made(seeds) for name, seeds in UNEQUAL.items()}
-    module.draw(compared, argparse.Namespace(out=tmp_path), "figure", "smoke")
-    assert set(figures) == {"figure_smoke.png", "figure_smoke_loss.png"}
-    for name, seeds in compared.items():
-        check_end(ends(figures["figure_smoke.png"])[name], module.summary("smoke", name, seeds, 0.5)["final (%)"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 
@@ -15,6 +14,7 @@ from scipy import stats
 from fedjax_async.results import holm, interval, paired, write_comparison
 from fedjax_async.results.comparisons import comparison, method_pairs
 from fedjax_async.results.significance import Interval, pairs
+from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 
 VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -51,13 +51,14 @@ def test_the_interval_of_a_difference_of_percentages_stays_between_minus_100_and
     groups = {"": {"a": {0: 100.0, 1: 100.0, 2: 40.0}, "b": {0: 0.0, 1: 0.0, 2: 0.0}}}
     assert pairs(groups)[0]["95% interval (t)"].high > 100
     assert pairs(groups, limits=(0.0, 100.0))[0]["95% interval (t)"].high == 100
-    (row,) = method_pairs({"a": _seeds(1.0, 1.0, 0.4), "b": _seeds(0.01, 0.01, 0.01)}, "last")
+    (row,) = method_pairs({"a": seeded(1.0, 1.0, 0.4), "b": seeded(0.01, 0.01, 0.01)}, "last")
     assert row["95% interval (t)"].high == 100
 
 
-def _seeds(*values):
-    made = [make_run([0.5, value]) for value in values]
-    return [run._replace(settings={**run.settings, "seed": seed}) for seed, run in enumerate(made)]
+def seeded(*scores):
+    """A run for each final accuracy, with the seeds 0, 1, ..."""
+    runs = [make_run([0.1, 0.2, score]) for score in scores]
+    return [run._replace(settings=run.settings | {"seed": seed}) for seed, run in enumerate(runs)]
 
 
 def outside(ends):
@@ -68,10 +69,6 @@ def outside(ends):
 def test_intervals_of_one_value_and_of_lost_ones(kind):
     assert np.isnan(interval([1.0], kind)).all() and np.isnan(interval([1.0, math.nan], kind)).all()
     assert interval([2.0, 2.0], kind) == (2.0, 2.0)
-    with pytest.raises(ValueError, match="at least one number"):
-        interval([], kind)
-    with pytest.raises(ValueError, match="interval = 'normal': must be one of t, bootstrap"):
-        interval([1.0], "normal")
 
 
 @settings(max_examples=40)
@@ -121,15 +118,12 @@ def with_seed(run, seed):
 
 
 SCORES = {"fedavg": [0.5, 0.6, 0.7], "fedasync": [0.6, 0.65, 0.8], "fedbuff": [0.4, 0.6, 0.5]}
-RUNS = {
-    name: [with_seed(make_run([0.1, 0.2, score]), seed) for seed, score in enumerate(scores)]
-    for name, scores in SCORES.items()
-}
+RUNS = {name: seeded(*scores) for name, scores in SCORES.items()}
 
 
 def test_a_row_for_each_pair_of_methods(tmp_path):
     text = write_comparison(RUNS, tmp_path, plots=False)
-    rows = list(csv.DictReader((tmp_path / "pairs.csv").read_text().splitlines()))
+    rows = read_rows(tmp_path / "pairs.csv")
     assert [(row["first"], row["second"]) for row in rows] == list(itertools.combinations(SCORES, 2))
     tests = {"p (t)": [], "p (Wilcoxon)": []}
     for row in rows:
@@ -169,13 +163,10 @@ def test_the_lower_loss_is_better():
 
 def test_of_many_pairs_those_with_the_smallest_p_are_printed(tmp_path):
     scores = {f"m{k}": [0.5 + 0.01 * seed + 0.002 * k**2 * (1 + seed) for seed in range(3)] for k in range(6)}
-    many = {
-        name: [with_seed(make_run([0.1, 0.2, score]), seed) for seed, score in enumerate(values)]
-        for name, values in scores.items()
-    }
+    many = {name: seeded(*values) for name, values in scores.items()}
     text = write_comparison(many, tmp_path, plots=False)
     rows = [row for row in text.splitlines() if row.startswith("| m") and row.count("| m") > 1]
-    every = list(csv.DictReader((tmp_path / "pairs.csv").read_text().splitlines()))
+    every = read_rows(tmp_path / "pairs.csv")
     least = sorted(every, key=lambda row: float(row["p (t)"]))[:10]
     assert len(every) == 15 and "and 5 pairs with larger p, in pairs.md" in text
     assert [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in rows] == [

@@ -9,14 +9,18 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import Method, Settings, compare, named, register, registry, resume, server, simulate, sweep
+from fedjax_async import Method, Settings, compare, named, registry, resume, server, simulate, sweep
 from fedjax_async.cli import main
-from fedjax_async.clock import DELAYS
 from fedjax_async.data import federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import collect, load
+from tests.results import sweep_engine
+from tests.results.folders import contents, killed_run
+from tests.results.made_up import of_settings
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "constant"}
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+EXECUTE = "fedjax_async.results.runs.execute"
 
 
 @pytest.fixture(autouse=True)
@@ -28,56 +32,45 @@ def nothing_stays_registered(monkeypatch):
     registry.forget()
 
 
+@pytest.fixture
+def untrained(monkeypatch):
+    """Make training an error."""
+    monkeypatch.setattr(EXECUTE, lambda *args, **options: 1 / 0)
+
+
 def fair(rate):
     return Method(server.fedbuff(server_lr=rate), timing="buffer:size=2")
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, simulate(**SMALL, out=folder, plots=False)
 
 
-class Killed(Exception):
-    pass
+def test_the_folder_is_that_of_the_command(finished, tmp_path):
+    assert main(["run", *FLAGS, "--out", str(tmp_path), "--quiet", "--no-plots"]) == 0
+    assert contents(tmp_path) == contents(finished[0])
 
 
-def killer(done, total, **status):
-    if done >= 8:
-        raise Killed
-
-
-def begin(folder, **changes):
-    with pytest.raises(Killed):
-        simulate(**SMALL | {"checkpoint": 4} | changes, out=folder, plots=False, progress=killer)
-
-
-def test_the_folder_is_that_of_the_command(tmp_path, capsys):
-    simulate(**SMALL, out=tmp_path / "python")
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    assert main(["run", *flags, "--out", str(tmp_path / "command"), "--quiet"]) == 0
-    assert contents(tmp_path / "python") == contents(tmp_path / "command")
-    assert {"accuracy.png", "settings.json", "params.npz", "manifest.json"} <= set(contents(tmp_path / "python"))
-
-
-def test_a_finished_run_is_read_and_not_trained_again(tmp_path, capsys, monkeypatch):
-    first = simulate(**SMALL, out=tmp_path, plots=False)
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
-    second = simulate(**SMALL, out=tmp_path, plots=False)
+def test_a_finished_run_is_read_and_not_trained_again(finished, untrained, capsys):
+    folder, first = finished
+    second = simulate(**SMALL, out=folder, plots=False)
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and "finished already and was read" in said and "--again" in said
-    for x, y in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
-        np.testing.assert_array_equal(x, y)
+    jax.tree.map(np.testing.assert_array_equal, second.params, first.params)
     with pytest.raises(ZeroDivisionError):
-        simulate(**SMALL, out=tmp_path, plots=False, again=True)
+        simulate(**SMALL, out=folder, plots=False, again=True)
     with pytest.raises(ValueError, match="must be empty or hold a run of the same settings"):
-        simulate(**SMALL | {"lr": 0.5}, out=tmp_path, plots=False)
+        simulate(**SMALL | {"lr": 0.5}, out=folder, plots=False)
 
 
 def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkeypatch):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    command = ["compare", "fedasync", "asgd", *flags, "--out", str(tmp_path / "c"), "--quiet"]
-    assert main(command) == 0
-    monkeypatch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
+    command = ["compare", "fedasync", "asgd", *FLAGS, "--out", str(tmp_path), "--quiet", "--no-plots"]
+    with monkeypatch.context() as patch:
+        patch.setattr(EXECUTE, of_settings)
+        assert main(command) == 0
+    monkeypatch.setattr(EXECUTE, lambda *args, **options: 1 / 0)
     capsys.readouterr()
     assert main(command) == 0
     assert capsys.readouterr().out.count("finished already") == 2
@@ -85,50 +78,14 @@ def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkey
         main([*command, "--again"])
 
 
-def test_two_own_methods_never_share_a_folder_or_a_checkpoint(tmp_path):
-    simulate(**SMALL, method=named("fair", fair(0.5)), out=tmp_path / "one", plots=False)
-    assert json.loads((tmp_path / "one" / "settings.json").read_text())["method"] == "fair"
-    with pytest.raises(ValueError, match="must be empty or hold a run of the same settings"):
-        simulate(**SMALL, method=named("fair", fair(0.6)), out=tmp_path / "one", plots=False)
-    begin(tmp_path / "two", method=named("fair", fair(0.5)))
-    with pytest.raises(ValueError, match="must be empty or hold a run of the same settings"):
-        simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.6)), out=tmp_path / "two", plots=False)
-
-
-@pytest.mark.slow_cases("resume with a bare object", "simulate")
-@pytest.mark.parametrize("again", ["simulate", "resume", "resume with a bare object"])
-def test_an_own_method_is_continued_bit_for_bit(tmp_path, again):
-    whole = simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.5)), out=tmp_path / "whole", plots=False)
-    begin(tmp_path / "cut", method=named("fair", fair(0.5)))
-    if again == "simulate":
-        run = simulate(**SMALL, checkpoint=4, method=named("fair", fair(0.5)), out=tmp_path / "cut", plots=False)
-    else:
-        thing = fair(0.5) if "bare" in again else named("fair", fair(0.5))
-        run = resume(tmp_path / "cut", method=thing, plots=False)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    assert run.settings == whole.settings and not (tmp_path / "cut" / "checkpoints").exists()
-
-
-def test_resume_refuses_other_objects_by_name(tmp_path):
-    begin(tmp_path, method=named("fair", fair(0.5)))
-    with pytest.raises(
-        ValueError, match="method = 'fair': must be the code that the run began with, but it has changed"
-    ):
-        resume(tmp_path, method=fair(0.6), plots=False)
-    with pytest.raises(ValueError, match="method = 'fair': is a part of your own; give it again"):
-        resume(tmp_path, plots=False)
-    with pytest.raises(ValueError, match="method = 'other': must be named 'fair'"):
-        resume(tmp_path, method=named("other", fair(0.5)), plots=False)
-    with pytest.raises(ValueError, match=r"delay = .*: must be left out: the run has no object of your own there"):
-        resume(tmp_path, method=fair(0.5), delay=DELAYS["constant"](), plots=False)
-    assert resume(tmp_path, method=fair(0.5), plots=False).counters["updates"] == 12
-
-
-def test_own_data_and_delays_are_continued_too(tmp_path):
+def test_own_objects_are_continued_bit_for_bit_and_need_no_name_again(tmp_path):
     data = federate(fashion_mnist_6k()._replace(name="mine"), "iid", 4)
-    begin(tmp_path, data=data, delay=named("slow", DELAYS["lognormal"](mean=9)))
-    run = resume(tmp_path, data=data, delay=DELAYS["lognormal"](mean=9), plots=False)
-    assert run.settings["dataset"] == "mine" and run.settings["delay"] == "slow"
+    given = SMALL | {"checkpoint": 4, "method": named("fair", fair(0.5)), "data": data}
+    whole = simulate(**given, out=tmp_path / "whole", plots=False)
+    killed_run(tmp_path / "cut", 8, **given)
+    run = resume(tmp_path / "cut", method=fair(0.5), data=data, plots=False)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert run.settings == whole.settings and run.settings["dataset"] == "mine"
 
 
 @pytest.mark.parametrize("way", ["simulate", "sweep", "compare"])
@@ -144,23 +101,24 @@ def test_a_folder_needs_a_name(tmp_path, way):
     assert not list(tmp_path.iterdir())
 
 
-def test_compare_and_sweep_keep_own_objects(tmp_path):
-    own = named("fair", fair(0.5))
-    runs = compare(["fedasync", own], Settings(**SMALL), seeds=2, out=tmp_path / "c", progress=False)
-    assert list(runs) == ["fedasync", "fair"] and load(tmp_path / "c" / "runs" / "fair" / "seed_1").settings["own"]
-    found = sweep(SMALL | {"method": own}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
-    again = sweep(SMALL | {"method": named("fair", fair(0.5))}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
+def test_compare_keeps_own_objects(tmp_path):
+    runs = compare([named("fair", fair(0.5))], Settings(**SMALL), seeds=2, out=tmp_path, progress=False)
+    assert list(runs) == ["fair"] and load(tmp_path / "runs" / "fair" / "seed_1").settings["own"]
+
+
+def test_a_sweep_keeps_own_objects(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+
+    def swept(rate):
+        base = SMALL | {"method": named("fair", fair(rate))}
+        return sweep(base, {"lr": [0.1, 0.2]}, out=tmp_path, progress=False)
+
+    found, again = swept(0.5), swept(0.5)
     assert [run.settings for run in found.runs] == [run.settings for run in again.runs]
-    collected, missing = collect(tmp_path / "s")
+    collected, missing = collect(tmp_path)
     assert collected.points == found.points and not missing
     with pytest.raises(ValueError, match="must be empty or hold the same sweep, but it holds another sweep"):
-        sweep(SMALL | {"method": named("fair", fair(0.6))}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
-
-
-@pytest.mark.parametrize("name", ["overwrite", "again"])
-def test_what_needs_a_folder(name):
-    with pytest.raises(ValueError, match=rf"{name} = True: must be left out without a folder \(out\)"):
-        simulate(**SMALL, **{name: True})
+        swept(0.6)
 
 
 # --- plugins ----------------------------------------------------------------------------------------
@@ -195,15 +153,12 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     assert main(["list", "methods", "--options", *plugin]) == 0
     shown = capsys.readouterr().out
     assert "summed               Add every delta, scaled." in shown and "server_lr=1.0" in shown
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    assert (
-        main(["compare", "summed:server_lr=0.5", "fedasync", *flags, *plugin, "--out", str(tmp_path / "c"), "--quiet"])
-        == 0
-    )
+    comparison = ["compare", "summed:server_lr=0.5", "fedasync", *FLAGS, *plugin, "--out", str(tmp_path / "c")]
+    assert main([*comparison, "--quiet"]) == 0
     (tmp_path / "own.toml").write_text(SWEEP)
     assert main(["sweep", str(tmp_path / "own.toml"), *plugin, "--out", str(tmp_path / "s"), "--quiet"]) == 0
     assert json.loads((tmp_path / "s" / "plugins.json").read_text()) == [str(path)]
-    begin(tmp_path / "r", method="summed", privacy="dp:noise=3")
+    killed_run(tmp_path / "r", 8, **SMALL, checkpoint=4, method="summed", privacy="dp:noise=3")
 
     def forget():
         registry.ADDED.clear()
@@ -218,17 +173,15 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     assert main(["privacy", str(tmp_path / "r")]) == 2  # a finished run does not name its plugins
     assert "method = 'summed': is a part of your own" in (said := capsys.readouterr().err) and "--plugin FILE" in said
     assert main(["privacy", str(tmp_path / "r"), *plugin]) == 0
-    assert load(tmp_path / "r").settings["own"] == {
-        "method": {"summed": registry.ADDED["method"]["summed"].fingerprint}
-    }
+    fingerprint = registry.ADDED["method"]["summed"].fingerprint
+    assert load(tmp_path / "r").settings["own"] == {"method": {"summed": fingerprint}}
 
 
 def test_resume_refuses_a_plugin_that_has_changed(tmp_path, capsys):
     path = tmp_path / "own_rule.py"
     path.write_text(PLUGIN.format(factor=1.0))
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    assert main(["plan", *flags, "--method", "summed", "--plugin", str(path)]) == 0
-    begin(tmp_path / "r", method="summed")
+    assert main(["plan", *FLAGS, "--method", "summed", "--plugin", str(path)]) == 0
+    killed_run(tmp_path / "r", 0, **SMALL, checkpoint=4, method="summed")
     registry.ADDED.clear()
     path.write_text(PLUGIN.format(factor=2.0))
     capsys.readouterr()
@@ -238,12 +191,3 @@ def test_resume_refuses_a_plugin_that_has_changed(tmp_path, capsys):
     registry.ADDED.clear()
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 2
     assert "there is no such file any more; if it has moved: --plugin FILE.py" in capsys.readouterr().err
-
-
-def test_registered_names_need_no_object(tmp_path):
-    @register("method", "summed")
-    def summed(*, server_lr: float = 1.0):
-        return server.fedbuff(server_lr=server_lr)
-
-    begin(tmp_path, method="summed:server_lr=0.5")
-    assert resume(tmp_path, plots=False).settings["method"] == "summed:server_lr=0.5"

@@ -16,6 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from fedjax_async import disk
 from fedjax_async.results import files, load, save, store, versions
+from fedjax_async.results.store import MANIFEST
+from tests.results.folders import contents
 from tests.results.made_up import make_run
 
 
@@ -24,10 +26,6 @@ def assert_same(ours, theirs):
     for name in ours:
         assert ours[name].dtype == theirs[name].dtype, name
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-
-
-def read_all(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_run_comes_back_exactly(tmp_path):
@@ -51,14 +49,14 @@ def test_a_run_comes_back_exactly(tmp_path):
 
 def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
     first = save(make_run(), tmp_path / "first")
-    assert read_all(save(load(first), tmp_path / "second")) == read_all(first)
+    assert contents(save(load(first), tmp_path / "second")) == contents(first)
 
 
 def test_the_same_run_gives_the_same_bytes_at_any_time(tmp_path, monkeypatch):
     first = save(make_run(), tmp_path / "first")
     monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)
     second = save(make_run(), tmp_path / "second")
-    assert read_all(first) == read_all(second)
+    assert contents(first) == contents(second)
     for name in ("params.npz", "per_client.npz", "schedule.npz"):
         with zipfile.ZipFile(first / name) as archive:
             assert {entry.date_time for entry in archive.infolist()} == {disk.EPOCH}
@@ -66,7 +64,7 @@ def test_the_same_run_gives_the_same_bytes_at_any_time(tmp_path, monkeypatch):
 
 def test_the_files_are_what_other_tools_read(tmp_path):
     folder = save(make_run(), tmp_path / "run")
-    assert sorted(read_all(folder)) == sorted([*store.FILES, store.SCHEDULE, "manifest.json"])
+    assert sorted(contents(folder)) == sorted([*store.FILES, store.SCHEDULE, MANIFEST])
     lines = (folder / "evaluations.csv").read_text().splitlines()
     assert lines[0] == "time,update,step,loss,accuracy,bytes_up,bytes_down"
     assert lines[1].startswith("0.0,0,0,") and lines[1].endswith(",0.1,0,300")
@@ -76,42 +74,47 @@ def test_the_files_are_what_other_tools_read(tmp_path):
     assert json.loads((folder / "settings.json").read_text())["limit"] is None
 
 
-@pytest.mark.parametrize("name", [*store.FILES, store.SCHEDULE, "manifest.json"])
-def test_a_truncated_file_is_named(tmp_path, name):
-    folder = save(make_run(), tmp_path / "run")
-    content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=name):
-        load(folder)
+SAVED = (*store.FILES, store.SCHEDULE)
 
 
-@pytest.mark.parametrize("name", [*store.FILES, store.SCHEDULE])
-def test_a_missing_file_is_named(tmp_path, name):
-    folder = save(make_run(), tmp_path / "run")
-    (folder / name).unlink()
-    with pytest.raises(ValueError, match=f"{name} is missing"):
-        load(folder)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [*((name, f"{name} is missing") for name in SAVED), *((name, name) for name in (*SAVED, MANIFEST))],
+)
+def test_a_truncated_or_missing_file_is_named(tmp_path, name, says):
+    path = save(make_run(), tmp_path / "run") / name
+    content = path.read_bytes()
+    path.unlink()
+    if "missing" not in says:
+        path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=says):
+        load(tmp_path / "run")
 
 
-def test_missing_and_foreign_folders(tmp_path):
+def test_missing_folders(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"no manifest\.json"):
         load(tmp_path)
-    for content in ("[]", "{}", '{"format": "another 3"}', '{"format": "fedjax_async run 1", "sha256": {}}'):
-        (tmp_path / "manifest.json").write_text(content)
-        with pytest.raises(ValueError, match="must hold a saved run"):
-            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"format": "another 3"}', '{"format": "fedjax_async run 1", "sha256": {}}']
+)
+def test_foreign_folders(tmp_path, content):
+    (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(ValueError, match="must hold a saved run"):
+        load(tmp_path)
 
 
 def test_another_configuration_is_not_overwritten_by_accident(tmp_path):
     folder = save(make_run(), tmp_path / "run")
-    before = read_all(folder)
+    before = contents(folder)
     other = make_run(method="fedbuff")
     differs = "same settings .*, but it holds another run: method = 'fedbuff', saved 'fedasync:mixing=0.6'$"
     with pytest.raises(ValueError, match=differs):
         save(other, folder)
-    assert read_all(folder) == before
+    assert contents(folder) == before
     save(make_run(accuracy=[0.1, 0.2, 0.3]), folder)  # the same settings again
     assert load(folder).evaluations["accuracy"][-1] == np.float32(0.3)
     save(other, folder, overwrite=True)
@@ -122,7 +125,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="must be empty"):
         save(make_run(), tmp_path)
-    assert sorted(read_all(tmp_path)) == ["thesis.tex"]
+    assert sorted(contents(tmp_path)) == ["thesis.tex"]
     with pytest.raises(ValueError, match="not a file"):
         save(make_run(), tmp_path / "thesis.tex")
     save(make_run(), tmp_path, overwrite=True)

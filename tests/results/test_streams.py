@@ -22,6 +22,14 @@ def evaluation(number, again=False):
     )
 
 
+def streamed(name, folder, numbers, again=0, complete=True):
+    """Stream the evaluations of these numbers; those below ``again`` are of an earlier process."""
+    stream = STREAMS[name](folder, "mine")
+    for number in numbers:
+        stream(evaluation(number, again=number < again))
+    stream.close(complete)
+
+
 @pytest.fixture
 def tensorboard(monkeypatch):
     """A writer that keeps its events in memory, by folder, and a loader that reads them back."""
@@ -66,10 +74,7 @@ def tensorboard(monkeypatch):
 
 def test_tensorboard_gets_each_evaluation_once(tmp_path, tensorboard):
     for begin, end in ((0, 3), (0, 2), (1, 5)):  # begun, killed, continued from two checkpoints
-        stream = STREAMS["tensorboard"](tmp_path, "mine")
-        for number in range(begin, end):
-            stream(evaluation(number))
-        stream.close(True)
+        streamed("tensorboard", tmp_path, range(begin, end))
     want = [
         (tag, value, 2 * n, 10.0 * n)
         for n in range(5)
@@ -96,18 +101,9 @@ def test_weights_and_biases_gets_each_evaluation_once(tmp_path, monkeypatch):
     offline = Offline()
     monkeypatch.setitem(sys.modules, "wandb", offline)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    killed = STREAMS["wandb"](tmp_path, "mine")
-    for number in range(3):
-        killed(evaluation(number))
-    killed.close(False)
-    resumed = STREAMS["wandb"](tmp_path, "mine")
-    for number in range(5):
-        resumed(evaluation(number, again=number < 2))
-    resumed.close(True)
-    read_again = STREAMS["wandb"](tmp_path, "mine")
-    for number in range(5):
-        read_again(evaluation(number, again=True))
-    read_again.close(True)
+    streamed("wandb", tmp_path, range(3), complete=False)  # killed
+    streamed("wandb", tmp_path, range(5), again=2)  # continued
+    streamed("wandb", tmp_path, range(5), again=5)  # read
     first, second = offline.runs
     assert list(first.rows) == [0, 1, 2] and list(second.rows) == [3, 4] and (first.code, second.code) == (1, 0)
     assert first.given["id"] is None and second.given["id"] == first.id and second.given["resume"] == "allow"
@@ -116,14 +112,6 @@ def test_weights_and_biases_gets_each_evaluation_once(tmp_path, monkeypatch):
     row = second.rows[4]
     assert row == {"time": 40.0, "update": 8, "server_step": 4, "accuracy": pytest.approx(0.4), "loss": 1.0}
     assert json.loads((tmp_path / "wandb.json").read_text()) == {"id": "id0", "evaluations": 5}
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_gives_one_clear_line(tmp_path, monkeypatch, name):
-    for module in ("tensorboard", "tensorboard.summary", "wandb"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=f"{name} = not installed: needed for the stream '{name}'; run: pip"):
-        require_streams([name], tmp_path)
 
 
 def test_the_real_packages_where_they_are_installed(tmp_path):
@@ -136,10 +124,7 @@ def test_the_real_packages_where_they_are_installed(tmp_path):
     from fedjax_async.results.streams import written_events
 
     for end in (2, 4):
-        stream = STREAMS["tensorboard"](tmp_path, "mine")
-        for number in range(end):
-            stream(evaluation(number))
-        stream.close(True)
+        streamed("tensorboard", tmp_path, range(end))
     assert written_events(tmp_path / "tensorboard") == {(2 * n, 10.0 * n) for n in range(4)}
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_async import disk, simulate
+from fedjax_async import disk
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder
@@ -17,20 +16,15 @@ from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweep_table import setting_rows, swept_runs
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
 from tests.results import sweep_engine
+from tests.results.folders import Killed, contents
 
 BASE = Settings(updates=11)
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2]}
-SIX = {"grid": {"lr": [0.1, 0.2, 0.3]}, "seeds": 2}  # six runs of one method
 
 
 @pytest.fixture
 def engine(monkeypatch):
     return sweep_engine.use(monkeypatch)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def start(folder=None, **options):
@@ -62,14 +56,13 @@ def test_each_run_has_a_folder_and_comes_back_exactly(engine, tmp_path):
 
 def test_started_again_it_trains_nothing(engine, tmp_path):
     start(tmp_path)
-    before = tree(tmp_path)
+    before = contents(tmp_path)
     engine.trained.clear()
     start(tmp_path)
-    assert engine.trained == [] and tree(tmp_path) == before
+    assert engine.trained == [] and contents(tmp_path) == before
 
 
-@pytest.mark.slow_cases("1", "2", "4", "5", "6")
-@pytest.mark.parametrize("after", range(8))
+@pytest.mark.parametrize("after", [0, 3, 7])
 def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     sweep_engine.use(monkeypatch)
     start(tmp_path / "whole")
@@ -82,20 +75,16 @@ def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     start(tmp_path / "cut")
     # whole stacks: finished runs of an interrupted stack are trained again, but not written
     assert len(again.trained) == 8 - after + after % sweep_engine.STACK
-    assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
-
-
-class Killed(BaseException):
-    """Simulates the end of the process; only the files remain."""
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch):
-    """One run has ten files: stop before, during and after each write of two runs."""
+    """One run has ten files: stop before, during and after each write."""
     sweep_engine.use(monkeypatch)
-    run = {"base": BASE, "grid": {"lr": [0.1, 0.2]}, "progress": False}
+    run = {"base": BASE, "grid": {"lr": [0.1]}, "progress": False}
     whole = sweep(**run, out=tmp_path / "whole")
     write_sweep(whole, plots=False)
-    expected = tree(tmp_path / "whole")
+    expected = contents(tmp_path / "whole")
     write = disk.write
     deaths = 0
     for last in range(100):
@@ -119,19 +108,19 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
         finally:
             monkeypatch.setattr(disk, "write", write)
         write_sweep(sweep(**run, out=folder), plots=False)
-        assert tree(folder) == expected, last
-    assert deaths == last > 20
+        assert contents(folder) == expected, last
+    assert deaths == last > 15
 
 
 def test_a_damaged_run_is_trained_again(engine, tmp_path):
     start(tmp_path)
-    before = tree(tmp_path)
+    before = contents(tmp_path)
     (tmp_path / "runs" / "method=fedbuff,lr=0.2,seed=1" / "updates.csv").write_bytes(b"half")
     (tmp_path / "runs" / "method=fedasync,lr=0.1,seed=0" / "manifest.json").unlink()
     engine.trained.clear()
     start(tmp_path)
     assert len(engine.trained) == 2 * sweep_engine.STACK  # their stacks
-    assert tree(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", [
@@ -149,11 +138,11 @@ def test_a_damaged_definition_is_refused_in_one_line(engine, tmp_path, content):
 
 def test_another_sweep_is_refused_unless_told(engine, tmp_path):
     sweep(BASE, GRID, out=tmp_path, progress=False)
-    before = tree(tmp_path)
+    before = contents(tmp_path)
     holds = r"must be empty or hold the same sweep, but it holds another sweep: (runs \[|of \S+, \w+ = )"
     with pytest.raises(ValueError, match=holds):
         start(tmp_path)
-    assert tree(tmp_path) == before
+    assert contents(tmp_path) == before
     engine.trained.clear()
     wider = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2, 0.3]}
     found = sweep(BASE, wider, out=tmp_path, progress=False, overwrite=True)
@@ -166,12 +155,6 @@ def test_another_sweep_is_refused_unless_told(engine, tmp_path):
         sweep(BASE, GRID, out=tmp_path / "other", progress=False)
     with pytest.raises(ValueError, match="must be a folder, not a file"):
         sweep(BASE, GRID, out=tmp_path / "other" / "thesis.tex", progress=False)
-
-
-def test_a_changed_base_is_another_sweep(engine, tmp_path):
-    sweep(BASE, GRID, out=tmp_path, progress=False)
-    with pytest.raises(ValueError, match="another sweep"):
-        sweep(Settings(updates=12), GRID, out=tmp_path, progress=False)
 
 
 def test_overwriting_replaces_runs_of_other_settings(engine, tmp_path):
@@ -227,30 +210,9 @@ def test_no_sweep_and_a_broken_definition(engine, tmp_path):
             collect(tmp_path)
 
 
-@pytest.mark.slow
-def test_one_real_sweep_equals_its_runs_alone():
-    """With the real engine: 2 methods x 2 rates x 2 seeds of logistic regression."""
-    from fedjax_async.config import execute, prepare
-
-    base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 9, "eval_updates": 3}
-    found = sweep(base, {"method": ["fedasync", "fedbuff@buffer:size=3"], "lr": [0.02, 0.1]}, seeds=2, progress=False)
-    for settings, run in zip(found.settings, found.runs, strict=True):
-        alone = execute(prepare(settings))
-        np.testing.assert_array_equal(run.evaluations["time"], alone.evaluations["time"])
-        np.testing.assert_array_equal(run.updates["staleness"], alone.updates["staleness"])
-        np.testing.assert_allclose(run.evaluations["loss"], alone.evaluations["loss"], rtol=1e-4)
-        np.testing.assert_allclose(
-            run.params["output"]["kernel"], alone.params["output"]["kernel"], rtol=1e-3, atol=1e-5
-        )
-        assert run.settings == alone.settings
-
-
-def test_a_sweep_has_the_energy_of_its_runs_alone_and_its_table_shows_it():
-    base = {"method": "fedasync", "model": "logistic", "clients": 4, "updates": 8, "steps": 1, "energy": "boards"}
-    found = sweep(base, {"lr": [0.01, 0.1]}, progress=False)
-    alone, (_, second) = simulate(**base, lr=0.1), found.runs
-    for name in ("energy", "carbon"):
-        np.testing.assert_allclose(second.evaluations[name], alone.evaluations[name], rtol=1e-12)
-        assert alone.evaluations[name][-1] > 0
-    (first, _) = setting_rows(swept_runs(found))
-    assert {"energy (kJ)", "carbon (g CO2e)"} <= set(first)
+def test_the_table_of_a_sweep_shows_its_energy(engine):
+    found = start()
+    made = [run._replace(evaluations=run.evaluations | dict.fromkeys(("energy", "carbon"), np.arange(3.0)))
+            for run in found.runs]  # fmt: skip
+    rows = setting_rows(swept_runs(found._replace(kept=tuple(made))))
+    assert {"energy (kJ)", "carbon (g CO2e)"} <= set(rows[0])

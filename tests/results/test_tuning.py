@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 
 import hypothesis.strategies as st
@@ -17,10 +15,10 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import choose, collect, significance, sweep, tuning, write_sweep
 from fedjax_async.results.sweep_files import best
 from fedjax_async.results.sweep_report import curves
-from fedjax_async.results.sweep_table import by_setting, evaluation_columns, setting_rows, swept_run, swept_runs
-from fedjax_async.results.sweeps import Sweep
+from fedjax_async.results.sweep_table import by_setting, evaluation_columns, swept_run
 from fedjax_async.results.tuning import chosen_rows, pair_rows, rank, tunings
 from tests.results import sweep_engine
+from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 
 METHODS, RATES, WORLDS, SEEDS = ("asgd", "fedavg"), (0.1, 0.2, 0.3), (5, 6), (0, 1, 2)
@@ -186,7 +184,7 @@ def test_roles_are_kept_in_the_folder(tmp_path, monkeypatch):
     assert [each.trials for each in choose(found)] == [4]
     assert collect(tmp_path)[0].roles == {"clients": "tuned"}
     write_sweep(found, plots=False)
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "best.csv").read_text())))
+    rows = read_rows(tmp_path / "best.csv")
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4"] and rows[0]["lr"] == "0.3"
     again = sweep(Settings(updates=9), grid, **options)  # it is the same sweep with other roles
     assert again.roles == {} and not (tmp_path / "roles.json").exists()
@@ -196,14 +194,6 @@ def test_roles_are_kept_in_the_folder(tmp_path, monkeypatch):
         collect(tmp_path)
 
 
-def test_a_real_sweep_is_tuned_on_its_validation_part():
-    base = {"model": "logistic", "clients": 3, "updates": 6, "steps": 2, "partition": "iid", "validation_fraction": 0.1}
-    found = sweep(base, {"lr": [1e-6, 0.1]}, seeds=2, progress=False)
-    (each,) = choose(found)
-    assert (each.part, each.best.lr, each.trials, each.runs) == ("validation", 0.1, 2, 4)
-    scores = [(s, run.evaluations["validation_accuracy"]) for s, run in zip(found.settings, found.runs)]
-    runs = {(s.lr, s.seed): np.mean(values[-(len(values) // 10) :]) for s, values in scores}
-    row = setting_rows(swept_runs(found))[each.order[0]]
-    assert row[VALIDATION].mean == pytest.approx(100 * np.mean([runs[0.1, 0], runs[0.1, 1]]), rel=1e-6)
-    assert isinstance(found, Sweep)
-    assert tuning.axes_of(swept_runs(found)) == {"tuned": ["lr"], "compared": [], "world": []}
+def test_the_axes_of_a_sweep_have_roles():
+    found = made_up(of(table(1)))
+    assert tuning.axes_of(found) == {"tuned": ["lr"], "compared": ["method"], "world": ["clients"]}

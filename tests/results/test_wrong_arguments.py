@@ -6,14 +6,55 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_async import results
+from fedjax_async import results, simulate
+from fedjax_async.config import Settings
+from fedjax_async.config.grid import expand
+from fedjax_async.results.metrics import mean_curve
+from fedjax_async.results.sweep_table import swept_runs
+from fedjax_async.results.sweeps import Sweep
 from tests.results.made_up import make_run
 
 TESTS = Path(__file__).parent
 RUN = make_run()
 RUNS = {"a": [RUN]}
+SWEEP = Sweep(tuple(expand(Settings(updates=1), {"lr": [0.1]})), None, (RUN,))
 OF_METHODS = "a dict, method -> list of its runs"
+SCHEDULE = RUN.schedule
+NO_ARRIVALS = RUN._replace(updates={name: column[:0] for name, column in RUN.updates.items()})
+FINALS = "must be last, best, tail"
 CALLS = [
+    (lambda: results.comparison(RUNS, "fedprox"), "baseline = 'fedprox': must be"),
+    (lambda: results.relative_time({"fedavg": [RUN], "third": []}, "fedavg"), "equally many seeds"),
+    (lambda: results.final_accuracy(make_run([])), "at least one evaluation"),
+    *(
+        (lambda final=final: results.final_value(RUN, final=final), f"final = {final!r}: {FINALS}")
+        for final in ("first", "tail:0", "tail:x", "best:2", None)
+    ),
+    (lambda: results.to_target(RUN, 0.5, "hours"), "unit = 'hours'"),
+    (lambda: mean_curve([]), "runs = []"),
+    (lambda: results.bar(-1), "total_updates = -1"),
+    (lambda: results.accuracy_curve({}), "runs = {}"),
+    (lambda: results.accuracy_curve(RUNS, "hour"), "unit = 'hour'"),
+    (lambda: results.gantt(SCHEDULE, clients=0), "clients = 0"),
+    (lambda: results.gantt(SCHEDULE, clients=[3]), "clients = [3]"),
+    (lambda: results.gantt(SCHEDULE, clients=[]), "clients = []"),
+    (lambda: results.gantt(SCHEDULE, until=-1.0), "until = -1"),
+    (lambda: results.staleness_histogram(NO_ARRIVALS), "at least one arrival"),
+    (lambda: results.save_figure(results.gantt(SCHEDULE), "a.bmp"), "file ending = '.bmp'"),
+    (lambda: results.Drawing(formats=("bmp",)), "format = 'bmp'"),
+    (lambda: results.Drawing(formats=()), "format = "),
+    (lambda: results.Drawing(width="thin"), "width = 'thin'"),
+    (lambda: results.table([{"a": 1}], "html"), "style = 'html'"),
+    (lambda: results.table([]), "at least one row"),
+    (lambda: results.write([{"a": 1}], "t.html"), "file ending = '.html'"),
+    (lambda: results.spread([]), "at least one number"),
+    (lambda: results.interval([]), "at least one number"),
+    (lambda: results.interval([1.0], "normal"), "interval = 'normal': must be one of t, bootstrap"),
+    (lambda: results.write_sweep(SWEEP), "folder = None"),
+    (lambda: results.write_sweep(Sweep((), None), TESTS), "at least one finished run"),
+    (lambda: swept_runs(SWEEP, target=70), "target = 70"),
+    (lambda: simulate(overwrite=True, updates=1), "overwrite = True: must be left out without a folder (out)"),
+    (lambda: simulate(again=True, updates=1), "again = True: must be left out without a folder (out)"),
     (lambda: results.comparison(3), f"runs = 3: must be {OF_METHODS}"),
     (lambda: results.comparison({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
     (lambda: results.comparison({"a": [3]}), "runs['a'] = 'a list': must be a list of its runs"),
@@ -33,6 +74,16 @@ CALLS = [
     (lambda: results.write_report(["runs/one"], 3), "path = 3: must be a path"),
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
     (lambda: results.write_report([TESTS], "r.html", target="-1"), "target = '-1': must be an accuracy in (0, 1]"),
+    (lambda: results.write_report([TESTS], "r.html", final="first"), f"final = 'first': {FINALS}"),
+    (lambda: results.write_report([TESTS], "r.html", interval="z"), "interval = 'z': must be one of t, bootstrap"),
+    (lambda: results.write_report([], "r.html"), "folders = []"),
+    (lambda: results.write_report([TESTS, TESTS / "."], "r.html"), "different"),
+    (
+        lambda: results.write_report([TESTS / "none"], "r.html"),
+        "must hold a finished run, comparison or sweep, but",
+    ),
+    (lambda: results.write_report([TESTS], "r.txt"), "file ending = '.txt'"),
+    (lambda: results.write_report([TESTS], f"{__file__}/r.html"), "must be a file that can be written"),
     (lambda: results.write_report([3], "r.html"), "folder = 3: must be a path"),
     (lambda: results.write_comparison(RUNS, __file__), "must be a folder, but it is a file"),
     (lambda: results.Drawing(formats="png,gif"), "format = 'png,gif': must be a tuple of formats"),

@@ -1,0 +1,79 @@
+"""Tables that users write, of delays, links, moments online and watts: anything amiss is one line that names its place.
+
+Columns, cells, clients and numbers are read alike for all of them (``csv_tables.py``).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy
+from fedjax_async.clock import network as networks
+
+READERS = {
+    "delays": lambda spec: bind_delays(spec, 3, 0),
+    "links": lambda spec: networks.bind(spec, 3, 0),
+    "online": lambda spec: bind_conditions(spec, None, Limits(), 3, 0),
+    "watts": lambda spec: energy.bind(spec, 3, 0),
+}
+
+
+@pytest.mark.parametrize(("table", "text", "message"), [
+    ("online", "", "must have a header line and at least one line"),
+    ("online", "client,start,end\n", "must have a header line and at least one line"),
+    ("online", b"\xff\xfe\x00\x80", "not a text file"),
+    ("online", "client,start,end\n0,1," + "2" * 200_000, "not a table (field larger than field limit"),
+    ("online", "client;start;end\n0;1;2\n", "not a table (separated by semicolons, but must be by commas, with a poi"),
+    ("online", "client\tstart\tend\n0\t1,5\t2\n", "not a table (separated by tabs, but must be by commas"),
+    ("delays", "client,mean\n0,1\n", "line 1, column 'std': missing"),
+    ("delays", "client,mean,std,stdd\n0,1,1,1\n", "line 1, column 'stdd': unknown"),
+    ("delays", "mean,std\n1,1\n", "one of the columns 'client' and 'device'"),
+    ("delays", "client,mean,std\n0,1\n", "line 2: 2 cells for 3 columns"),
+    ("delays", "client,mean,std\n0,1,1,7\n", "line 2: 4 cells"),
+    ("delays", "client,mean,std\n0,1,\n", "line 2, column 'std': empty"),
+    ("delays", "client,mean,std\n0,1,0\n1,nan,0\n", "line 3, column 'mean': 'nan' must be a finite number > 0"),
+    ("delays", "client,mean,std\n0,0,0\n", "line 2, column 'mean'"),
+    ("delays", "client,mean,std\n0,fast,1\n", "line 2, column 'mean'"),
+    ("delays", "client,mean,std\n0,1,-1\n", "line 2, column 'std'"),
+    ("delays", "client,mean,std\n0,1,inf\n", "line 2, column 'std'"),
+    ("delays", "device,mean,std,compute\na,1,1,-2\n", "line 2, column 'compute'"),
+    ("delays", "client,mean,std\n0,1,1\n0,1,1\n", "line 3, column 'client': 0 occurs twice"),
+    ("delays", "client,mean,std\n0,1,1\n2,1,1\n", "no line for client 1 of 3"),
+    ("links", "client,down,up\n0,1,1\n", "line 1, column 'latency': missing"),
+    ("links", "client,down,up,latency,colour\n0,1,1,1,1\n", "line 1, column 'colour': unknown"),
+    ("links", "client,down,up,latency\n0,0,1,1\n", "line 2, column 'down': '0' must be a finite number > 0"),
+    ("links", "client,down,up,latency\n0,1,nan,1\n", "line 2, column 'up': 'nan'"),
+    ("links", "client,down,up,latency\n0,1,1,-1\n", "line 2, column 'latency': '-1'"),
+    ("links", "client,down,up,latency,jitter\n0,1,1,1,x\n", "line 2, column 'jitter': 'x'"),
+    ("links", "client,down,up,latency\n0,1,1,1\n0,1,1,1\n", "line 3, column 'client': 0 occurs twice"),
+    ("links", "client,down,up,latency\n0,1,1,1\n2,1,1,1\n", "no line for client 1 of 3"),
+    ("online", "client,start\n0,1\n", "line 1, column 'end': missing"),
+    ("online", "client,start,end,speed\n0,1,2,3\n", "line 1, column 'speed': unknown"),
+    ("online", "client,start,start,end\n0,1,1,2\n", "line 1, column 'start': occurs twice"),
+    ("online", "client,device,start,end\n0,a,1,2\n", "one of the columns 'client' and 'device'"),
+    ("online", "client,start,end\n,1,2\n", "line 2, column 'client': empty"),
+    ("online", "client,start,end\n0,1,2\n-1,1,2\n", "line 3, column 'client': '-1' must be a client number"),
+    ("online", f"client,start,end\n{10**20},1,2\n", f"'{10**20}' must be a client number"),
+    ("online", "client,start,end\n0,-1,2\n", "line 2, column 'start': '-1' must be a finite number >= 0"),
+    ("online", "client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),
+    ("online", "client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
+    ("online", "client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
+    ("online", "client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
+    ("watts", "client,training\n1,7\n0,5\n", "no line for client 2 of 3"),
+    ("watts", "device,power\na,1\n", "column 'power': unknown"),
+    ("watts", "device,idle\na,1\n", "column 'training': missing"),
+    ("watts", "device,training\na,-3\n", "column 'training': '-3' must be a finite number >= 0"),
+])  # fmt: skip
+def test_anything_amiss_in_a_table_is_one_line_with_its_place(tmp_path, table, text, message):
+    path = tmp_path / "table.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError) as error:
+        READERS[table](f"csv:path={path}")
+    assert message in str(error.value) and "table.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_reference_bytes_need_a_compute_column(tmp_path):
+    path = tmp_path / "delays.csv"
+    path.write_text("device,mean,std\na,1,1\n")
+    with pytest.raises(ValueError, match="no column 'compute'"):
+        bind_delays(f"csv:path={path},reference_bytes=10", 2, 0)

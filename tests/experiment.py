@@ -1,0 +1,23 @@
+"""Scripts of the papers' experiments, imported as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
+
+
+def module(paper: str, name: str) -> ModuleType:
+    """A file of an experiment's folder; what it imports from the folders beside it does not stay imported."""
+    path, before = sys.path[:], set(sys.modules)
+    spec = importlib.util.spec_from_file_location(f"{paper}_{name}", EXPERIMENTS / paper / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    sys.path[:] = path
+    for other in {"variants", "common", "known_runs"} & (set(sys.modules) - before):
+        del sys.modules[other]
+    return loaded

@@ -1,0 +1,491 @@
+"""Scripts of the experiments: the studies of OrthoFL, AsynFL and AsyncManifold, methods at their defaults, the kit."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import hashlib
+import json
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import registry
+from fedjax_async.clock import TIMINGS
+from fedjax_async.config.methods import METHODS, is_decentralised, method_of
+from fedjax_async.data import load
+from fedjax_async.local import Curve
+from fedjax_async.models import linear
+from fedjax_async.registry import options_of, parse_spec
+from fedjax_async.server import fedasync
+from fedjax_async.server.asynccurve import asynccurve
+from fedjax_async.types import Arrival
+from tests.experiment import EXPERIMENTS, module
+from tests.results.made_up import make_run
+from tests.results.test_seed_curves import SEEDS, check_end, ends, made
+
+RESULTS = EXPERIMENTS / "orthofl" / "results"
+
+
+@pytest.fixture(scope="module")
+def orthofl():
+    return module("orthofl", "study")
+
+
+def test_the_open_numbers_are_those_with_the_highest_validation_accuracy(orthofl, monkeypatch):
+    monkeypatch.setitem(sys.modules, "study", orthofl)
+    tuning = module("orthofl", "tuning")
+    with (RESULTS / "tuning_laptop.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for method, (_, spec, values) in tuning.OPEN.items():
+        found = {float(row["value"]): row for row in rows if row["method"] == method}
+        assert tuple(found) == values
+        best = max(found, key=lambda value: float(found[value]["validation accuracy (%)"]))
+        assert [value for value, row in found.items() if row["chosen"]] == [best]
+        assert orthofl.METHODS[method] == spec.format(f"{best:g}")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "shown"),
+    [
+        ([0.1] * 18 + [0.5, 0.9], {"accuracy (%)": 70, "last (%)": 90, "best (%)": 90}),
+        ([0.2, 0.1, 0.5, 0.4, 0.3, 0.5], {"mean dip (points)": (0 + 10 + 0 + 10 + 20 + 0) / 6}),
+    ],
+    ids=["the mean of the last tenth", "dips below the best so far"],
+)
+def test_a_row_has_numbers_of_its_evaluations(orthofl, accuracy, shown):
+    (row,) = orthofl.rows_of("mnist", {"orthofl": [make_run(accuracy)]}, "fedavg")
+    np.testing.assert_allclose([row[name].mean for name in shown], list(shown.values()), rtol=1e-5)
+
+
+def test_figure_10_compares_mixing_rates_with_as_many_epochs_of_fedavg(orthofl, monkeypatch):
+    monkeypatch.setitem(sys.modules, "study", orthofl)
+    figure = module("orthofl", "figure_10")
+    for scale in ("laptop", "paper"):
+        mixing = [v for v in figure.variants("mnist", scale) if v.picture == "mixing"]
+        assert [v.name.partition(",")[0] for v in mixing[:5]] == ["fedavg", *(f"orthofl {r}" for r in figure.RATES)]
+        assert {(v.changes["epochs"], v.changes["batch_size"], v.changes["lr"]) for v in mixing} == {(5.0, 128, 0.01)}
+        assert all(",reference_steps=234.375" in v.changes["delay"] for v in figure.variants("mnist", scale))
+    rising = {"fedavg": 0.8, "orthofl": 0.9}
+    runs = {f"{n}, mixing": [make_run([0.1, high, high])] for n, high in rising.items()}
+    runs |= {f"{n}, epochs 5": [make_run([0.1, 0.1, 0.1, high / 2, high / 2])] for n, high in rising.items()}
+    by_panel = functools.partial(
+        orthofl.rows_by_panel, "mnist", name="fedavg", baseline_of=figure.baseline_of, rows=orthofl.rows_against
+    )
+    rows = by_panel(runs)
+    assert [row["time / fedavg"].mean for row in rows] == [1.0, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose([row["above fedavg (points)"].mean for row in rows], [0, 10, 0, 5], atol=1e-4)
+    del runs["fedavg, epochs 5"]
+    rows = by_panel(runs)
+    for column in ("time / fedavg", "above fedavg (points)"):
+        assert [column in row for row in rows] == [True, True, False], "not without the baseline"
+
+
+def test_figures_8_and_9_compare_the_rows_of_a_picture(orthofl):
+    accuracy = {"fedavg, a": [0.5, 0.6], "orthofl, a": [0.6, 0.7], "fedavg, b": [0.7, 0.8], "orthofl, b": [0.75, 0.85]}
+    runs = {name: [make_run([0.1, last]) for last in each] for name, each in accuracy.items()}
+    rows = orthofl.rows_by_panel("mnist", runs, "fedavg")
+    assert [row["variant"] for row in rows] == list(runs)
+    np.testing.assert_allclose([row["above fedavg (points)"].mean for row in rows], [0, 10, 0, 5], atol=1e-4)
+    np.testing.assert_allclose([row["above fedavg (points)"].std for row in rows], 0, atol=1e-4)
+    assert [row["near best"] for row in rows] == ["no", "yes", "yes", "yes"], "within the picture"
+
+
+def test_rows_with_the_same_settings_are_trained_once(orthofl, monkeypatch, tmp_path):
+    setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6}
+    variants = [orthofl.Variant(name, {"method": "fedasync"}) for name in ("one", "two")]
+    given = argparse.Namespace(name="table", out=tmp_path, seeds=2, quiet=True)
+    trained = []
+    monkeypatch.setattr(orthofl.shared, "_train", lambda base, points, *rest: trained.extend(points) or points)
+    runs = orthofl.shared.run_variants("mnist", setting, variants, given)
+    assert [point["seed"] for point in trained] == [0, 1]
+    assert runs["one"] == runs["two"] == trained
+
+
+def test_crowded_pictures_come_twice_the_second_time_with_bands(orthofl, monkeypatch, tmp_path):
+    names = [*orthofl.METHODS, "one more"]
+    variants = [orthofl.Variant(f"{name}, many", {}, "many") for name in names] + [
+        orthofl.Variant("orthofl, few", {}, "few")
+    ]
+    drawn = {}
+    monkeypatch.setattr(orthofl, "run_task", lambda *_, **__: {v.name: [make_run([0.1, 0.5])] for v in variants})
+    monkeypatch.setattr(orthofl.shared, "save_figure", lambda figure, path: drawn.update({path.name: figure}))
+    monkeypatch.setattr(sys, "argv", ["figure_8", "--scale", "smoke", "--out", str(tmp_path)])
+    orthofl.study("about", "figure_8", ["mnist"], variants, baseline="fedavg, many")
+    assert sorted(drawn) == ["figure_8_smoke_bands_many.png", "figure_8_smoke_few.png", "figure_8_smoke_many.png"]
+    bands = [len(drawn[f"figure_8_smoke{name}_many.png"].axes[0].collections) for name in ("", "_bands")]
+    assert bands[1] - len(orthofl.BANDS) == len(orthofl.BANDS), "a band and a final bar of each row"
+    assert bands[0] == len(names), "final bars only"
+
+
+def test_known_runs_are_not_trained_again_and_give_the_same_table(orthofl, monkeypatch, tmp_path):
+    shared, known_runs = orthofl.shared, orthofl.known_runs
+    setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6, "eval_updates": 3}
+    variants = [orthofl.Variant("fedasync", {"method": "fedasync"}), orthofl.Variant("orthofl", {"method": "orthofl"})]
+
+    def run(known, out, seeds=2):
+        given = argparse.Namespace(name="table", out=tmp_path / out, seeds=seeds, quiet=True, known=known)
+        rows = orthofl.rows_of("mnist", shared.run_variants("mnist", setting, variants, given), "fedasync")
+        return repr(rows)  # one seed has no deviation: NaN
+
+    one = run([], "one", seeds=1)
+    rows = run([tmp_path / "one" / "table_mnist_curves.csv"], "two")
+    trained = list((tmp_path / "two" / "runs" / "mnist" / "runs").iterdir())
+    assert len(trained) == 2, "the second seed of each variant"
+    assert rows == run([], "three")
+    monkeypatch.setattr(shared, "_train", None)
+    assert rows == run([tmp_path / "two" / "table_mnist_curves.csv"], "four")
+    assert one == run([tmp_path / "two" / "table_mnist_curves.csv"], "five", seeds=1)
+    copy = (tmp_path / "four" / "table_mnist_curves.csv").read_bytes()
+    assert copy == (tmp_path / "two" / "table_mnist_curves.csv").read_bytes()
+    assert len(known_runs.read([tmp_path / "five" / "table_mnist_curves.csv"])) == 4, "also those of the known file"
+    assert one == run([tmp_path / "one" / "table_mnist_curves.csv"], "two", seeds=1)
+    assert len(known_runs.read([tmp_path / "two" / "table_mnist_curves.csv"])) == 4, "also those of the file before"
+
+
+def test_a_rate_that_was_once_the_default_has_the_key_of_older_files_and_todays_default_another(orthofl):
+    known_runs = orthofl.known_runs
+    before = {"method": "fedbuff@buffer:size=2", "lr": 0.1, "seed": 1}
+    older = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:12]  # as the files have it
+    assert known_runs.key(before | {"method": "fedbuff:server_lr=1@buffer:size=2"}) == older
+    assert len({older, known_runs.key(before), known_runs.key({**before, "method": "fedbuff"})}) == 3
+    assert (
+        known_runs.key({"method": "orthofl", "seed": 1})
+        == hashlib.sha256(json.dumps({"method": "orthofl", "seed": 1}).encode()).hexdigest()[:12]
+    )
+
+
+def test_data_of_ones_own_count_by_their_content(orthofl):
+    known_runs = orthofl.known_runs
+    data = load("fashion_mnist_6k")
+    found = [
+        known_runs.key({"dataset": each})
+        for each in (data, data._replace(x=data.x.copy()), data._replace(x=data.x + 1))
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(("name", "why"), [("table.csv", "must be a file of curves"), ("nothing.csv", "no such file")])
+def test_only_files_of_curves_are_known(orthofl, tmp_path, name, why):
+    (tmp_path / "table.csv").write_text("task,variant\nmnist,fedavg\n")
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        orthofl.known_runs.curves_file(str(tmp_path / name))
+
+
+def test_columns_that_only_some_runs_have_are_kept(orthofl, tmp_path):
+    known_runs = orthofl.known_runs
+    plain = make_run([0.1, 0.2])
+    other = plain._replace(evaluations=plain.evaluations | {"values_bytes_up": np.array([0.0, 7.5])})
+    known = {"a": known_runs.Known("plain", 0, plain), "b": known_runs.Known("other", 3, other)}
+    known_runs.write(tmp_path / "curves.csv", known)
+    found = known_runs.read([tmp_path / "curves.csv"])
+    for key, run in (("a", plain), ("b", other)):
+        assert found[key][:2] == known[key][:2]
+        assert found[key].run.evaluations.keys() == run.evaluations.keys()
+        for column, values in run.evaluations.items():
+            np.testing.assert_array_equal(found[key].run.evaluations[column], values)
+        assert len(found[key].run.updates["client"]) == len(run.updates["client"])
+
+
+UNEQUAL = {"fedavg": made(SEEDS["one ends earlier"]), "fedbuff": made(SEEDS["more evaluations"])}
+
+
+def test_a_figure_ends_at_the_numbers_of_the_table(orthofl, tmp_path, monkeypatch):
+    written, figures = [], {}
+    monkeypatch.setattr(orthofl.shared, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    monkeypatch.setattr(orthofl, "run_task", lambda *arguments, **options: UNEQUAL)
+    monkeypatch.setattr(orthofl, "report", lambda rows, given: written.extend(rows))
+    monkeypatch.setattr(sys, "argv", ["figure", "--scale", "smoke", "--out", str(tmp_path)])
+    orthofl.study("", "figure", ["mnist"], [orthofl.Variant(name, {}) for name in UNEQUAL], baseline="fedavg")
+    shown = ends(figures["figure_smoke.png"])
+    assert [row["variant"] for row in written] == list(shown)
+    for row in written:
+        check_end(shown[row["variant"]], row["accuracy (%)"])
+
+
+def test_a_figure_of_asynfl_ends_at_the_numbers_of_the_table(tmp_path, monkeypatch):
+    study, figures = module("asynfl", "study"), {}
+    monkeypatch.setattr(study, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    study.draw(UNEQUAL, argparse.Namespace(out=tmp_path), "figure", "smoke")
+    assert set(figures) == {"figure_smoke.png", "figure_smoke_loss.png"}
+    for name, runs in UNEQUAL.items():
+        check_end(ends(figures["figure_smoke.png"])[name], study.summary("smoke", name, runs, 0.5)["final (%)"])
+
+
+# --- AsyncManifold ------------------------------------------------------------------------------------
+
+phases, corrections = (module("asynccurve", name) for name in ("phases", "corrections"))
+
+
+@pytest.fixture
+def asynccurve_study(monkeypatch):
+    """The study; the methods that it registers are removed after the test."""
+    monkeypatch.setattr(registry, "ADDED", {})
+    return module("asynccurve", "study")
+
+
+def test_smoothing_is_the_truncated_gaussian():
+    values = np.random.default_rng(0).normal(size=40)
+    got = phases.smoothed(values, sigma=3.0)
+    for at in (0, 5, 20, 39):
+        near = [j for j in range(40) if abs(j - at) <= 6]
+        weights = np.exp([-((j - at) ** 2) / 18 for j in near])
+        np.testing.assert_allclose(got[at], weights @ values[near] / weights.sum(), rtol=1e-12)
+    np.testing.assert_allclose(phases.smoothed(np.full(4, 2.5), sigma=10.0), 2.5)
+
+
+def test_relative_losses_are_from_best_to_worst_and_averaged_over_runs():
+    one = {"a": np.array([1.0, 5.0]), "b": np.array([3.0, 5.0]), "c": np.array([2.0, 5.0])}
+    other = {"a": np.array([4.0, 0.0]), "b": np.array([2.0, 1.0])}
+    found = phases.normalised(one)
+    assert {name: each.tolist() for name, each in found.items()} == {"a": [0, 0], "b": [1, 0], "c": [0.5, 0]}
+    mean = phases.relative([one, other], sigma=0.1)
+    assert {name: each.tolist() for name, each in mean.items()} == {"a": [0.5, 0], "b": [0.5, 0.5]}
+
+
+def test_a_phase_change_is_found_where_it_is_and_not_where_it_is_not():
+    first, second = np.arange(100.0), np.full(100, 29.5)
+    change = phases.phase_change(first, second)
+    assert change == (30, 1.0, 1.0, True)
+    assert not phases.phase_change(second, first).found, "the other way round"
+    assert not phases.phase_change(first, second + 65).found, "the second phase is too short"
+    noise = np.random.default_rng(1).normal(size=(2, 100))
+    assert not phases.phase_change(*noise).found
+
+
+def test_the_interval_is_gaussian():
+    values = np.random.default_rng(2).normal(1.0, 0.1, 400)
+    mean, half = phases.interval(values)
+    assert mean == pytest.approx(values.mean()) and half == pytest.approx(2.5758 * values.std(ddof=1) / 20)
+
+
+def vector(seed, scale=1.0):
+    return {"w": jnp.asarray(np.random.default_rng(seed).normal(size=6) * scale, jnp.float32)}
+
+
+def arrival_of(upload, start):
+    one = jnp.ones(())
+    return Arrival(upload, start, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True), jnp.int32(1), ())
+
+
+def test_proposals_are_where_each_correction_leads():
+    start, now, change, offset = (vector(seed) for seed in range(4))
+    rule = corrections.observed(fedasync(mixing=0.5))
+    state, _ = rule.init(now)
+    made = corrections.proposals(now, state, arrival_of(Curve(change, offset), start), 0.25)
+    made = {name: np.asarray(each["w"], np.float64) for name, each in made.items()}
+    t, x, d, o = (np.asarray(each["w"], np.float64) for each in (start, now, change, offset))
+    b = x - t
+    orthogonal = d - (d @ b) / (b @ b) * b
+    chords = {
+        "asgd": d,
+        "fedasync": d - b,
+        "orthograd": orthogonal if d @ b <= 0 else d,
+        "orthopos": orthogonal if d @ b <= 0 else d - b,
+        "orthostrict": orthogonal,
+        "dc_asgd_a": d - corrections.STRENGTH * d * d * b / np.sqrt(0.05 * d * d + 1e-7),
+    }
+    for name, chord in chords.items():
+        np.testing.assert_allclose(made[name], x + 0.25 * chord, rtol=2e-5, atol=1e-6, err_msg=name)
+        if name in corrections.CURVED:
+            bend = made[f"{name}, curve"] - made[name]
+            np.testing.assert_allclose(bend, 0.375 * o, rtol=2e-4, atol=1e-6, err_msg=name)
+            turned = made[f"{name}, rotated curve"] - made[name]
+            assert np.linalg.norm(turned) == pytest.approx(0.375 * np.linalg.norm(o), rel=1e-4)
+            cosines = [u @ v / np.linalg.norm(u) / np.linalg.norm(v) for u, v in ((o, d), (turned, chord))]
+            assert cosines[0] == pytest.approx(cosines[1], abs=1e-5), "the angle to the chord is kept"
+    np.testing.assert_allclose(made["asgd, rotated curve"], made["asgd, curve"], atol=1e-6)
+    np.testing.assert_allclose(made["fresh, curve"], t + 0.25 * d + 0.375 * o, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made["fresh"], t + 0.25 * d, rtol=1e-5, atol=1e-6)
+
+
+def test_observing_changes_nothing_and_keeps_the_corrections_states():
+    plain = fedasync(mixing=0.5)
+    seen = corrections.observed(plain)
+    now = vector(0)
+    (state, memory), (other, none) = plain.init(now), seen.init(now)
+    square = np.zeros(6)
+    for k in range(3):
+        change = vector(k + 1, 0.1)
+        arrival = arrival_of(change, now)
+        state, memory, _ = plain.receive(state, memory, arrival)
+        other, none, _ = seen.receive(other, none, arrival)
+        square = 0.95 * square + 0.05 * np.square(np.asarray(change["w"], np.float64))
+    np.testing.assert_array_equal(*(np.asarray(r.params(s)["w"]) for r, s in ((plain, state), (seen, other))))
+    np.testing.assert_allclose(other.corrections["dc_asgd_a"][0], square, rtol=1e-5)
+
+
+def test_a_probe_measures_each_proposal_on_each_part():
+    model = linear(input_shape=(6,))
+    x = np.random.default_rng(5).normal(size=(7, 6)).astype(np.float32)
+    y = np.arange(7, dtype=np.float32)
+    rule = corrections.observed(fedasync(mixing=0.5))
+    now, start, change = vector(0), vector(1), vector(2)
+    measured = corrections.probe(rule, model, {"test": (x, y), "train": (x[:3], y[:3])}, 0.5)
+    state, memory = rule.init(now)
+    found = jax.jit(measured)(state, memory, arrival_of(change, start), ())
+    assert set(found) == {"staleness", *(f"{name} | {part}" for name in corrections.ENDS for part in ("test", "train"))}
+    w = np.asarray(now["w"], np.float64) + 0.5 * np.asarray(change["w"], np.float64)
+    for part, rows in (("test", 7), ("train", 3)):
+        loss = np.mean((x[:rows] @ w - y[:rows]) ** 2) / 2
+        assert float(found[f"asgd | {part}"]) == pytest.approx(loss, rel=1e-4)
+
+
+def test_swing_is_the_mean_change_of_the_second_half(asynccurve_study):
+    assert asynccurve_study.swing(np.array([0.0, 0.9, 0.5, 0.6, 0.4, 0.4])) == pytest.approx(0.1)
+    assert np.isnan(asynccurve_study.swing(np.array([0.5])))
+
+
+def test_the_table_of_made_up_runs(asynccurve_study):
+    times = [0.0, 3.0, 6.0, 9.0, 12.0]
+    slow, fast = [0.1, 0.2, 0.3, 0.5, 0.6], [0.1, 0.5, 0.7, 0.6, 0.7]
+    runs = {"fedasync": [make_run(slow, times)] * 2, "new": [make_run(fast, times), make_run(slow, times)]}
+    chosen = {name: {"method": name, "method.mixing": 0.4, "lr": 0.03} for name in runs}
+    first, second = asynccurve_study.rows_of("mnist", runs, chosen, 0.5)
+    assert first["accuracy (%)"].mean == pytest.approx(100 * np.mean(slow[1:]), rel=1e-6)
+    assert second["accuracy (%)"].mean == pytest.approx(50 * (np.mean(slow[1:]) + np.mean(fast[1:])), rel=1e-6)
+    assert first["minutes to 50 %"].mean == pytest.approx(9 / 60)
+    assert second["minutes to 50 %"].mean == pytest.approx((3 + 9) / 2 / 60)
+    assert (second["local rate"], second["server rate"], second["seeds"]) == (0.03, 0.4, 2)
+    missed, one_of_two = asynccurve_study.rows_of("mnist", runs, chosen, 0.65)
+    reached = [str(row["minutes to 65 %"]) for row in (missed, one_of_two)]
+    assert reached == ["0 of 2 reached", "1 of 2 reached"], "each row counts its own seeds"
+
+
+def test_the_table_of_seeds(asynccurve_study):
+    slow = make_run([0.1, 0.2, 0.3, 0.5, 0.6], [0.0, 3.0, 6.0, 9.0, 12.0])._replace(counters={"rejected": 2})
+    switched = slow._replace(updates={**slow.updates, "correction_phase": np.array([0, 0, 1, 1])})
+    rows = asynccurve_study.rows_of_seeds("mnist", {"fedasync": [slow], "orthodyn": [slow, switched]}, 0.5)
+    assert [row["variant"] for row in rows] == ["fedasync", "orthodyn", "orthodyn"]
+    assert [row["seed"] for row in rows] == [0, 0, 1]
+    assert [row["updates before the switch"] for row in rows] == [None, None, 2]
+    assert rows[0]["accuracy (%)"] == pytest.approx(100 * np.mean([0.2, 0.3, 0.5, 0.6]), rel=1e-6)
+    assert rows[0]["minutes to 50 %"] == pytest.approx(9 / 60) and rows[0]["rejected uploads"] == 2
+
+
+def test_every_row_of_the_table_is_tried_equally_often_and_can_be_run(asynccurve_study):
+    tried = {name: asynccurve_study.trials(row) for name, row in asynccurve_study.METHODS.items()}
+    assert {len(each) for each in tried.values()} == {4}
+    for option in asynccurve_study.ABLATIONS.values():
+        point = asynccurve_study.without({"method": "asynccurve", "lr": 1e-3}, option)
+        assert point["lr"] == 1e-3 and method_of(point["method"])
+        assert asynccurve_study.without(point, "momentum=0.5")["method"] == f"asynccurve:{option},momentum=0.5"
+
+
+def test_a_spec_may_say_that_the_control_point_keeps_its_offset():
+    """The value ``none`` in a spec is ``None``."""
+    start, now, change, offset = (vector(seed) for seed in range(4))
+    after = []
+    written = method_of("asynccurve:control=none")
+    for rule in (written.server(written.hyper), asynccurve(control="none")):
+        state, memory = rule.init(now)
+        state, memory, _ = rule.receive(state, memory, arrival_of(Curve(change, offset), start))
+        after.append(np.asarray(rule.params(rule.close(state, memory)[0])["w"]))
+    np.testing.assert_array_equal(*after)
+    assert not np.array_equal(after[0], np.asarray(now["w"]))
+
+
+# --- methods at their defaults ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    return module("methods", "defaults")
+
+
+def meaning(spec):
+    """Rule, options of local training, and the timing with its defaults (a cohort of None is ten)."""
+    chosen = method_of(spec)
+    name, options = parse_spec("timing", chosen.timing)
+    full = {key: p.default for key, p in options_of(TIMINGS[name]).items()} | options
+    if name == "cohort" and full["size"] is None:
+        full["size"] = 10
+    return chosen._replace(timing=(name, full))
+
+
+def test_every_method_with_a_server_has_a_grid_whose_first_values_are_its_default(defaults):
+    assert list(defaults.GRIDS) == [name for name, usual in METHODS.items() if not is_decentralised(usual)]
+    for scale, grids in (("laptop", defaults.GRIDS), ("smoke", defaults.SMALLEST)):
+        for method, grid in grids.items():
+            first = defaults.spec(method, {name: values[0] for name, values in grid.items()})
+            assert meaning(first) == meaning(method), first
+            others = defaults.points(method, scale)[1:]
+            assert len(others) == np.prod([len(values) for values in grid.values()]) - 1 > 0
+            for other in others:
+                assert meaning(other) != meaning(method), other
+
+
+def test_the_validation_part_chooses_and_a_tie_keeps_the_default(defaults):
+    assert all(setting["validation_fraction"] > 0 for setting in defaults.SETTINGS.values())
+
+    def found(*points):
+        names = ("validation", "test", "swing", "updates")
+        return {name: dict(zip(names, ([each, each + 1.0] for each in values))) for name, *values in points}
+
+    row = defaults.row(
+        "asgd", found(("asgd", 70, 60, 1, 5), ("asgd:server_lr=0.1", 71, 50, 2, 5), ("asgd:a=1", 3, 99, 0, 5))
+    )
+    assert row["tuned"] == "server_lr=0.1@every" and row["gained (points)"].mean == -10
+    assert defaults.row("asgd", found(("asgd", 70, 60, 1, 5), ("asgd:a=1", 70, 99, 0, 5)))["tuned"] == "the default"
+    diverged = defaults.row("asgd", found(("asgd", np.nan, 10, 1, 5), ("asgd:a=1", 20, 30, 0, 5)))
+    assert diverged["tuned"] == "a=1@every"
+
+
+# --- the kit for a new device -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kit(monkeypatch):
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(EXPERIMENTS / "benchmarks"))
+    import accelerator
+
+    yield accelerator
+    for name in ("accelerator", "accelerator_parts", "common", "conv", "population", "sweep", "throughput"):
+        if name not in before:
+            sys.modules.pop(name, None)
+
+
+def test_time_is_split_by_what_runs(kit):
+    """Two threads train at once and the server overlaps with them; events without a program count as host time."""
+
+    def event(module, begin, duration):
+        return {"ph": "X", "ts": begin, "dur": duration, "args": {"hlo_module": module} if module else {}}
+
+    events = [event("jit_train", 0, 30), event("jit_train", 10, 30), event("jit_train", 12, 5)]
+    events += [event("jit_receive", 35, 15), event("jit_evaluate", 60, 10), event("", 0, 100), {"ph": "M"}]
+    assert kit.parts.covered([]) == 0
+    found = kit.parts.shares(events, wall=100.0)
+    assert list(found.values()) == pytest.approx([40, 10, 10, 40])
+    rng = np.random.default_rng(0)
+    spans = [(low, low + length) for low, length in rng.integers(0, 50, (30, 2)).tolist()]
+    assert kit.parts.covered(spans) == len({t for low, high in spans for t in range(low, high)})
+
+
+def test_what_did_not_fit_or_failed_is_named(kit, tmp_path, monkeypatch):
+    def broken():
+        raise ValueError("width = 0: must be positive")
+
+    def items(size):
+        """Made up."""
+        yield "first", lambda: time.sleep(0.02) or [{"a": 1.0}]
+        yield "second", lambda: pytest.fail("the time was over")
+
+    def others(size):
+        """Made up too."""
+        yield "broken", broken
+        yield "far", lambda: [{"distance": 2.0, "allowed": 1e-4, "ok": False}]
+
+    monkeypatch.setattr(kit, "PARTS", {"one": ("One", items, 1.0), "two": ("Two", others, 1e6)})
+    assert kit.run(["one"], kit.SMOKE, 0.01 / 60, tmp_path, "") == 0
+    page = (tmp_path / "README.md").read_text()
+    assert "Left out for lack of time: second." in page and (tmp_path / "one.csv").exists()
+    assert kit.run(["two"], kit.SMOKE, 1.0, tmp_path, "Busy.") == 1
+    page = (tmp_path / "README.md").read_text()
+    assert page.index("second.") < page.index("## Two"), "the section of the part that was not run again stays"
+    assert "Failed: broken: ValueError: width = 0" in page and "Busy." in page and "False" in page
