@@ -26,7 +26,7 @@ import numpy as np
 from tests.worlds import ALWAYS, AXES, COMPANIONS, World, is_of_clock, kind, refusal
 
 PROGRAMS, EIGHT = 12, 2  # a day's programs, and those of them on eight devices
-CLOCKS = {"server": 6, "nodes": 12}  # the worlds of each
+CLOCKS = {"server": 6, "nodes": 9}  # the worlds of each
 NODES = 4  # every fourth program has no server; which ones changes by day, as the last ones run on eight devices
 # Most settings that are not the default, of a program and of a world: more hide each other, and are refused more often.
 MOST, MOST_IN_ALL = 7, 11
@@ -74,10 +74,10 @@ class Pairs:
         """The numbers of the kinds of a world's values."""
         return [self.kinds.index((axis, kind(axis, value))) for axis, value in world.items()]
 
-    def members(self, pair: tuple[int, int]) -> Iterator[World]:
+    def members(self, pair: tuple[int, int]) -> list[World]:
         """The pairs of values of a pair of kinds."""
         one, other = ([self.values[i] for i in np.nonzero(self.kind == number)[0]] for number in pair)
-        return (dict(both) for both in itertools.product(one, other))
+        return [dict(both) for both in itertools.product(one, other)]
 
     def grown(self, fixed: World, free: np.ndarray, rng: np.random.Generator) -> World:
         """A world with these fixed values, and of the ``free`` ones those that cover most."""
@@ -101,13 +101,13 @@ class Pairs:
         numbers = self.kinds_of(world)
         self.left[np.ix_(numbers, numbers)] = 0
 
-    def uncovered(self, devices: str | None) -> Iterator[tuple[tuple[int, int], World]]:
-        """This day's pairs left, not both of the clock, with each pair of values that these devices can have."""
+    def uncovered(self, devices: str | None, rng: np.random.Generator) -> Iterator[World]:
+        """Values of each pair that is left of this day's, not both of the clock, and that these devices can have."""
         for pair in self.queue:
             if self.left[pair] and not all(is_of_clock(self.kinds[number][0]) for number in pair):
-                for given in self.members(pair):
-                    if given.get("devices", devices) == devices:
-                        yield pair, given
+                found = [given for given in self.members(pair) if given.get("devices", devices) == devices]
+                if found:
+                    yield found[rng.integers(len(found))]
 
 
 def admitted(draft: World, fixed: World) -> tuple[World | None, list[str]]:
@@ -145,11 +145,13 @@ def draw(day: int, programs: int = PROGRAMS, eight: int = EIGHT) -> list[Drawn]:
     return drawn
 
 
-def _regrown(table: Pairs, fixed: World, free: np.ndarray, rng: np.random.Generator) -> tuple[World | None, list[str]]:
-    """An admitted world, and the refusals. What is refused is no longer free, and other values get its place, once."""
+def _grown(
+    table: Pairs, fixed: World, free: np.ndarray, rng: np.random.Generator, times: int = 1
+) -> tuple[World | None, list[str]]:
+    """An admitted world, and the refusals. What is refused is no longer free; others get its place in a second time."""
     refusals: list[str] = []
     world: World | None = None
-    for _ in range(2):
+    for _ in range(times):
         draft = table.grown({a: v for a, v in (world or fixed).items() if v is not None or a in fixed}, free, rng)
         found, why = admitted(draft, fixed)
         refusals += why
@@ -168,18 +170,15 @@ def _program(table: Pairs, devices: str | None, clocks: int, rng: np.random.Gene
     refusals: list[str] = []
     free = np.ones(len(table.values), bool)
     on = {"devices": devices}
-    for pair, given in table.uncovered(devices):
-        if not table.left[pair]:
-            continue
-        first, why = _regrown(table, given | on, free, rng)
+    for given in table.uncovered(devices, rng):
+        first, why = admitted(table.plain | given | on, given | on)
         refusals += why
-        if first is None:
-            first, why = admitted(table.plain | given | on, given | on)
-            refusals += why
         if first is not None:
+            grown, why = _grown(table, given | on, free, rng, times=2)
+            first, refusals = grown or first, refusals + why
             break
     else:
-        first, why = _regrown(table, on, free, rng)
+        first, why = _grown(table, on, free, rng, times=2)
         refusals += why
     assert first is not None
     worlds = [first]
@@ -187,7 +186,7 @@ def _program(table: Pairs, devices: str | None, clocks: int, rng: np.random.Gene
     program = {axis: value for axis, value in first.items() if not is_of_clock(axis)}
     free = table.of_clock.copy()
     for _ in range(clocks - 1):
-        world, why = _regrown(table, program, free, rng)
+        world, why = _grown(table, program, free, rng)
         refusals += why
         if world is not None and world not in worlds:
             worlds.append(world)

@@ -229,15 +229,16 @@ def refusal(world: World) -> str | None:
     for axis, value, other, its in NOT_TOGETHER:
         if world.get(axis) == value and world.get(other) == its:
             return f"{axis} = {value!r}: must be left out with {other} = {its}"
-    if world["execution"] == "fixed_steps=True" and world["steps"] is None:
-        return EQUAL_STEPS
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
-        prepare(Settings(**settings_of(world), **engine))
+        experiment = prepare(Settings(**settings_of(world), **engine))
         Settings(**settings_of(world), engine="reference")
     except ValueError as error:
         return str(error)
+    if world["execution"] == "fixed_steps=True":
+        plan = experiment.schedule
+        return EQUAL_STEPS if len(set(plan.local_steps[plan.job])) > 1 else None
     return None
 
 
