@@ -69,18 +69,33 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def said(cell: NotebookNode) -> str:
+    """The texts of a cell's outputs."""
+    return "\n".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+
+
 def words(cell: NotebookNode) -> list[str]:
     """The kinds and words of a cell's outputs, sorted, with every number replaced by #.
 
-    Other machines and versions add floating-point numbers in another order, so numbers may differ, and with them the
-    order of rows and the widths of columns.
+    Sorted, because other numbers can change the order of rows, and with them the widths of columns.
     """
-    found: list[str] = []
-    for output in cell.outputs:
-        kinds = output.get("data", {})
-        text = output.get("text", "") + kinds.get("text/plain", "")
-        found += [output.output_type, *kinds, *re.sub(r"-{2,}", "-", re.sub(NUMBER, "#", text)).split()]
-    return sorted(found)
+    kinds = [kind for output in cell.outputs for kind in (output.output_type, *output.get("data", {}))]
+    return sorted([*kinds, *re.sub(r"-{2,}", "-", re.sub(NUMBER, "#", said(cell))).split()])
+
+
+def numbers(cell: NotebookNode) -> tuple[list[int], list[float]]:
+    """The whole numbers in a cell's outputs and the others, in their order; none if the cell has the tag ``rounding``.
+
+    Other machines and versions add floating-point numbers in another order. The tag marks the cells where training
+    makes that visible: what they choose, or when they reach a target.
+    """
+    if "rounding" in cell.metadata.get("tags", []):
+        return [], []
+    found = [text.replace(",", "") for text in re.findall(NUMBER, said(cell))]
+    whole = [text.lstrip("+-").isdigit() for text in found]
+    return [int(text) for text, is_whole in zip(found, whole) if is_whole], [
+        float(text) for text, is_whole in zip(found, whole) if not is_whole
+    ]
 
 
 def main(names: list[str]) -> None:

@@ -147,8 +147,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed = [report.user_properties for report in terminalreporter.getreports("passed") if report.when == "call"]
     found = [one for given in passed for name, text in given if name == "worlds" for one in json.loads(text)]
     if found:
-        from tests.worlds import all_pairs, pairs
+        from tests.draws import all_pairs, pairs
 
         worlds, refusals = ([thing for one in found for thing in one[name]] for name in ("worlds", "refusals"))
-        line = f"{len(pairs(worlds))} pairs of values of {all_pairs()} covered today, {len(refusals)} refused"
+        line = f"{len(pairs(worlds))} pairs of kinds of values of {all_pairs()} covered today, {len(refusals)} refused"
         terminalreporter.write_line(f"{len(worlds)} worlds: {line}")

@@ -1,6 +1,6 @@
 """Whether the engine equals the oracle in a drawn world; also a program, for the worlds on several devices:
 
-python -m tests.judge DAY NUMBER..., which prints the worlds as JSON, and fails as the test does.
+python -m tests.judge DAY FOLDER, which prints the worlds as JSON, and fails as the test does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 from fedjax_async import Settings, simulate, sweep
 from fedjax_async.config import prepare
 from fedjax_async.notices import AllRejected, RunWarning
-from tests.worlds import World, allowed, drafts, engine_of, settings_of
+from tests.draws import EIGHT, PROGRAMS, Drawn, kept
+from tests.worlds import World, engine_of, settings_of
 
 
 class Ended(Exception):
@@ -73,30 +74,33 @@ def compare(world: World, folder: Path, line: str) -> float:
     return close(have.params, want.params, start, line)
 
 
-def judge(day: int, number: int, folder: Path) -> dict[str, Any]:
+def judge(day: int, number: int, drawn: Drawn, folder: Path) -> dict[str, Any]:
     """Compare the worlds of a program of a day; returns them, and the refusals, each one line."""
-    command = f"WORLDS={day} python -m pytest 'tests/test_worlds.py::test_the_engine_equals_the_oracle[{number}]'"
+    test = f"the_engine_equals_the_oracle[{number}]"
+    if number >= PROGRAMS - EIGHT:
+        test = "the_engine_on_eight_devices_equals_the_oracle"
+    command = f"WORLDS={day} python -m pytest 'tests/test_worlds.py::test_{test}'"
     with jax.enable_x64(True), warnings.catch_warnings():
         for expected in (RunWarning, AllRejected):
             warnings.simplefilter("ignore", expected)
-        worlds, refusals = allowed(drafts(day)[number])
-        for why in refusals:
+        for why in drawn.refusals:
             assert "\n" not in why and len(why) < 600, f"{command} # {why!r}"
         moved = []
-        for k, world in enumerate(worlds):
+        for k, world in enumerate(drawn.worlds):
             line = f"{command} # { ({axis: value for axis, value in world.items() if value is not None}) }"
             try:
                 moved.append(compare(world, folder / str(k), line))
             except Exception as error:
                 raise AssertionError(f"{type(error).__name__}: {line}") from error
-    assert not worlds or max(moved) > 1e-4, f"no model moves: {command} # {worlds[0]}"
-    return {"worlds": worlds, "refusals": refusals}
+    assert max(moved) > 1e-4, f"no model moves: {command} # {drawn.worlds[0]}"
+    return drawn._asdict()
 
 
 if __name__ == "__main__":
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     warnings.simplefilter("error")
-    day, *numbers = map(int, sys.argv[1:])
+    day, worlds = int(sys.argv[1]), kept(int(sys.argv[1]), Path(sys.argv[2]))
     with tempfile.TemporaryDirectory() as made:
-        print(json.dumps([judge(day, number, Path(made) / str(number)) for number in numbers]))
+        folders = {number: Path(made) / str(number) for number in range(PROGRAMS - EIGHT, PROGRAMS)}
+        print(json.dumps([judge(day, number, worlds[number], folder) for number, folder in folders.items()]))

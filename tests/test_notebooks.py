@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import nbformat
+import numpy as np
 import pytest
 
-from notebooks.execute import NOTEBOOKS, code_cells, executed, joined, read, words
+from notebooks.execute import NOTEBOOKS, code_cells, executed, joined, numbers, read, words
 
 IDS = [path.stem for path in NOTEBOOKS]
 ADVICE = "run: python notebooks/execute.py"
@@ -21,13 +22,6 @@ def test_there_are_notebooks():
 BRIEF = ("08_vector_fields", "09_gradients_through_a_run")
 
 
-@pytest.mark.slow_cases(
-    "05_compression_and_error_feedback",
-    "07_without_a_server",
-    "09_gradients_through_a_run",
-    "10_policies",
-    "13_a_fair_comparison",
-)
 @pytest.mark.filterwarnings("default")  # warnings of the notebook packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_the_stored_outputs_are_those_of_the_code(path, request):
@@ -35,6 +29,9 @@ def test_the_stored_outputs_are_those_of_the_code(path, request):
         request.getfixturevalue("commands_compile_as_here")
     for kept, new in zip(code_cells(read(path)), code_cells(executed(path)), strict=True):
         assert words(kept) == words(new), f"{kept.id} of {path.name} says something else now; {ADVICE}"
+        (whole, decimal), (new_whole, new_decimal) = numbers(kept), numbers(new)
+        assert whole == new_whole, f"{kept.id} of {path.name} has other numbers now; {ADVICE}"
+        np.testing.assert_allclose(new_decimal, decimal, rtol=0.1, err_msg=f"{kept.id} of {path.name}; {ADVICE}")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
@@ -60,16 +57,20 @@ def test_printed_lines_are_one_output_however_slowly_they_come():
     assert [output.get("text") for output in found] == ["a\nb\n", None, "c\n"]
 
 
+def printed(text, **metadata):
+    outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
+    return nbformat.v4.new_code_cell(outputs=outputs, metadata=metadata)
+
+
 def test_words_see_what_changed_and_not_by_how_much():
-    cell = nbformat.v4.new_code_cell()
+    assert words(printed("mean 1.25  ----\n-3e-05 nan")) == words(printed("mean 17,000\n--------- inf 2"))
+    assert words(printed("mean 1.25")) != words(printed("median 1.25"))
+    assert words(printed("mean 1.25")) != words(printed("mean 1.25 2"))
+    drawn = printed("")
+    drawn.outputs.append(nbformat.v4.new_output("display_data", data={"image/svg+xml": "<svg/>"}))
+    assert words(drawn) != words(printed(""))
 
-    def said(text):
-        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
-        return words(cell)
 
-    assert said("mean 1.25  ----\n-3e-05 nan") == said("mean 17,000\n--------- inf 2")
-    assert said("mean 1.25") != said("median 1.25")
-    assert said("mean 1.25") != said("mean 1.25 2")
-    plain = said("")
-    cell.outputs.append(nbformat.v4.new_output("display_data", data={"image/svg+xml": "<svg/>"}))
-    assert words(cell) != plain
+def test_numbers_are_whole_or_not_and_left_out_where_rounding_decides():
+    assert numbers(printed("12,000 bytes of 3, -4 and 1.5 or -3e-05")) == ([12000, 3, -4], [1.5, -3e-05])
+    assert numbers(printed("12", tags=["rounding"])) == ([], [])

@@ -1,27 +1,16 @@
-"""Worlds drawn from the registries, for the test that the engine equals the oracle in any of them.
-
-    python -m tests.worlds --days 7      # which pairs of values a week of draws covers; trains nothing, minutes
+"""Worlds made of the registries, for the test that the engine equals the oracle in any of them.
 
 A world is one value for each axis; None is the default. An axis is a setting, or how the engine runs it. The values
 of ``PROGRAM`` decide what is compiled, which takes seconds; those of ``CLOCK`` only when and to whom, which takes a
-tenth of one. So a day draws programs, and several worlds for each.
-
-All pairs of values of two axes are dealt among the seven days of a week, anew each week, and a day's worlds are chosen
-to cover its share: each starts from an uncovered pair and takes, axis by axis, the value that covers most. What is
-refused shows where the test runs it: the world then loses a value.
+tenth of one. ``draws.py`` draws the worlds of a day.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import functools
-import itertools
 import json
-from collections import Counter
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_async import Settings, named
@@ -37,10 +26,6 @@ from fedjax_async.server import ATTACKS, METHODS, PARTS, PRIVACY
 from tests.engine.problem import FEATURES, MODEL, data
 
 World = dict[str, str | None]
-PROGRAMS, EIGHT, CLOCKS = 6, 1, 8  # a day's programs, those of them on eight devices, and the worlds of each
-NODES = 4  # every fourth program has no server; which ones changes by day, as the last ones run on eight devices
-# Most values that are not the default, of a program and of a world: more hide each other, and are refused more often.
-MOST, MOST_IN_ALL = 7, 11
 
 # Options for names that need some, or whose defaults suit longer runs; clients take a second a job.
 OPTIONS = {
@@ -93,7 +78,7 @@ PROGRAM: dict[str, list[str]] = {
 SERVER_PROGRAM = PROGRAM | {
     "method": list(METHODS),
     "part": [*specs("part", PARTS), "cyclic:length=4+momentum:beta=0.3"],
-    "feedback": [*FEEDBACKS, "off"],
+    "feedback": list(FEEDBACKS),
     "compress_per": ["layer", "tensor"],
     "privacy": specs("privacy", PRIVACY),
     "attack": specs("attack", ATTACKS),
@@ -137,17 +122,56 @@ NODES_CLOCK = CLOCK | {
 AXES = {"server": (SERVER_PROGRAM, SERVER_CLOCK), "nodes": (NODES_PROGRAM, NODES_CLOCK)}
 ALWAYS = {"method", "delay", "batching"}  # axes without a default
 NUMBERS = {"steps": int, "max_staleness": int, "norm_limit": float, "ditto": float}
+# Values that are one kind: they come through the same interface, so the engine cannot tell them apart, and what they
+# compute is tested where they are. A value that is not here is a kind of its own, and so is every new one.
+ALIKE: dict[str, list[str]] = {
+    "optimizer": ["adam adamw", "sam asam"],
+    "decay": ["linear exponential cosine warmup"],
+    "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd"],  # without and with a key
+    "method": [
+        "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd fedbuff fadas asynfl asynflc asynflc_ef",
+        # the uploads of a step do not enter through their sum alone
+        "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
+        "ca2fl orthofl orthofl_released orthofl_pairwise",  # a memory of each client
+        "scaffold feddyn",  # a state of each client
+        "floco asynccurve",  # messages and uploads of more than one model
+        "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",
+        "pushcen_full_models async_dfedavg swift independent dpsgd",  # an exchange is an axis of its own
+    ],
+    "part": ["dominance momentum", "cyclic geodesic"],  # at one place
+    "attack": ["sign_flip scaled", "alie inner_product"],
+    "policy": ["power_of_choice oort linear"],  # choose clients by their losses
+    "measures": ["metrics"],
+    "execution": ["max_width"],
+    "delay": ["normal half_normal uniform gamma", "lognormal exponential"],
+    "topology": ["torus complete star exponential", "random_regular erdos_renyi small_world"],
+}
+
+
+@functools.cache
+def kind(axis: str, value: str | None) -> str:
+    """The kind of a value: the first of those that are like it, or itself. Other options make another kind."""
+    setting = str(value).partition("=")[0]
+    name = setting if axis in ("measures", "execution") else str(value).partition(":")[0]
+    if value is not None and (name == setting or [value] == specs(axis, [name])):
+        return next((alike.split()[0] for alike in ALIKE.get(axis, []) if name in alike.split()), value)
+    return str(value)
+
+
 # What the engine refuses, when it is called with the settings.
 NOT_TOGETHER = [
     ("execution", "waves_per_call=2", "devices", "8"), ("run", "swept", "devices", "8"),
     ("execution", "waves_per_call=2", "dataset", "streamed"), ("execution", "lanes=2", "run", "swept"),
+    *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
 ]  # fmt: skip
+EQUAL_STEPS = "fixed_steps = True: must be False where jobs differ in local steps"  # as they do in an epoch
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {
     "feedback": {"compress": "topk:ratio=0.3"},
     "compress_per": {"compress": "topk:ratio=0.3"},
     "policy": {"timing": "every:concurrency=3"},  # clients to choose among
     "size": {"timing": "buffer:size=2"},  # a buffer that five clients fill
+    "fixed_steps": {"steps": "3"},
 }
 
 
@@ -203,169 +227,21 @@ def setting_of(text: str | None) -> dict[str, Any]:
 def refusal(world: World) -> str | None:
     """Why the settings are refused, or None; nothing is trained."""
     for axis, value, other, its in NOT_TOGETHER:
-        if world[axis] == value and world[other] == its:
+        if world.get(axis) == value and world.get(other) == its:
             return f"{axis} = {value!r}: must be left out with {other} = {its}"
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
-        prepare(Settings(**settings_of(world), **engine))
+        experiment = prepare(Settings(**settings_of(world), **engine))
         Settings(**settings_of(world), engine="reference")
     except ValueError as error:
         return str(error)
+    if world["execution"] == "fixed_steps=True":
+        plan = experiment.schedule
+        return EQUAL_STEPS if len(set(plan.local_steps[plan.job])) > 1 else None
     return None
 
 
-# --- the draws of a day --------------------------------------------------------------------------------
-
-
-class Kind:
-    """The values of runs with or of runs without a server, numbered, and which pairs a day has not covered yet."""
-
-    def __init__(self, kind: str, day: int) -> None:
-        program, clock = AXES[kind]
-        self.axes = [*program, *clock]
-        self.values = [(a, v) for a, values in (program | clock).items() for v in [None] * (a not in ALWAYS) + values]
-        self.number = {value: i for i, value in enumerate(self.values)}
-        self.axis = np.array([self.axes.index(a) for a, _ in self.values])
-        self.of_clock = self.axis >= len(program)
-        self.is_default = np.array([v is None for _, v in self.values])
-        first, second = np.nonzero(self.axis[:, None] < self.axis[None, :])
-        dealt = np.random.default_rng([day // 7, len(kind)]).permutation(len(first))
-        share = np.zeros(len(first))
-        share[dealt] = np.where(np.arange(len(first)) % 7 == day % 7, 64.0, 1.0)  # this day's share, or another day's
-        self.left = np.zeros((len(self.values), len(self.values)))  # 0: covered
-        self.left[first, second] = self.left[second, first] = share
-        self.pairs = len(first)
-        # pairs of long axes first: those of short ones come with them
-        length = np.bincount(self.axis)[self.axis]
-        own = sorted(dealt[day % 7 :: 7], key=lambda i: -length[first[i]] * length[second[i]])
-        self.queue = [(int(first[i]), int(second[i])) for i in own]
-
-    def numbers(self, world: World) -> list[int]:
-        """The numbers of a world's values."""
-        return sorted(self.number[value] for value in world.items())
-
-    def grown(self, fixed: World, free: np.ndarray, rng: np.random.Generator) -> World:
-        """A world with these fixed values, and of the ``free`` ones those that cover most; its pairs are covered."""
-        chosen = dict(fixed)
-        gain = self.left[:, self.numbers(chosen)].sum(axis=1) + rng.random(len(free))
-        for _ in range(len(self.axes) - len(chosen)):
-            usable = free & ~np.isin(self.axis, [self.axes.index(axis) for axis in chosen])
-            given = [axis for axis, value in chosen.items() if value is not None and axis not in ALWAYS]
-            spared = self.is_default | np.isin(self.axis, [self.axes.index(axis) for axis in ALWAYS])
-            if sum(not _is_of_clock(axis) for axis in given) >= MOST:
-                usable &= spared | self.of_clock
-            if len(given) >= MOST_IN_ALL:
-                usable &= spared
-            best = int(np.argmax(np.where(usable, gain, -1)))
-            axis, value = self.values[best]
-            chosen[axis] = value
-            gain += self.left[best]
-        numbers = self.numbers(chosen)
-        self.left[np.ix_(numbers, numbers)] = 0
-        return chosen
-
-    def seed(self, devices: str | None) -> World:
-        """A pair of values to cover next, with this number of devices."""
-        for pair in self.queue:
-            given = dict(self.values[i] for i in pair)
-            if self.left[pair] and not self.of_clock[list(pair)].all() and given.get("devices", devices) == devices:
-                return given | {"devices": devices}
-        return {"devices": devices}
-
-
-@functools.cache
-def drafts(day: int, programs: int = PROGRAMS, eight: int = EIGHT) -> list[list[World]]:
-    """The worlds of each program of a day, before any is refused. The last ``eight`` programs run on eight devices."""
-    rng = np.random.default_rng(day)
-    kinds = {name: Kind(name, day) for name in AXES}
-    found = []
-    for number in range(programs):
-        kind = kinds["nodes" if (day + number) % NODES == 0 else "server"]
-        first = kind.grown(kind.seed("8" if number >= programs - eight else None), np.ones(len(kind.values), bool), rng)
-        program = {axis: value for axis, value in first.items() if not kind.of_clock[kind.number[axis, value]]}
-        found.append([first, *(kind.grown(program, kind.of_clock, rng) for _ in range(CLOCKS - 1))])
-    return found
-
-
-def allowed(worlds: list[World]) -> tuple[list[World], list[str]]:
-    """The worlds of a program, each without what is refused, and the refusals.
-
-    A refused world gets a companion of the value that the refusal names, or loses this value. The program's values are
-    the same in all worlds.
-    """
-    found: list[World] = []
-    refusals: list[str] = []
-    lost: set[str] = set()
-    for draft in worlds:
-        world = draft | dict.fromkeys(lost)
-        if found:
-            world |= {axis: found[0][axis] for axis in world if not _is_of_clock(axis)}
-        companions = dict(COMPANIONS)
-        while (why := refusal(world)) is not None:
-            refusals.append(why)
-            name = why.replace(":", " ").partition(" ")[0]
-            given = [a for a, v in world.items() if v is not None and a not in (*ALWAYS, "devices")]
-            if found:
-                given = [axis for axis in given if _is_of_clock(axis)]
-            companion = companions.pop(name, {"method": "fedasync"})
-            if all(axis in world and world[axis] is None for axis in companion):
-                world |= companion
-                continue
-            named_axes = [a for a in given if name in (a, str(world[a]).partition("=")[0])]
-            if not (named_axes or given):
-                break
-            # without a name it is mostly the policy or the part that does not fit
-            axis = (named_axes or [a for a in ("policy", "part") if a in given] or given[::-1])[0]
-            world[axis] = None
-            lost |= set() if _is_of_clock(axis) else {axis}
-        if why is None:
-            found.append(world)
-    return found, refusals
-
-
-def _is_of_clock(axis: str) -> bool:
+def is_of_clock(axis: str) -> bool:
+    """Whether an axis says when and to whom, so that its values share a program."""
     return axis in SERVER_CLOCK or axis in NODES_CLOCK
-
-
-def pairs(worlds: list[World]) -> set[Any]:
-    """The pairs of values of these worlds, those of runs without a server apart."""
-    return {
-        ("topology" in world, *pair)
-        for world in worlds
-        for pair in itertools.combinations(sorted((axis, str(value)) for axis, value in world.items()), 2)
-    }
-
-
-def all_pairs() -> int:
-    """How many pairs of values there are, those that are refused too."""
-    return sum(Kind(name, 0).pairs for name in AXES)
-
-
-def main() -> None:
-    """Print how many pairs the draws of some days cover."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--days", type=int, default=7)
-    parser.add_argument("--programs", type=int, default=PROGRAMS)
-    parser.add_argument("--eight", type=int, default=EIGHT)
-    a = parser.parse_args()
-    first = datetime.date.today().toordinal() // 7 * 7
-    covered: set[Any] = set()
-    for day in range(first, first + a.days):
-        programs = [allowed(worlds) for worlds in drafts(day, a.programs, a.eight)]
-        found = pairs([world for worlds, _ in programs for world in worlds])
-        covered |= found
-        worlds, refused = (sum(map(len, lists)) for lists in zip(*programs))
-        line = f"{worlds} worlds, {refused} refused, {len(found)} pairs of {all_pairs()}; in all days {len(covered)}"
-        print(f"day {day}: {line}", flush=True)
-    left: Counter[str] = Counter()
-    for name in AXES:
-        for (a1, v1), (a2, v2) in itertools.combinations(Kind(name, first).values, 2):
-            if a1 != a2 and (name == "nodes", *sorted([(a1, str(v1)), (a2, str(v2))])) not in covered:
-                left[f"{name}: {a1} x {a2}"] += 1
-    print("not covered, with those that are refused:", left.most_common(30))
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_numpy_rank_promotion", "raise")
-    main()

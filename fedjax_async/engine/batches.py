@@ -372,7 +372,7 @@ def deal(
     if batching == "vmap":
         dealt, widths = vmapped_lanes(waves, steps, max_width, lanes, devices, capacity, costs)
         return Dealt(dealt, widths, capacity, dealt.executed_steps())
-    fill = fill and lanes > 1
+    fill = fill and lanes > 1 and devices == 1  # rows that are kept would not be those of their job's device
     capacity += min(SPARE, widest) if fill else 0
     dealt = looped_lanes(ready, steps, widest, lanes, devices, capacity, fill)
     return Dealt(dealt, (capacity,), capacity, int(steps.sum()))

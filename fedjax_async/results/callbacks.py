@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async import check, disk
 from fedjax_async.config import Prepared
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
-from fedjax_async.engine.client_scores import without_accuracies
+from fedjax_async.engine.client_scores import client_columns, without_accuracies
 from fedjax_async.results import files, streams
 from fedjax_async.results.store import BEST, CHECKPOINTS, load
 from fedjax_async.types import Evaluation, Run
@@ -91,7 +91,8 @@ def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, na
 def evaluations_of(run: Run, name: str) -> Iterable[Evaluation]:
     """The evaluations of a finished run, as callbacks get them, with ``again`` set."""
     table, last = run.evaluations, len(run.evaluations["time"]) - 1
-    scores = {column: values for column, values in table.items() if column not in PLACES}
+    derived = client_columns(run.per_client)  # made of the clients' scores at the end of a run
+    scores = {column: values for column, values in table.items() if column not in PLACES and column not in derived}
     scores |= {f"client_{column}": values for column, values in run.per_client.items()}
     for row in range(last + 1):
         time, update, step = (table[column][row].item() for column in ("time", "update", "step"))
