@@ -57,6 +57,12 @@ def test_histogram_counts_active_jobs(waves):
     np.testing.assert_array_equal(active_histogram(np.concatenate(ordered), bounds), want)
 
 
+def test_each_device_has_as_many_rows_as_the_others():
+    schedule = plan("every", "lognormal", num_clients=16, local_steps=2, until=Until(updates=60))
+    made = make_layout([schedule], max_width=8, lanes=2, devices=8, batching="loop")
+    assert made.capacity % 8 == 0
+
+
 @given(
     st.lists(st.integers(1, 30), min_size=2, max_size=12),
     st.sampled_from(["every", "buffer:size=2", "cohort:size=2", "window:length=1"]),
