@@ -27,17 +27,21 @@ class Ended(Exception):
     """Raised to end a run on its way."""
 
 
-def resumed(settings, folder):
-    """The run, ended by force on its way and continued from its checkpoint."""
-    kept = settings | {"out": folder, "checkpoint": 5, "plots": False}
+def resumed(settings, folder, line):
+    """The run, ended by force on its way and continued from its checkpoint; to the last bit as one that was not."""
+    kept = settings | {"checkpoint": 5, "plots": False}
+    whole, cut = simulate(**kept, out=folder / "whole"), kept | {"out": folder / "cut"}
 
     def end(done, of, **status):
         if done >= 10:
             raise Ended
 
     with suppress(Ended):
-        simulate(**kept, progress=end)
-    return simulate(**kept)
+        simulate(**cut, progress=end)
+    found = simulate(**cut)
+    for ours, theirs in zip(*(jax.tree.leaves((run.params, run.evaluations, run.updates)) for run in (found, whole))):
+        np.testing.assert_array_equal(ours, theirs, err_msg=f"resumed, to the last bit: {line}")
+    return found
 
 
 def swept(settings):
@@ -63,7 +67,7 @@ def compare(world: World, folder: Path, line: str) -> float:
     want = simulate(**settings, engine="reference")
     engine = settings | engine_of(world)
     if world["run"] == "resumed":
-        have = resumed(engine, folder)
+        have = resumed(engine, folder, line)
     elif world["run"] == "swept":
         have = swept(engine)
     else:

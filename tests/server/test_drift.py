@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_async import Settings, local, simulate
 from fedjax_async.config import prepare
-from fedjax_async.server import closed, feddyn_client, known, scaffold, scaffold_client
+from fedjax_async.server import closed, feddyn, feddyn_client, known, scaffold, scaffold_client
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, ClientData, Facts, Message, Model, Request
 
@@ -267,6 +267,38 @@ ALPHA = 0.3
 @cache
 def feddyn_of(alpha):
     return feddyn_client(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES), alpha=alpha)
+
+
+def feddyn_by_hand(timetable, alpha):
+    """Acar et al. (2021), Algorithm 1, with SGD steps for its inner minimisation."""
+    x, h, own = START, np.zeros(D), np.zeros((N, D))
+    sent, path = [x], []
+    for step in timetable:
+        models, deltas = [], []
+        for i, version, accepted in step:
+            start = sent[version]
+            end = descend(start, i, STEPS[i], lambda w, x0=start, h_i=own[i]: alpha * (w - x0) - h_i)
+            own[i] = own[i] - alpha * (end - start)
+            if accepted:
+                models.append(end)
+                deltas.append(end - start)
+        if models:
+            h = h - alpha / N * np.sum(deltas, axis=0)
+            x = np.mean(models, axis=0) - h / alpha
+        sent.append(x)
+        path.append((x, h, own.copy()))
+    return Played(*(np.array(column) for column in zip(*path)))
+
+
+@pytest.mark.parametrize("name", TIMETABLES)
+def test_params_and_every_shift_equal_numpy(name):
+    """Without rejected uploads the server's h is the mean of the clients' h_i."""
+    have = play(feddyn(alpha=ALPHA), feddyn_of(ALPHA), TIMETABLES[name], server=lambda state: state.shift)
+    for ours, theirs in zip(have, feddyn_by_hand(TIMETABLES[name], ALPHA), strict=True):
+        assert ours.shape == theirs.shape and np.abs(theirs).max() > 0.005
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    apart = np.abs(have.server - have.own.mean(axis=1)).max()
+    assert apart > 1e-2 if name == "rejected" else apart < 1e-12
 
 
 def test_a_job_minimises_the_shifted_objective():

@@ -62,8 +62,8 @@ SETTINGS = [
 @pytest.mark.float64
 @pytest.mark.parametrize(("name", "options", "combine"), SETTINGS, ids=[f"{n}-{o}" for n, o, _ in SETTINGS])
 def test_many_steps_equal_the_numpy_loop(name, options, combine):
-    """60 server steps of 1 to 12 uploads, some rejected, and a last one that does not close."""
-    ends = np.cumsum(np.random.default_rng(21).integers(1, 13, size=60))
+    """60 server steps of 1 to 16 uploads, some rejected, and a last one that does not close."""
+    ends = np.cumsum(np.random.default_rng(21).integers(1, 17, size=60))
     last = int(ends[-1])
     uploads = closing(random_uploads(21, last + 6), at=(ends - 1).tolist())
     params = start_params()
