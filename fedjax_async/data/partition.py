@@ -308,7 +308,12 @@ def table(*, path: str, class_names: Sequence[str] | None = None) -> Partitioner
         classes, sizes = classes_of(labels)
         require(len(shares) == num_clients, "num_clients", num_clients, f"{len(shares)}, the rows of '{path}'")
         count = shares.shape[1]
-        require(count == len(sizes), f"'{path}': classes", count, f"{len(sizes)}, those of the data set")
+        require(
+            count == len(sizes),
+            f"'{path}': classes",
+            count,
+            f"{len(sizes)}, those of the data set, after a first column of clients",
+        )
         held = np.unique(labels).tolist()
         require(named in (None, held), f"'{path}': labels of its classes", named, f"those with examples, {held}")
         counts = np.stack([apportion(int(n), column) for n, column in zip(sizes, shares.T)], axis=1)
