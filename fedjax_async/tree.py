@@ -82,6 +82,15 @@ def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
 
 
+def loop(name: str, first: Any, last: Any, body: Callable[[Array, Any], Any], start: Any) -> Any:
+    """``jax.lax.fori_loop(first, last, body, start)`` with a name, by which a loop is known in a compiled program.
+
+    ``experiments/benchmarks/gpu_programs.py`` reads from the run's plan how often a loop of this name runs.
+    """
+    with jax.named_scope(f"loop:{name}"):
+        return jax.lax.fori_loop(first, last, body, start)
+
+
 def path_of(path: Any) -> Path:
     """A path of JAX's keys as names: ``("layer", "0", "kernel")``."""
     names = (

@@ -13,6 +13,7 @@ EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 def module(paper: str, name: str) -> ModuleType:
     """A file of an experiment's folder; what it imports from the folders beside it does not stay imported."""
     path, before = sys.path[:], set(sys.modules)
+    sys.path.insert(0, str(EXPERIMENTS / paper))  # as for a script that is run
     spec = importlib.util.spec_from_file_location(f"{paper}_{name}", EXPERIMENTS / paper / f"{name}.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

@@ -37,7 +37,7 @@ import numpy as np
 from study import HERE, common, options, parse, report
 
 from fedjax_async import tree
-from fedjax_async.engine.serving import read_rows
+from fedjax_async.engine.sending import read_rows
 from fedjax_async.geometry import project_out
 from fedjax_async.models import make
 from fedjax_async.models.encoder import Classifier

@@ -110,7 +110,8 @@ def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tup
         return number + 1, sorted_with(moved, jnp.zeros((), real)), loss, done
 
     first = (jnp.int32(0), (table, zero), jnp.zeros((), real), jnp.zeros((), jnp.bool_))
-    table, zero = jax.lax.while_loop(unfinished, iterate, first)[1]
+    with jax.named_scope("loop:clustering"):
+        table, zero = jax.lax.while_loop(unfinished, iterate, first)[1]
     index = nearest(scaled, table)[0]
     if reference.zero_first:
         index = jnp.where(index == zero, 0, index + jnp.less(index, zero).astype(jnp.int32))

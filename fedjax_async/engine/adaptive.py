@@ -29,7 +29,7 @@ from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import described
 from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.run import OTHER_PROGRAMS
-from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import default_batching, default_lanes, default_width, make_member
 from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher

@@ -23,7 +23,7 @@ from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.programs import Measuring, evaluated
 from fedjax_async.engine.run import measured
-from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import Member, Stack, held_out
 from fedjax_async.engine.tables import StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
@@ -119,7 +119,7 @@ class GrowingStack:
 
     def _needed(self, work: ExtensionWork) -> StackShape:
         layout = work.layout
-        positions = padded_length(len(layout.run) + layout.capacity, LEAST)
+        positions = padded_length(len(layout.run) + max(layout.capacity, self._rows), LEAST)
         writes = padded_length(len(layout.slots.write_slot), LEAST)
         slots = padded_length(layout.slots.count, 1 << (self._o.in_flight + 1).bit_length())
         needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)

@@ -1,7 +1,7 @@
 """The client side of a run as compiled programs: local training whose results go into the buffers of a lane.
 
-The algorithms see one client at a time. Only this file and ``serving.py`` know buffers, slots and tables of N clients.
-A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
+The algorithms see one client at a time. Only this file, ``sending.py`` and ``serving.py`` know buffers, slots and
+tables of N clients. A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def make_train(
         if local_steps is None:
             kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
             return JobBuffers(*kept, *done)
-        held = jax.lax.fori_loop(np.int32(0), np.int32(local_steps), advance, fresh())
+        held = tree.loop("local steps", np.int32(0), np.int32(local_steps), advance, fresh())
         left = JobBuffers(held[0] if buffers.message else (), (), (), *finish(lambda rows: rows, held))
         return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers, left)
 
@@ -217,7 +217,7 @@ def run_segment(
     def resumed() -> Any:
         return jax.tree.map(lambda leaf: leaf[:own], kept)
 
-    held = jax.lax.fori_loop(first, last, advance, jax.lax.cond(first == 0, fresh, resumed))
+    held = tree.loop("local steps", first, last, advance, jax.lax.cond(first == 0, fresh, resumed))
     after = jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), kept, held)
 
     def finish(i: Array, done: Any) -> Any:
@@ -232,7 +232,7 @@ def run_segment(
     # The jobs are sorted from long to short, so the first ones go on. Only the others are finished, to save time.
     part = -(-own // 2)
     going_on = jnp.sum(steps > last)
-    return after, jax.lax.fori_loop(going_on // part, -(-own // part), finish, done)
+    return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
 def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_steps: int | None = None) -> Any:
@@ -259,6 +259,6 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_st
             )
 
         mine = (count - device_index(devices) + devices - 1) // devices
-        return jax.lax.fori_loop(0, mine, one, buffers)
+        return tree.loop("jobs", 0, mine, one, buffers)
 
     return train

@@ -108,7 +108,7 @@ def mixed(
 
         return tree.when(good, added, inbox), refused + jnp.logical_not(good).astype(jnp.int32)
 
-    inbox, refused = jax.lax.fori_loop(*entries, one, (peer.open(row), jnp.int32(0)))
+    inbox, refused = tree.loop("inbox", *entries, one, (peer.open(row), jnp.int32(0)))
     return peer.wake(row, inbox, event_of(tables, position)), refused
 
 
@@ -253,7 +253,7 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
             return tree.scatter(buffers, tables.row[position] % len(buffers.norm), PeerBuffers((), (), (), *done))
 
         mine = (count - device_index(devices) + devices - 1) // devices
-        return jax.lax.fori_loop(0, mine, one, buffers)
+        return tree.loop("jobs", 0, mine, one, buffers)
 
     return train
 
@@ -286,7 +286,7 @@ def make_peer_write() -> Any:
         )
 
     def write(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> tuple[PeerCarry, Array]:
-        carry = jax.lax.fori_loop(span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
+        carry = tree.loop("arrivals", span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
         return carry, carry.rejected + 0
 
     return write

@@ -19,7 +19,7 @@ from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, own_models, rows_at
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs, Measures
-from fedjax_async.engine.serving import StackFacts, rule_at
+from fedjax_async.engine.sending import StackFacts, rule_at, state_of, write_messages
 from fedjax_async.engine.several import make_waves, work_of
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
@@ -113,7 +113,7 @@ def evaluate(
         tests: Any,
         validation: ClientData | None,
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
+        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
         if validation is not None:
             pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
@@ -152,7 +152,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
     def measure(
         tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
+        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
         params, hyper = rule.params(state), kernels.hyper_of(tables, run)
         scores = metrics(params, x, y, owner) if wanted.metrics else {}
         if inputs.sample is not None:
@@ -189,7 +189,7 @@ def model_of(server: Server, facts: StackFacts) -> Any:
     """Jitted ``model_of(tables, states, run) -> params``: a copy that outlives the donation of the states."""
 
     def model(tables: DeviceTables, states: State, run: Array) -> Params:
-        params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
+        params = rule_at(server, tables, facts, run).params(state_of(tables, states, run))
         return jax.tree.map(jnp.copy, params)
 
     return jitted(model)
@@ -200,7 +200,7 @@ def send(server: Server, facts: StackFacts) -> Any:
     """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
 
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
-        return serving.write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
+        return write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
 
     return jitted(send, donate_argnums=1)
 
@@ -225,7 +225,7 @@ def losses(model: Model, server: Server, facts: StackFacts) -> Any:
 
     def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
         run = jnp.int32(0)
-        params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
+        params = rule_at(server, tables, facts, run).params(state_of(tables, states, run))
 
         def one(part: tuple[Array, Array]) -> Array:
             return mean_loss(model, params, ClientData(tables.x, tables.y, tables.order, *part))

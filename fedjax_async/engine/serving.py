@@ -2,131 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
-from fedjax_async.engine.components import Client, Server, bound, rule_of
+from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.kernels import Carry, JobBuffers, hyper_of, info_of
 from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
+from fedjax_async.engine.sending import (
+    StackFacts,
+    read_rows,
+    request_of,
+    rule_at,
+    state_of,
+    write_messages,
+    write_together,
+)
 from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.local import arrival_key
 from fedjax_async.server import closed
-from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
-
-
-def read_rows(table: Any, index: Array) -> Any:
-    """:func:`tree.gather` behind a condition that always holds, for a table that the same loop iteration writes.
-
-    XLA:CPU fuses a plain read into whatever uses it, also into operations after the write. For that it copies the
-    whole table in every iteration (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals. On other
-    backends this is :func:`tree.gather`.
-    """
-    if jax.default_backend() != "cpu":
-        return tree.gather(table, index)
-
-    def nothing() -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(index.shape + leaf.shape[1:], leaf.dtype), table)
-
-    return jax.lax.cond(jnp.min(index) >= 0, lambda: tree.gather(table, index), nothing)
-
-
-def state_of(tables: DeviceTables, states: State, run: Array) -> State:
-    """The server state of a run."""
-    return states if len(tables.key) == 1 else tree.gather(states, run)
-
-
-class StackFacts(NamedTuple):
-    """What the compiled programs of a stack depend on; equal for all its runs."""
-
-    num_clients: int
-    every_closes: bool  # whether every arrival completes its server step
-    all_applied: bool  # whether no job is trained in vain
-    probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
-    # The most messages due after an arrival (of a stack: after the arrivals of a rank), if the programs depend on it.
-    # They then send them without a loop of unknown length, which would cost an accelerator more than the messages.
-    messages: int | None = None
-    # Whether messages must be sent one after the other: some client gets two after the same arrival, and what the
-    # server remembers of the client when it sends the second is what the first has left.
-    in_turn: bool = False
-
-
-def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:
-    """The server rule of a run."""
-    only = len(tables.key) == 1
-    updates, steps = (column[0 if only else run] for column in (tables.updates, tables.server_steps))
-    return rule_of(server, hyper_of(tables, run), Facts(facts.num_clients, facts.every_closes, updates, steps))
-
-
-def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request:
-    """The request for the message of number ``write``."""
-    return Request(
-        client=tables.write_owner[write] % facts.num_clients,
-        time=tables.write_time[write],
-        version=tables.write_version[write],
-        local_steps=tables.write_steps[write],
-        weight=tables.write_weight[write],
-    )
-
-
-def send_one(
-    server: Server, tables: DeviceTables, facts: StackFacts, state: State, memory: State, write: Array
-) -> tuple[Message, State]:
-    """The message of number ``write``, and the server's row about its client afterwards."""
-    run = tables.write_run[write]
-    before = read_rows(memory, tables.write_owner[write])
-    rule = rule_at(server, tables, facts, run)
-    message, after = rule.dispatch(state_of(tables, state, run), before, request_of(tables, facts, write))
-    return message._replace(version=jnp.int32(0)), after
-
-
-def write_messages(
-    server: Server,
-    tables: DeviceTables,
-    facts: StackFacts,
-    carry: Carry,
-    low: Array,
-    high: Array,
-    most: int | None = None,
-) -> Carry:
-    """Send the messages ``low .. high-1``: write them to their slots.
-
-    One after the other, in a loop; or at once, if they are known to be at most ``most``, each to another client.
-    """
-
-    def send(j: Array, carry: Carry) -> Carry:
-        message, memory = send_one(server, tables, facts, carry.server, carry.memory, j)
-        return carry._replace(
-            memory=tree.scatter(carry.memory, tables.write_owner[j], memory),
-            slots=tree.scatter(carry.slots, tables.write_slot[j], message),
-        )
-
-    if most is None:
-        return jax.lax.fori_loop(low, high, send, carry)
-
-    def together(carry: Carry) -> Carry:
-        return write_together(server, tables, facts, carry, low, high, most)
-
-    # one message is sent in vain more cheaply than it is left out
-    return tree.when(low < high, together, carry) if most > 1 else together(carry)
-
-
-def write_together(
-    server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, low: Array, high: Array, most: int
-) -> Carry:
-    """Send the messages ``low .. high-1``, or the first ``most`` of them, at once; each must be to another client."""
-    index = low + jnp.arange(most, dtype=jnp.int32)
-    j, active = jnp.maximum(jnp.minimum(index, high - 1), 0), index < high
-    message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
-    return carry._replace(
-        memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
-        slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
-    )
+from fedjax_async.types import Array, Arrival, Info, Message, Params, State
 
 
 def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> Any:
@@ -273,8 +172,7 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
     """
 
     def applied(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
-        row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
-        accepted = buffers.accepted[row]
+        owner, run = tables.owner[p], tables.run[p]
         arrival = _arrived(tables, carry, buffers, p)
         rule = rule_at(server, tables, facts, run)
         state, memory = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
@@ -282,36 +180,78 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
         state, memory, info = rule.receive(state, memory, arrival)
         if facts.every_closes:
             state, memory = closed(rule, state, memory)
-        elif rule.close is not None:
+        elif rule.close is not None and not facts.grouped:
             state, memory = tree.when(arrival.closes, lambda both: closed(rule, *both), (state, memory))
-        noted = _columns(info) | {"upload_norm": buffers.norm[row], "accepted": accepted}
+        noted = {name: carry.records[name].at[p].set(value) for name, value in _columns(info).items()}
         return carry._replace(
             server=state if len(tables.key) == 1 else tree.scatter(carry.server, run, state),
             memory=tree.scatter(carry.memory, owner, memory),
-            records=carry.records | {name: carry.records[name].at[p].set(value) for name, value in noted.items()},
-            rejected=carry.rejected + jnp.logical_not(accepted).astype(jnp.int32),
+            records=carry.records | noted,
             probes=seen,
         )
 
     def one(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
-        row = tables.row[p]
         if facts.all_applied:
             carry = applied(tables, buffers, p, carry)
         else:
             carry = tree.when(tables.applied[p], lambda carry: applied(tables, buffers, p, carry), carry)
-        sent = {name: carry.records[name].at[p].set(values[row]) for name, values in buffers.info.items()}
-        carry = carry._replace(
-            clients=tree.scatter(carry.clients, tables.owner[p], tree.gather(buffers.after, row)),
-            records=carry.records | sent,
-        )
+        after = tree.gather(buffers.after, tables.row[p])
+        carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
+        return carry if facts.grouped else answered(tables, p, carry)
+
+    def answered(tables: DeviceTables, p: Array, carry: Carry) -> Carry:
+        """Send what is due after position ``p``."""
         due = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
         return write_messages(server, tables, facts, carry, *due, facts.messages)
 
+    def group(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> tuple[Array, Carry]:
+        """Receive the positions from ``low`` to the end of its group, or to ``high``; then close and send."""
+        end = jnp.minimum(tables.group_end[low], high)
+        carry = tree.loop("arrivals", low, end, lambda p, carry: one(tables, buffers, p, carry), carry)
+        p = end - 1  # if the group goes on after it, it closes nothing and nothing is due
+        rule, owner = rule_at(server, tables, facts, tables.run[p]), tables.owner[p]
+        if not facts.every_closes and rule.close is not None:
+            before = carry.server, tree.gather(carry.memory, owner)
+            closes = tables.closes[p] & tables.applied[p]
+            state, memory = tree.where(closes, closed(rule, *before), before)
+            carry = carry._replace(server=state, memory=tree.scatter(carry.memory, owner, memory))
+        return end, answered(tables, p, carry)
+
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        carry = jax.lax.fori_loop(span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
+        low, high = span[0], span[1]
+        if facts.grouped:
+            with jax.named_scope("loop:groups"):
+                _, carry = jax.lax.while_loop(
+                    lambda held: held[0] < high,
+                    lambda held: group(tables, buffers, held[0], high, held[1]),
+                    (low, carry),
+                )
+        else:
+            carry = tree.loop("arrivals", low, high, lambda p, carry: one(tables, buffers, p, carry), carry)
+        carry = noted_jobs(tables, buffers, low, high, carry)
         return carry, carry.rejected + 0
 
     return receive
+
+
+def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> Carry:
+    """Record, for the positions ``low .. high-1``, what was known of their jobs before the server received them."""
+    most = len(buffers.norm)  # at most as many as there are rows; after the last position there is room for as many
+    p = low + jnp.arange(most, dtype=jnp.int32)
+    row, inside = tables.row[p], p < high
+    arrived = inside & tables.applied[p]
+
+    def written(name: str, values: Array, there: Array) -> Array:
+        column = carry.records[name]
+        before = jax.lax.dynamic_slice_in_dim(column, low, most)
+        after = jnp.where(there.reshape(most, *(1 for _ in before.shape[1:])), values[row], before)
+        return jax.lax.dynamic_update_slice_in_dim(column, after, low, 0)
+
+    records = {name: written(name, values, inside) for name, values in buffers.info.items()}
+    records["upload_norm"] = written("upload_norm", buffers.norm, arrived)
+    records["accepted"] = written("accepted", buffers.accepted, arrived)
+    rejected = jnp.sum(arrived & ~buffers.accepted[row]).astype(jnp.int32)
+    return carry._replace(records=carry.records | records, rejected=carry.rejected + rejected)
 
 
 def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
@@ -334,7 +274,6 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
         active = low + index < high
         row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
         arrives = active if facts.all_applied else active & tables.applied[p]
-        accepted = buffers.accepted[row]
         arrival = jax.vmap(lambda p: _arrived(tables, carry, buffers, p))(p)
         before = tree.gather(carry.server, run), read_rows(carry.memory, owner)
         seen = probed_ranks(facts.probes, tables, carry.probes, p, arrives, *before, arrival)
@@ -347,15 +286,12 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
                 return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(tables, run, state, memory, closes)
 
             state, memory = tree.when(jnp.any(closes), close, (state, memory))
-        noted = _columns(info) | {"upload_norm": buffers.norm[row], "accepted": accepted}
-        sent = tree.gather(buffers.info, row)
+        noted = _columns(info)
         carry = carry._replace(
             server=tree.scatter_where(carry.server, run, state, arrives),
             memory=tree.scatter_where(carry.memory, owner, memory, arrives),
             clients=tree.scatter_where(carry.clients, owner, tree.gather(buffers.after, row), active),
-            records=tree.scatter_where({n: carry.records[n] for n in noted}, p, noted, arrives)
-            | tree.scatter_where({n: carry.records[n] for n in sent}, p, sent, active),
-            rejected=carry.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
+            records=carry.records | tree.scatter_where({n: carry.records[n] for n in noted}, p, noted, arrives),
             probes=seen,
         )
         due = tables.write_bounds[low + 1], tables.write_bounds[high + 1]
@@ -365,10 +301,11 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
         def some(i: Array, carry: Carry) -> Carry:
             return write_together(server, tables, facts, carry, due[0] + i * runs, due[1], runs)
 
-        return jax.lax.fori_loop(0, -((due[0] - due[1]) // runs), some, carry)
+        return tree.loop("messages of a rank", 0, -((due[0] - due[1]) // runs), some, carry)
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        carry = jax.lax.fori_loop(span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
+        carry = tree.loop("ranks", span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
+        carry = noted_jobs(tables, buffers, tables.ranks[span[0]], tables.ranks[span[1]], carry)
         return carry, carry.rejected + 0
 
     return receive

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from fedjax_async import tree
 from fedjax_async.engine.batches import Batch
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.tables import DeviceTables
@@ -42,10 +42,10 @@ def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., 
                     left: JobBuffers = train(tables, carry.slots, carry.clients, buffers, span)
                     return left
 
-                buffers = jax.lax.fori_loop(0, (span[1] > 0).astype(np.int32), trained, buffers)
+                buffers = tree.loop("train", 0, (span[1] > 0).astype(np.int32), trained, buffers)
             return receive(tables, carry, buffers, work[i, len(trains), :2])[0], buffers
 
-        carry, buffers = jax.lax.fori_loop(0, count, one, (carry, buffers))
+        carry, buffers = tree.loop("pieces", 0, count, one, (carry, buffers))
         return carry, buffers, carry.rejected + 0
 
     return train_and_receive

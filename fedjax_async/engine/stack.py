@@ -21,9 +21,9 @@ from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
 from fedjax_async.engine.programs import Measuring, Programs, compile_programs, shapes_of
-from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.streaming import Feed, make_feed
-from fedjax_async.engine.tables import DeviceTables, StackShape, make_tables, padded_length
+from fedjax_async.engine.tables import DeviceTables, StackShape, group_ends, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.types import Key, Params, Schedule
 
@@ -76,7 +76,13 @@ def stack_facts(members: Sequence[Member], layout: Layout, shape: StackShape) ->
         tuple((name, probe.function) for name, probe in members[0].probes.items()),
         most_messages(layout, shape) if off_the_cpu and not in_turn else None,
         in_turn,
+        off_the_cpu and not in_turn and shape.runs == 1 and has_long_groups(members, layout),
     )
+
+
+def has_long_groups(members: Sequence[Member], layout: Layout) -> bool:
+    """Whether an arrival in two, or fewer, closes a step or is followed by messages."""
+    return 2 * len(group_ends(layout, [m.applied for m in members])) <= len(layout.run)
 
 
 def _by_ranks(layout: Layout, shape: StackShape) -> bool:

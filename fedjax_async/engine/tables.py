@@ -57,6 +57,9 @@ class DeviceTables(NamedTuple):
     staleness: Array  # int32[E']
     time: Array  # float[E']
     closes: Array  # bool[E']
+    # int32[E'], one past the last arrival of its group: after that one the server closes a step or sends messages,
+    # between them it only receives
+    group_end: Array
     corrupt: Array  # bool[E'], whether the upload is all NaN; false where it is not applied
     malicious: Array  # bool[E'], whether the arriving client attacks
     applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
@@ -226,6 +229,7 @@ def event_columns(
     if feed is not None:
         offset = padded(feed.offset, shape.positions, np.int64)
     owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
+    ends = group_ends(layout, applied)
     probing = _probing(probes, data, client, applied, column) if any(probes) else ()
     return {
         "run": padded(layout.run, shape.positions, np.int32),
@@ -240,6 +244,9 @@ def event_columns(
         "staleness": column([s.staleness for s in layout.schedules]),
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
+        "group_end": padded(
+            ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")], shape.positions, np.int32
+        ),
         "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
         "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
@@ -256,6 +263,19 @@ def event_columns(
         "write_weight": of_writes([d.size[s.client] for d, s in zip(data, layout.schedules)], real),
         "probing": probing,
     }
+
+
+def group_ends(layout: Layout, applied: Sequence[np.ndarray]) -> np.ndarray:
+    """Where the groups of ``DeviceTables.group_end`` end, positions in order; int64[groups].
+
+    If every arrival closes its step, only messages end a group.
+    """
+    arriving = np.concatenate(applied)[layout.source]
+    closes = np.concatenate([s.closes for s in layout.schedules])[layout.source] & arriving
+    ends = np.diff(layout.slots.write_bounds)[1:] > 0
+    ends |= closes & ~np.all(closes[arriving])
+    ends[-1:] = True
+    return np.flatnonzero(ends) + 1
 
 
 def corrupt(schedule: Schedule) -> np.ndarray:

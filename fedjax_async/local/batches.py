@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async import check, tree
 from fedjax_async.hashing import GOLDEN, mix
 from fedjax_async.types import Array, ClientData, Model, Params
 
@@ -100,8 +100,8 @@ def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_si
 
     zero = jax.tree.map(lambda total: jnp.zeros(total.shape, real), jax.eval_shape(measured, jnp.int32(0)))
     batches = (part.size + batch_size - 1) // batch_size
-    total = jax.lax.fori_loop(
-        0, batches, lambda i, total: jax.tree.map(jnp.add, total, measured(jnp.int32(batch_size) * i)), zero
+    total = tree.loop(
+        "batches", 0, batches, lambda i, total: jax.tree.map(jnp.add, total, measured(jnp.int32(batch_size) * i)), zero
     )
     return jax.tree.map(lambda leaf: leaf / part.size.astype(real), total)
 

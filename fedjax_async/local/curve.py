@@ -129,7 +129,7 @@ def curve_training(
         if order == "alternate":
             return jax.lax.fori_loop(0, 2, lambda i, work: one(_alternate(2 * k + i, steps, per_epoch), work), work)
         span = _share(k, steps, epochs * per_epoch)
-        return jax.lax.fori_loop(*span, lambda j, work: one(_after(j, steps, epochs * per_epoch), work), work)
+        return tree.loop("half steps", *span, lambda j, work: one(_after(j, steps, epochs * per_epoch), work), work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, tree
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
 
 
@@ -74,7 +74,7 @@ def run_steps(
     message = message._replace(local_steps=jnp.asarray(steps, jnp.int32))
     work = algorithm.begin(key, message, client_state, data)
     end = np.int32(steps) if isinstance(steps, int) else jnp.asarray(steps, jnp.int32)
-    return jax.lax.fori_loop(np.int32(0), end, lambda k, work: algorithm.step(work, k, message, data), work)
+    return tree.loop("local steps", np.int32(0), end, lambda k, work: algorithm.step(work, k, message, data), work)
 
 
 def run_job(

@@ -17,6 +17,8 @@ PLAIN = (None, None)
 OFF = [("topk:ratio=0.2", "off"), ("scaled_sign", "off")]
 FEEDBACK = [("topk:ratio=0.2", "ef"), ("scaled_sign", "ef")]
 SEEDS = 3
+# the last window of a budget of updates may not be complete
+UNUSED = pytest.mark.filterwarnings("ignore:.*came for a server step:fedjax_async.notices.RunWarning")
 
 
 def floors(cases, *, heterogeneity=1.0, timing="window:length=100", updates=2500):
@@ -44,6 +46,7 @@ def floors(cases, *, heterogeneity=1.0, timing="window:length=100", updates=2500
     return {case: np.array(values) for case, values in ends.items()}
 
 
+@UNUSED
 @pytest.mark.slow
 def test_feedback_removes_the_floor_that_heterogeneity_makes():
     """Over eight seeds (windows 10, 100), floor ratios: feedback / plain 1.06 to 1.44; off / feedback 17 or more."""
@@ -54,6 +57,7 @@ def test_feedback_removes_the_floor_that_heterogeneity_makes():
         assert (far[off] > 8 * near[off]).all(), "four times the gradient spread: a floor sixteen times higher"
 
 
+@UNUSED
 @pytest.mark.slow
 def test_feedback_removes_it_under_staleness_too():
     """A server step every quarter of a job: the plain floor is higher, and feedback still adds as little."""

@@ -13,12 +13,16 @@ from fedjax_async.server import SERVERS
 from tests.engine.problem import case, close, near, remembering, stack_of
 
 LAYOUT = {"max_width": 4, "batching": "vmap"}
-# (rule, timing, the most messages after an arrival, rounded up to a power of two); a rule with a memory sends each
-# client of a cohort its own
+RANDOM, EQUAL = "exponential:mean=1", "constant:mean=1"
+# (rule, timing, delay, the most messages after an arrival, rounded up to a power of two, whether arrivals come in
+# groups, between which the server closes and sends); a rule with a memory sends each client of a cohort its own
 RUNS = [
-    ("fedadam", "buffer:size=3", 1),
-    ("orthofl", "window:length=1.5", 8),
-    (remembering, "cohort:size=4", 4),
+    ("fedadam", "buffer:size=3", RANDOM, 1, True),
+    ("ca2fl", "buffer:size=3", RANDOM, 1, False),
+    ("fedasync", "every", EQUAL, 1, True),
+    ("fedasync", "every", RANDOM, 1, False),
+    ("orthofl", "window:length=1.5", RANDOM, 8, True),
+    (remembering, "cohort:size=4", RANDOM, 4, True),
 ]
 
 
@@ -27,20 +31,21 @@ def off_the_cpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
 
-def fresh(rule, timing, seed=3, **conditions):
+def fresh(rule, timing, delay=RANDOM, seed=3, **conditions):
     """A case whose rule has no programs yet: their keys do not say for which backend they were made."""
     made = SERVERS[rule]() if isinstance(rule, str) else rule()
-    return case(made, timing, "exponential:mean=1", seed=seed, **conditions)
+    return case(made, timing, delay, seed=seed, **conditions)
 
 
 @pytest.mark.float64
 @pytest.mark.usefixtures("off_the_cpu")
-@pytest.mark.parametrize(("rule", "timing", "most"), RUNS)
-def test_without_loops_of_unknown_length_a_run_equals_the_oracle(rule, timing, most):
-    given = fresh(rule, timing)
+@pytest.mark.parametrize(("rule", "timing", "delay", "most", "grouped"), RUNS)
+def test_without_loops_of_unknown_length_a_run_equals_the_oracle(rule, timing, delay, most, grouped):
+    given = fresh(rule, timing, delay)
     stack = stack_of(given, **LAYOUT)
     sent = np.diff(stack.layout.slots.write_bounds)[1:]
-    assert sent.max() <= most == stack_facts(stack.members, stack.layout, stack.shape).messages
+    facts = stack_facts(stack.members, stack.layout, stack.shape)
+    assert (sent.max() <= most == facts.messages) and facts.grouped == grouped
     (have,) = run_stack(stack)
     want = run_reference(*given)
     close(have.params, want.params, 1e-9)
@@ -56,7 +61,7 @@ def equal_to_the_oracle(stack, cases):
 @pytest.mark.usefixtures("off_the_cpu")
 def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
     rule = SERVERS["fedasync"]()
-    cases = [fresh(lambda: rule, "every", seed) for seed in (3, 4)]
+    cases = [fresh(lambda: rule, "every", seed=seed) for seed in (3, 4)]
     equal_to_the_oracle(stack_of(*cases, **LAYOUT), cases)
 
 
@@ -65,15 +70,15 @@ def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
 def test_a_second_message_to_a_client_depends_on_the_first_though_no_upload_came_between(monkeypatch, backend, runs):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     rule = remembering()  # each message changes what the server remembers of the client
-    cases = [fresh(lambda: rule, "every", seed, faults="drop:probability=0.5") for seed in (3, 4)[:runs]]
+    cases = [fresh(lambda: rule, "every", seed=seed, faults="drop:probability=0.5") for seed in (3, 4)[:runs]]
     stack = stack_of(*cases, **LAYOUT)
     assert sends_twice(stack.layout)
     equal_to_the_oracle(stack, cases)
 
 
-def loops_of_receive(rule, timing):
+def loops_of_receive(rule, timing, delay):
     """How many loops a GPU's program has that applies arrivals; compiled for none."""
-    stack = stack_of(fresh(rule, timing), **LAYOUT)
+    stack = stack_of(fresh(rule, timing, delay), **LAYOUT)
     carry = stack.programs.start(stack.tables, stack.params)
     buffers = stack.programs.buffers(stack.tables, carry)
     facts = stack_facts(stack.members, stack.layout, stack.shape)
@@ -82,8 +87,9 @@ def loops_of_receive(rule, timing):
     return lowered.as_text().count("stablehlo.while")
 
 
-def test_off_the_cpu_arrivals_are_the_only_loop_of_what_the_server_does(monkeypatch):
-    rule, timing, _ = RUNS[0]
-    assert loops_of_receive(rule, timing) > 1
+@pytest.mark.parametrize("run", RUNS[:2])
+def test_off_the_cpu_groups_and_arrivals_are_the_only_loops_of_what_the_server_does(monkeypatch, run):
+    *given, _, grouped = run
+    assert loops_of_receive(*given) > 2
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert loops_of_receive(rule, timing) == 1
+    assert loops_of_receive(*given) == 1 + grouped
