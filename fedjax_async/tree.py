@@ -51,6 +51,9 @@ def scatter(tree: Any, index: Any, rows: Any) -> Any:
     """A copy of ``tree`` with ``rows`` written to the row(s) ``index``; no range check."""
 
     def written(leaf: Array, row: Array) -> Array:
+        if jnp.ndim(index) == 0:
+            row = jnp.asarray(row, leaf.dtype)
+            return jax.lax.dynamic_update_index_in_dim(leaf, row, index, 0, allow_negative_indices=False)
         return leaf.at[index].set(row, mode="promise_in_bounds", wrap_negative_indices=False)
 
     return jax.tree.map(written, tree, rows)

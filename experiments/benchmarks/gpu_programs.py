@@ -221,7 +221,7 @@ def as_on_a_gpu() -> Iterator[None]:
 def noted_run(case: dict[str, Any]) -> Notes:
     """Execute a case with zeros for results; call it inside :func:`as_on_a_gpu`."""
     from fedjax_async import data, named, simulate, sweep  # noqa: PLC0415
-    from fedjax_async.engine import peer_programs, programs  # noqa: PLC0415
+    from fedjax_async.engine import peer_programs, programs, scoring  # noqa: PLC0415
 
     notes, given, rng = Notes(), MLP | case, np.random.default_rng(0)
     examples, shape, runs = given.pop("examples", 64), given.pop("shape", (28, 28, 1)), given.pop("runs", 1)
@@ -230,13 +230,14 @@ def noted_run(case: dict[str, Any]) -> Notes:
     decode = lambda x: x.astype("float32") / 255.0  # noqa: E731
     made = data.Dataset("made up", x, y, x[:1000], y[:1000], decode, 10)
     given["dataset"] = named("made_up", made)
-    cached = [each for module in (programs, peer_programs) for each in vars(module).values()]
+    modules = programs, scoring, peer_programs
+    cached = [each for module in modules for each in vars(module).values()]
     with ExitStack() as changes:
         for each in cached:
             if hasattr(each, "cache_clear"):
                 each.cache_clear()  # of what was compiled before, and then of what gave zeros
                 changes.callback(each.cache_clear)
-        for module in (programs, peer_programs):
+        for module in modules:
             changes.enter_context(mock.patch.object(module, "jitted", notes.jitted))
         if runs > 1:
             sweep(given, {"lr": [0.05]}, seeds=runs, progress=False)
@@ -330,7 +331,7 @@ def summary(rows: list[dict[str, Any]], details: list[tuple[str, list[Row]]], ca
         launches = sum(row["launches"] for row in rows if row["program"] == program)
         kind = "a rank" if case.get("runs", 1) > 1 else "an arrival"
         said += [f"{kind}, with messages and server step, {launches / passes:.1f}"] if passes else []
-    tested = [row for row in rows if row["program"] in ("evaluate", "own_scores")]
+    tested = [row for row in rows if row["program"] in ("evaluate", "evaluate_runs", "own")]
     calls = sum(row["calls"] for row in tested)
     said += [f"an evaluation {sum(row['launches'] for row in tested) / calls:.0f}"] if calls else []
     whole, updates = rows[-1], case["updates"] * case.get("runs", 1)

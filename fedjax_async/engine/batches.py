@@ -8,17 +8,15 @@ one program. Both follow from the schedule alone, so the best widths can be comp
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.engine.widths import cut_wave, fewest_widths, ladder, widths_of
 
 # How a compiled call trains the jobs of its batch: all at once, or one after the other.
 BATCHINGS = ("vmap", "loop")
-
-# A run compiles more widths if the share of useful local steps among the executed ones would be smaller than this.
-LEAST_USEFUL = 0.8
 
 # How many jobs a looped lane may hold that were trained before their wave, and how many arrivals ahead it searches.
 SPARE = 2
@@ -74,94 +72,6 @@ class Lanes(NamedTuple):
         return sum(s.width * (s.last - s.first) for turn in self.turns for b in turn for s in b.segments)
 
 
-def ladder(top: int) -> list[int]:
-    """Candidate widths up to ``top``: 1, 2, 3, 4, 6, 8, 12, ... and ``top`` itself.
-
-    >>> ladder(10)
-    [1, 2, 3, 4, 6, 8, 10]
-    """
-    check.whole("max_width", top)
-    steps = {1, 2, 3} | {base << k for base in (2, 3) for k in range(top.bit_length())}
-    return sorted({w for w in steps if w < top} | {top})
-
-
-def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """For how many local steps exactly ``a`` jobs of a batch are active; int64[max width + 1].
-
-    ``order_steps``: local steps of the jobs, sorted from long to short within each batch, int[E];
-    ``bounds``: bounds of the batches, int[batches + 1].
-    """
-    counts = np.diff(bounds)
-    following = np.append(order_steps[1:], 0).astype(np.int64)
-    following[bounds[1:] - 1] = 0
-    rank = np.arange(len(order_steps)) - np.repeat(bounds[:-1], counts) + 1
-    ticks = order_steps.astype(np.int64) - following
-    return np.bincount(rank, weights=ticks, minlength=int(counts.max(initial=0)) + 1).astype(np.int64)
-
-
-def choose_widths(
-    histogram: np.ndarray, limit: int, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
-) -> tuple[int, ...]:
-    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of all local steps in the histogram.
-
-    ``histogram``: see :func:`active_histogram`. In units of one job's local step: a step of a batch with ``a`` active
-    jobs costs ``overhead + w``, where ``w >= a`` is the next chosen width, and each width costs ``compiling`` once.
-    Dynamic programming over the ladder. ``limit`` must be at least the largest number of active jobs; the widest chosen
-    width is too.
-    """
-    check.whole("most", most)
-    used = np.flatnonzero(histogram)
-    if len(used) == 0:
-        return (1,)
-    steps = ladder(limit)
-    candidates = np.array([w for w, below in zip(steps, [0, *steps]) if below < used[-1]])
-    counts = np.cumsum(histogram)
-    # ticks[i]: local steps with at most candidates[i - 1] active jobs
-    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])
-    cost = np.full((most + 1, len(candidates) + 1), np.inf)
-    cost[:, 0] = 0.0
-    cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
-    for m in range(1, most + 1):
-        for i in range(1, len(candidates) + 1):
-            options = cost[m - 1, :i] + (ticks[i] - ticks[:i]) * (overhead + candidates[i - 1]) + compiling
-            cut[m, i] = int(np.argmin(options))
-            cost[m, i] = options[cut[m, i]]
-    widths, m, i = [], most, len(candidates)
-    while i > 0:
-        widths.append(int(candidates[i - 1]))
-        i, m = int(cut[m, i]), m - 1
-    return tuple(sorted(widths))
-
-
-def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
-    """The share of useful local steps among the executed ones, if each step runs at the next of ``widths``."""
-    histogram = np.trim_zeros(histogram, "b")
-    active = np.arange(len(histogram))
-    padded = np.asarray(widths)[np.searchsorted(widths, active)]
-    executed = int((histogram * padded)[1:].sum())
-    return int((histogram * active).sum()) / executed if executed else 1.0
-
-
-def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
-    """Cut one wave into batches of at most ``max_width`` jobs, with about equal work for each lane.
-
-    ``steps``: local steps of the wave's jobs in order of arrival, int[W]. Returns the bounds of the batches,
-    int[batches + 1]. A wave with at most one batch a lane is cut into equal numbers of local steps if the batches then
-    fit, any other wave into equal numbers of jobs.
-    """
-    jobs = len(steps)
-    fewest = -(-jobs // max_width)
-    batches = min(jobs, -(-fewest // lanes) * lanes)
-    even = np.round(np.linspace(0, jobs, batches + 1)).astype(np.int64)
-    if batches > lanes:
-        return even
-    done = np.concatenate([[0], np.cumsum(steps, dtype=np.int64)])
-    share = np.searchsorted(done, np.linspace(0, done[-1], batches + 1)[1:-1] - 0.5 * steps.mean())
-    cuts = np.concatenate([[0], share, [jobs]])
-    fits = (np.diff(cuts) > 0).all() and (np.diff(cuts) <= max_width).all()
-    return cuts if fits else even
-
-
 def segments_of(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     """The segments of one batch; ``steps``: local steps of its jobs, from long to short, int[W]."""
     level = next(i for i, w in enumerate(widths) if w >= len(steps))
@@ -175,22 +85,6 @@ def segments_of(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
             tick = end
         level -= 1
     return found
-
-
-def widths_of(
-    sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, devices: int, costs: dict[str, Any]
-) -> tuple[int, ...]:
-    """The widths to compile, multiples of ``devices``; ``sorted_steps``, ``bounds``: see :func:`active_histogram`.
-
-    The cost of compilation is ignored where it would make the share of useful steps too small, as in a short run.
-    """
-    active = active_histogram(sorted_steps, bounds)
-    histogram = np.bincount(-(-np.arange(len(active)) // devices), weights=active).astype(np.int64)
-    limit = -(-max_width // devices)
-    widths = choose_widths(histogram, limit, **costs)
-    if useful_share(histogram, widths) < LEAST_USEFUL:
-        widths = choose_widths(histogram, limit, **(costs | {"compiling": 0.0}))
-    return tuple(devices * width for width in widths)
 
 
 def looped_lanes(
@@ -312,11 +206,18 @@ def _fill(
 
 
 def vmapped_lanes(
-    waves: np.ndarray, steps: np.ndarray, max_width: int, lanes: int, devices: int, capacity: int, costs: dict[str, Any]
+    waves: np.ndarray,
+    steps: np.ndarray,
+    max_width: int,
+    lanes: int,
+    devices: int,
+    capacity: int,
+    widths: tuple[int, ...] | None,
 ) -> tuple[Lanes, tuple[int, ...]]:
-    """Cut ``waves`` (int64[V + 1], positions) into batches of at most ``max_width`` jobs, and choose their widths.
+    """Cut ``waves`` (int64[V + 1], positions) into batches of at most ``max_width`` jobs; returns their widths, too.
 
-    ``devices`` share the jobs of a batch: the i-th longest job is trained on device ``i % devices``.
+    ``devices`` share the jobs of a batch: the i-th longest job is trained on device ``i % devices``. ``widths``: None,
+    to choose them by :func:`widths_of`.
     """
     cuts, first_of_turn = [np.zeros(1, np.int64)], [0]
     for low, high in itertools.pairwise(waves.tolist()):
@@ -327,7 +228,8 @@ def vmapped_lanes(
     cut = np.concatenate(cuts)
     batch = np.repeat(np.arange(len(cut) - 1), np.diff(cut))
     order = np.lexsort((-steps, batch)).astype(np.int32)
-    widths = widths_of(steps[order], cut, max_width, devices, costs)
+    if widths is None:
+        widths = widths_of(steps[order], cut, max_width, devices)
     begins = np.array(first_of_turn)
     lane = np.arange(len(cut) - 1) - np.repeat(begins[:-1], np.diff(begins))
     batches = [
@@ -359,18 +261,21 @@ def deal(
     devices: int,
     batching: str,
     fill: bool,
-    costs: dict[str, Any],
+    costs: Mapping[str, float],
 ) -> Dealt:
     """Deal jobs to lanes in batches of at most ``max_width``; ``batching`` is one of ``BATCHINGS``.
 
-    ``ready``, ``fill``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`; ``costs``: see
-    :func:`choose_widths`. ``most``: how many jobs can be under way at a time.
+    ``ready``, ``fill``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`; ``costs``: an accelerator's, of
+    :func:`fewest_widths`, or empty. ``most``: how many jobs can be under way at a time.
     """
+    widths = None
+    if batching == "vmap" and costs:
+        max_width, widths = fewest_widths(waves, steps, max_width, devices, **costs)
     # a capacity that does not depend on the plan's details lets runs share compiled programs
     widest = min(max_width, most)
     capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
     if batching == "vmap":
-        dealt, widths = vmapped_lanes(waves, steps, max_width, lanes, devices, capacity, costs)
+        dealt, widths = vmapped_lanes(waves, steps, max_width, lanes, devices, capacity, widths)
         return Dealt(dealt, widths, capacity, dealt.executed_steps())
     fill = fill and lanes > 1 and devices == 1  # rows that are kept would not be those of their job's device
     capacity += min(SPARE, widest) if fill else 0

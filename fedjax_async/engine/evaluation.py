@@ -139,7 +139,11 @@ def owners(data: FederatedData) -> np.ndarray:
     return owner
 
 
-def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Array], Any], Array, Array], Any]:
+BATCH = 500  # test rows that are read at a time
+TOGETHER = 2**31  # bytes of the activations of the runs that are evaluated side by side
+
+
+def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, Array], Any], Array, Array], Any]:
     """``each(measure, x, y)``: ``measure`` of all ``total`` rows, computed in batches; a pytree of [total, ...]."""
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
@@ -176,7 +180,7 @@ def make_evaluate(
     total: int,
     labels: bool,
     num_clients: int | None = None,
-    batch_size: int = 500,
+    batch_size: int = BATCH,
 ) -> Callable[..., dict[str, Array]]:
     """``evaluate(params, test_x, test_y, owner) -> {loss, accuracy[, client_loss, client_accuracy]}``.
 
@@ -216,7 +220,7 @@ def validation_part(data: FederatedData, length: int | None = None) -> ClientDat
     return ClientData(*pool, *whole)
 
 
-def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:
+def make_validate(model: Model, labels: bool, batch_size: int = BATCH) -> Callable[..., dict[str, Array]]:
     """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``.
 
     Without ``labels`` (targets are not classes), the accuracy is NaN.
@@ -260,10 +264,10 @@ class Scores:
         """Whether any run is evaluated after the first ``position`` arrivals of the stack."""
         return position in self._due
 
-    def evaluate(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
-        """Evaluate every run that is due after the first ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
-        for run, local in self._due.get(position, ()):
-            self.at[run, local] = evaluate(run, local)
+    def evaluate(self, position: int, evaluate: Callable[[list[tuple[int, int]]], list[dict[str, Any]]]) -> None:
+        """Evaluate all runs that are due after the first ``position`` arrivals: ``evaluate([(run, its arrivals)])``."""
+        due = self._due.get(position, [])
+        self.at |= zip(due, evaluate(due) if due else [])
 
     def latest(self) -> float:
         """The newest accuracy that is already computed, NaN if there is none. Never waits for the device."""
@@ -279,6 +283,19 @@ class Scores:
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
         return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
+
+
+def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
+    """How many of ``runs`` are evaluated side by side: as many as ``TOGETHER`` bytes hold, and a divisor of ``runs``.
+
+    ``params`` and ``x``: arrays or their shapes, of one run and of the test set. A run's bytes are what a gradient
+    would keep of a batch: its activations. The number depends neither on the device nor on its free memory, so that it
+    does not change bits.
+    """
+    rows = jax.ShapeDtypeStruct((min(BATCH, len(x)), *x.shape[1:]), x.dtype)
+    kept = jax.eval_shape(lambda params, x: jax.vjp(lambda params: model.apply(params, x), params), params, rows)
+    fit = max(1, TOGETHER // max(tree.num_bytes(kept), 1))
+    return max(k for k in range(1, runs + 1) if runs % k == 0 and k <= fit)
 
 
 class OwnTests(NamedTuple):

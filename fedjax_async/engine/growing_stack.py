@@ -16,13 +16,13 @@ from fedjax_async.engine import programs
 from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import differs
+from fedjax_async.engine.evaluator import measured
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.measures import inputs_of
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
-from fedjax_async.engine.programs import Measuring, evaluated
-from fedjax_async.engine.run import measured
+from fedjax_async.engine.scoring import Measuring, evaluated
 from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import Member, Stack, held_out
 from fedjax_async.engine.tables import StackShape, event_columns, make_tables, padded_length

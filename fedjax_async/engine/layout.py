@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,15 +174,15 @@ def make_layout(
     personal: bool = False,
     fill: bool = True,
     fixed_steps: bool = False,
-    **costs: Any,
+    costs: Mapping[str, float] = MappingProxyType({}),
 ) -> Layout:
     """Cut schedules into batches of at most ``max_width`` jobs, and choose their rows, slots and widths.
 
     ``lanes``: how many batches may be trained at the same time. ``devices``: how many devices share the jobs of a
     batch; widths are multiples of it. ``batching``: one of ``BATCHINGS``, see ``batches.py``. ``personal``: messages
-    differ from client to client, so each job needs its own slot. ``fill``: see :func:`looped_lanes`. ``costs``: see
-    :func:`choose_widths`. ``fixed_steps``: compile in the number of local steps. Raises ``ValueError`` for an unknown
-    ``batching``, and with ``fixed_steps`` if jobs differ in local steps.
+    differ from client to client, so each job needs its own slot. ``fill``: see :func:`looped_lanes`. ``costs``: an
+    accelerator's, see :func:`~fedjax_async.engine.batches.deal`. ``fixed_steps``: compile in the number of local steps.
+    Raises ``ValueError`` for an unknown ``batching``, and with ``fixed_steps`` if jobs differ in local steps.
     """
     check.one_of("batching", batching, BATCHINGS)
     merged = merge(schedules, by_ranks=batching == "vmap")

@@ -29,8 +29,8 @@ class Calls(NamedTuple):
     """The functions that the loop calls, beside the training of the lanes; ``carry`` is the state between programs."""
 
     apply: Callable[[Any, Any, int, int], tuple[Any, Any]]  # (carry, buffers, low, high) -> (carry, rejected so far)
-    # (carry, run, its arrivals so far; without a server: the row of the evaluation) -> scores
-    evaluate: Callable[[Any, int, int], dict[str, Any]]
+    # (carry, [(run, its arrivals so far; without a server: the row of the evaluation)]) -> scores of each
+    evaluate: Callable[[Any, list[tuple[int, int]]], list[dict[str, Any]]]
     # (carry, high) -> rejected uploads among positions 0 .. high-1, without those after a run's stop; waits
     rejected: Callable[[Any, int], int]
     enough: Callable[[Any], int]  # carry -> how many positions give all stopped runs their results

@@ -7,7 +7,9 @@ an evaluation comes after all events that it sees and before all others.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,7 +60,7 @@ def make_peer_layout(
     batching: str = "vmap",
     order: str = "waves",
     fill: bool = True,
-    **costs: Any,
+    costs: Mapping[str, float] = MappingProxyType({}),
 ) -> PeerLayout:
     """Cut a plan into batches of at most ``max_width`` events; lay out rows, slots and widths.
 

@@ -32,7 +32,7 @@ from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_po
 from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import Progress
-from fedjax_async.engine.stack import TooLarge, default_batching, default_lanes, default_width
+from fedjax_async.engine.stack import TooLarge, default_batching, default_lanes, default_width, width_costs
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
@@ -172,6 +172,7 @@ def run_peer_waves(
             batching=batching or default_batching(),
             order=orders[0],
             fill=memory_limit is None and not components.data.streamed,
+            costs=width_costs(components.model, member.params, components.data.x),
         )
         try:
             run = make_peer_run(member, layout, mesh=mesh, memory_limit=memory_limit)
@@ -234,7 +235,10 @@ def run_peers(
     carry = programs.start(tables, run.params)
     with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, run.params), run.feed) as trainers:
 
-        def evaluate(carry: PeerCarry, _: int, row: int) -> dict[str, Any]:
+        def evaluate(carry: PeerCarry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
+            return [scored(carry, row) for _, row in due]
+
+        def scored(carry: PeerCarry, row: int) -> dict[str, Any]:
             now = member.global_tests == "all" or row in (0, len(rows) - 1)
             whole = programs.whole if now else None
             with jax.enable_x64(x64):  # each thread has its own setting

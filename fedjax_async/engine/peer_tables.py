@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.peer_layout import PeerLayout, corrupt_entries
 from fedjax_async.engine.peer_probes import chosen_events
 from fedjax_async.engine.probes import Probes, held_out_rows
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import padded, padded_length
+from fedjax_async.engine.widths import ladder
 from fedjax_async.types import Array, FederatedData, Key
 
 # The least number of slots, so that small runs of different methods share programs.

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_async.engine import kernels, measures, serving
+from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
-from fedjax_async.engine.components import Client, Server, bound
+from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
-from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, own_models, rows_at
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.measures import Inputs, Measures
+from fedjax_async.engine.measures import Inputs
+from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
 from fedjax_async.engine.sending import StackFacts, rule_at, state_of, write_messages
 from fedjax_async.engine.several import make_waves, work_of
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
-from fedjax_async.types import Array, ClientData, Message, Model, Params, State
+from fedjax_async.types import Array, ClientData, Model, Params, State
 
 MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs are forgotten
 
@@ -86,102 +86,6 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 
     whole = everywhere(mesh)
     return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
-
-
-@lru_cache(maxsize=64)
-def evaluate(
-    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
-) -> Any:
-    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, tests, validation)``.
-
-    It returns scores by name. Without a ``client`` no models of clients are evaluated, and memory and clients are
-    ``()``. ``tests``: the clients' own tests. ``validation`` is None where the data have no validation part.
-    """
-    clients = facts.num_clients if per_client else None
-    score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
-
-    own, validate = make_own(model, labels), make_validate(model, labels)
-
-    def evaluate(
-        tables: DeviceTables,
-        seen: tuple[State, State, State],
-        run: Array,
-        now: Any,
-        x: Array,
-        y: Array,
-        owner: Any,
-        tests: Any,
-        validation: ClientData | None,
-    ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
-        scores = score(rule.params(state), x, y, owner)
-        if validation is not None:
-            pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
-            scores |= validate(rule.params(state), pool)
-        if client is None:
-            return scores
-        memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
-        who = bound(client, kernels.hyper_of(tables, run))
-        return scores | own(own_models(rule, who, state, memory, kept, now, tests), x, y, tests)
-
-    return jitted(evaluate)
-
-
-class Measuring(NamedTuple):
-    """What the programs that score depend on."""
-
-    measures: Measures
-    own_models: bool  # whether clients have models of their own, which are scored
-    per_client: bool  # whether the global model is scored on each client's tests
-    labels: bool  # whether targets are class labels; accuracy is NaN otherwise
-    total: int  # test examples
-    width: int  # clients that are fine-tuned at a time
-
-
-@lru_cache(maxsize=64)
-def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Any:
-    """Jitted ``measure(tables, (states, memory, clients), run, now, test_x, test_y, owner, inputs) -> scores``.
-
-    Memory and clients are ``()`` unless :func:`reads_clients` is true.
-    """
-    wanted, count = what.measures, facts.num_clients
-    metrics = measures.make_metrics(model, wanted.metrics, what.total, count if what.per_client else None)
-    training_loss, own = measures.make_training_loss(model), measures.make_own_metrics(model, wanted.metrics)
-    tuned = measures.make_tuned(model, what.labels, wanted, count, what.width)
-
-    def measure(
-        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
-    ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
-        params, hyper = rule.params(state), kernels.hyper_of(tables, run)
-        scores = metrics(params, x, y, owner) if wanted.metrics else {}
-        if inputs.sample is not None:
-            pooled = inputs.sample.x is None
-            sample = inputs.sample._replace(x=tables.x, y=tables.y) if pooled else inputs.sample
-            scores |= training_loss(params, sample)
-        memory, kept = (rows_at(table, run * jnp.int32(count)) for table in seen[1:])
-        who = bound(client, hyper)
-        if what.own_models and wanted.metrics:
-            scores |= own(own_models(rule, who, state, memory, kept, now, inputs.tests), x, y, inputs.tests)
-        if wanted.fine_tune:
-
-            def start_of(i: Array) -> Params:
-                """The global model, with the leaves that the model declares private as the client has them."""
-                return params if model.private is None else who.own(Message(params, (), now[1]), kept(i))
-
-            training = inputs.training._replace(x=tables.x, y=tables.y)
-            key = tables.key[0 if len(tables.key) == 1 else run]
-            scores |= tuned(bound(wanted.tuner, hyper), start_of, key, now[1], training, x, y, inputs.tests)
-        return scores
-
-    return jitted(measure)
-
-
-def reads_clients(model: Model, what: Measuring) -> bool:
-    """Whether the program ``measure`` reads the server's memory and the clients' states."""
-    return (what.own_models and bool(what.measures.metrics)) or (
-        what.measures.fine_tune > 0 and model.private is not None
-    )
 
 
 @lru_cache(maxsize=64)
@@ -260,6 +164,7 @@ class Programs(NamedTuple):
     reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
     model: Callable[..., Any] | None = None  # copies the model of an evaluation, for observers
     waves: Callable[..., Any] | None = None  # trains and receives several waves in one call
+    evaluate_runs: Callable[..., Any] | None = None  # evaluates all runs at once; off a CPU
 
 
 class Shapes(NamedTuple):
@@ -318,6 +223,7 @@ def compile_programs(
     facts: StackFacts,
     mesh: Mesh | None = None,
     models: bool = False,
+    every_test: Any = None,
 ) -> Programs:
     """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads."""
     shed()
@@ -354,9 +260,9 @@ def compile_programs(
         reads_clients=reads,
         model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
         waves=several,
+        evaluate_runs=None
+        if every_test is None
+        else compiled_together(
+            model, server, client if own else None, shape.runs, tables, params, carry, every_test, what, facts
+        ),
     )
-
-
-def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
-    """The part of the carry that an evaluation reads; ``own``: whether it evaluates models of the clients."""
-    return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())

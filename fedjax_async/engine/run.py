@@ -16,13 +16,13 @@ from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components, facts_of, rule_of
 from fedjax_async.engine.devices import make_mesh
-from fedjax_async.engine.evaluation import EvaluationPoints, Scores, now_of
+from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.evaluator import Evaluator
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
-from fedjax_async.engine.programs import evaluated
 from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.several import Piece, work_of
 from fedjax_async.engine.stack import (
@@ -64,22 +64,13 @@ def run_stack(
     ranks = layout.ranks if programs.by_ranks else None
     scores = Scores([m.points for m in stack.members], layout.positions, ranks)
     watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
+    evaluate = Evaluator(stack, watcher)
 
     def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
         receive = cast(Callable[..., Any], programs.receive)  # None only where calls hold several waves
         applied: tuple[Carry, Any] = receive(tables, carry, buffers, span)
         return applied
-
-    def evaluate(carry: Carry, run: int, local: int) -> dict[str, Any]:
-        member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
-        seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
-        with jax.enable_x64(real == np.float64):  # each thread has its own setting
-            found = programs.evaluate(tables, seen, np.int32(run), now, *tests) | measured(stack, carry, run, now)
-            copying = programs.model if watcher.wants_model(run) else None
-            model = None if copying is None else copying(tables, carry.server, np.int32(run))
-        watcher.add((run, local), found, model)
-        return found
 
     def together(carry: Carry, pieces: Sequence[Piece]) -> tuple[Carry, Any]:
         waves = cast(Callable[..., Any], programs.waves)
@@ -112,16 +103,6 @@ def run_stack(
         options: dict[str, Any] = {"turns": turns, "on_bad": on_bad, "progress": progress, "keeper": keeper}
         carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
     return [_result(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
-
-
-def measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
-    """What a run measures besides loss and accuracy, by name."""
-    programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
-    if programs.measure is None:
-        return {}
-    seen = evaluated(carry, programs.reads_clients)
-    found: dict[str, Any] = programs.measure(stack.tables, seen, np.int32(run), now, x, y, owner, stack.inputs[run])
-    return found
 
 
 def run_waves(

@@ -109,8 +109,17 @@ def write_messages(
     def together(carry: Carry) -> Carry:
         return write_together(server, tables, facts, carry, low, high, most)
 
-    # one message is sent in vain more cheaply than it is left out
-    return tree.when(low < high, together, carry) if most > 1 else together(carry)
+    if most > 1:
+        return tree.when(low < high, together, carry)
+    # one message is sent in vain more cheaply than it is left out: it is written to the last slot, which is never read
+    j, due = jnp.maximum(jnp.minimum(low, high - 1), 0), low < high
+    owner, before = tables.write_owner[j], tree.gather(carry.memory, tables.write_owner[j])
+    message, memory = send_one(server, tables, facts, carry.server, carry.memory, j)
+    slot = jnp.where(due, tables.write_slot[j], len(jax.tree.leaves(carry.slots)[0]) - 1)
+    return carry._replace(
+        memory=tree.scatter(carry.memory, owner, tree.where(due, memory, before)),
+        slots=tree.scatter(carry.slots, slot, message),
+    )
 
 
 def write_together(

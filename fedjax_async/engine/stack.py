@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -13,19 +14,20 @@ from jax.sharding import Mesh
 
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
-from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, differs, own_tests, owners, validation_part
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
-from fedjax_async.engine.programs import Measuring, Programs, compile_programs, shapes_of
+from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
+from fedjax_async.engine.scoring import Measuring
 from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.tables import DeviceTables, StackShape, group_ends, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
-from fedjax_async.types import Key, Params, Schedule
+from fedjax_async.engine.widths import ladder
+from fedjax_async.types import Array, Key, Model, Params, Schedule
 
 # The least number of slots, so that small runs of different methods share programs.
 LEAST_SLOTS = 12
@@ -120,6 +122,7 @@ class Stack(NamedTuple):
     feed: Feed | None = None
     sharding: Any = None  # of what every device holds
     inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
+    every_test: Any = None  # the tests of all runs together, if a program evaluates all of them at once
 
 
 def default_batching() -> str:
@@ -153,6 +156,37 @@ def default_lanes() -> int:
         return 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, usable)
+
+
+# What a wave costs on an H100, fitted to seven models (``experiments/benchmarks/results/h100``): a local step takes
+# STEP_OF_A_LEAF for each leaf of the model, as each is some launches, and JOB_OF_A_BYTE for each job and byte that a
+# gradient keeps of EXAMPLES examples; CALL is for training and receiving a batch. Only widths depend on it. Seconds.
+STEP_OF_A_LEAF, JOB_OF_A_BYTE, CALL, COMPILING, EXAMPLES = 23e-6, 2.6e-12, 200e-6, 2.5, 32
+
+
+def width_costs(model: Model, params: Params, x: Array) -> dict[str, float]:
+    """What :func:`~fedjax_async.engine.widths.fewest_widths` weighs on an accelerator; {} on a CPU.
+
+    On an accelerator a step of a small model takes as long for a hundred jobs as for one, so one width will do. The
+    costs depend on the model alone, neither on the device nor on a measurement, so that widths and bits do not either.
+    """
+    if jax.default_backend() == "cpu":
+        return {}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    leaves, structure = jax.tree.flatten(shapes)
+    job = JOB_OF_A_BYTE * _kept_by_a_gradient(model, tuple(leaves), structure, x.shape[1:], x.dtype)
+    return {"overhead": STEP_OF_A_LEAF * len(leaves) / job, "call": CALL / job, "compiling": COMPILING / job}
+
+
+@lru_cache(maxsize=64)
+def _kept_by_a_gradient(
+    model: Model, leaves: tuple[Any, ...], structure: Any, shape: tuple[int, ...], dtype: Any
+) -> int:
+    """Bytes; tracing a large model takes a second."""
+    rows = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
+    params = jax.tree.unflatten(structure, leaves)
+    kept = jax.eval_shape(lambda params, x: jax.vjp(lambda params: model.apply(params, x), params), params, rows)
+    return max(tree.num_bytes(kept), 1)
 
 
 def layout_of(
@@ -191,13 +225,15 @@ def layout_of(
         personal=bool(jax.tree.leaves(memory)),
         fill=fill and not first.components.data.streamed,
         fixed_steps=fixed_steps,
+        costs=width_costs(first.components.model, first.params, first.components.data.x),
     )
     return made._replace(waves_per_call=waves_per_call or 1)
 
 
 def shape_of(layout: Layout) -> StackShape:
     """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
-    slots = max(LEAST_SLOTS, layout.slots.count)
+    spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
+    slots = max(LEAST_SLOTS, layout.slots.count + spare)
     return StackShape(
         runs=len(layout.schedules),
         num_clients=layout.schedules[0].num_clients,
@@ -234,6 +270,18 @@ def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding
         for d, m in zip(data, members)
     ]
     return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
+
+
+def tests_together(tests: Sequence[Any], runs: int) -> Any:
+    """What :func:`held_out` made, with an axis of ``runs`` behind the test set, which must be one; None if it is not.
+
+    Rows beyond the members repeat the first one.
+    """
+    x, y, *_ = tests[0]
+    if runs == 1 or any(one[0] is not x or one[1] is not y for one in tests):
+        return None
+    every = [one[2:] for one in tests] + [tests[0][2:]] * (runs - len(tests))
+    return x, y, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
 
 
 def make_stack(
@@ -275,6 +323,7 @@ def make_stack(
     if measures[0].wants_anything():
         found = inputs_of(data, [m.schedule for m in members], measures, per_client)
         inputs = to_devices(found, everywhere(mesh))
+    every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
     facts = stack_facts(members, layout, shape)
     shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
     fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
@@ -303,9 +352,11 @@ def make_stack(
         facts=facts,
         mesh=mesh,
         models=models,
+        every_test=every_test,
     )
     training = [programs.waves] if programs.waves is not None else programs.train.values()
     needed += layout.lanes * max(map(temporary_bytes, training))
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
-    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, everywhere(mesh), inputs)
+    sharding = everywhere(mesh)
+    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, sharding, inputs, every_test)

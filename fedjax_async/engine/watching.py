@@ -68,7 +68,7 @@ class Watcher:
         """Hand over what is computed, the oldest first; with ``wait`` all of it."""
         while self._waiting:
             moment, scores, model = self._waiting[0]
-            if not (wait or len(self._waiting) > UNDER_WAY or all(map(_is_ready, scores.values()))):
+            if not (wait or len(self._waiting) > UNDER_WAY or all(map(is_ready, scores.values()))):
                 return
             self._waiting.popleft()
             self._observe(moment, scores, model, False)
@@ -117,5 +117,6 @@ class Watcher:
                 return
 
 
-def _is_ready(value: Any) -> bool:
+def is_ready(value: Any) -> bool:
+    """Whether an array is computed; true for what is on the host."""
     return bool(getattr(value, "is_ready", lambda: True)())

@@ -52,17 +52,34 @@ def test_without_loops_of_unknown_length_a_run_equals_the_oracle(rule, timing, d
     near(have.records, want.records)
 
 
-def equal_to_the_oracle(stack, cases):
+def equal_to_the_oracle(stack, cases, **options):
     for have, one in zip(run_stack(stack), cases, strict=True):
-        close(have.params, run_reference(*one).params, 1e-9)
+        want = run_reference(*one, **options)
+        close(have.params, want.params, 1e-9)
+        near(have.scores, want.scores)
 
 
 @pytest.mark.float64
 @pytest.mark.usefixtures("off_the_cpu")
-def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle():
+@pytest.mark.parametrize(("delay", "options"), [(EQUAL, {}), (EQUAL, {"per_client": True}), (RANDOM, {})])
+def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle(delay, options):
     rule = SERVERS["fedasync"]()
-    cases = [fresh(lambda: rule, "every", seed=seed) for seed in (3, 4)]
-    equal_to_the_oracle(stack_of(*cases, **LAYOUT), cases)
+    cases = [fresh(lambda: rule, "every", delay, seed=seed) for seed in (3, 4, 5)]
+    equal_to_the_oracle(stack_of(*cases, of_stack=options, **LAYOUT), cases, **options)
+
+
+@pytest.mark.usefixtures("off_the_cpu")
+def test_runs_that_are_due_at_the_same_time_are_evaluated_in_one_call():
+    rule, calls = SERVERS["fedasync"](), []
+    stack = stack_of(*(fresh(lambda: rule, "every", EQUAL, seed=seed) for seed in (3, 4, 5)), **LAYOUT)
+
+    def counting(name):
+        program = getattr(stack.programs, name)
+        return lambda *given: calls.append(name) or program(*given)
+
+    counted = {name: counting(name) for name in ("evaluate", "evaluate_runs")}
+    run_stack(stack._replace(programs=stack.programs._replace(**counted)))
+    assert calls == ["evaluate_runs"] * len(stack.members[0].points.time)
 
 
 @pytest.mark.float64

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Every, evaluation_points, make_layout
-from fedjax_async.engine.batches import SPARE, active_histogram, choose_widths, ladder, useful_share
+from fedjax_async.engine.batches import SPARE
+from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 
 histograms = st.lists(st.integers(0, 50), min_size=2, max_size=14).map(lambda h: np.array([0, *h]))
 
@@ -63,21 +64,35 @@ def test_each_device_has_as_many_rows_as_the_others():
     assert made.capacity % 8 == 0
 
 
+# What an accelerator's batches cost, in steps of one job: of a model whose steps only cost launches, and of a large one
+LIGHT = {"overhead": 300.0, "call": 600.0, "compiling": 1e6}
+HEAVY = {"overhead": 1.0, "call": 0.1, "compiling": 100.0}
+
+
+def test_on_an_accelerator_a_light_model_has_one_width_and_a_heavy_one_short_batches():
+    schedule = plan("every", "lognormal:sigma=0.5", num_clients=100, local_steps=10, until=Until(updates=2000))
+    usual, light, heavy = (make_layout([schedule], max_width=1024, costs=costs) for costs in ({}, LIGHT, HEAVY))
+    longest = int(np.diff(light.waves).max())
+    assert light.widths == (min(w for w in ladder(1024) if w >= longest),) and len(light.turns) == len(usual.turns)
+    assert len(heavy.widths) <= 2 and heavy.capacity <= 16
+    assert heavy.useful_steps > 0.8 * heavy.executed_steps
+
+
 @given(
     st.lists(st.integers(1, 30), min_size=2, max_size=12),
     st.sampled_from(["every", "buffer:size=2", "cohort:size=2", "window:length=1"]),
     st.integers(1, 12),
     st.integers(0, 5),
-    st.sampled_from([("vmap", 0.0), ("vmap", 500.0), ("loop", 0.0)]),
+    st.sampled_from([("vmap", {}), ("vmap", LIGHT), ("vmap", HEAVY), ("loop", {})]),
     st.integers(1, 3),
 )
 @settings(max_examples=90)
 def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, seed, how, lanes):
-    batching, compiling = how
+    batching, costs = how
     schedule = plan(
         timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
     )
-    made = make_layout([schedule], max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
+    made = make_layout([schedule], max_width=max_width, lanes=lanes, batching=batching, costs=costs)
     ready = schedule.dispatched_after[schedule.job]
     done, received = np.zeros(len(schedule.job), int), 0
     in_rows: dict[tuple[int, int], int] = {}  # (lane, row) -> position, from its training until it is received

@@ -1,0 +1,182 @@
+"""Compiled programs that score the models of a stack: loss and accuracy, and whatever else is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async.engine import kernels, measures
+from fedjax_async.engine.compiling import jitted
+from fedjax_async.engine.components import Client, Server, bound
+from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, most_at_once, own_models, rows_at
+from fedjax_async.engine.measures import Inputs, Measures
+from fedjax_async.engine.sending import StackFacts, rule_at, state_of
+from fedjax_async.engine.tables import DeviceTables
+from fedjax_async.types import Array, ClientData, Message, Model, Params, State
+
+
+def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
+    """The part of the carry that an evaluation reads; ``own``: whether it evaluates models of the clients."""
+    return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())
+
+
+@lru_cache(maxsize=64)
+def evaluate(
+    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
+) -> Any:
+    """Jitted :func:`_evaluate`."""
+    return jitted(_evaluate(model, server, client, facts, total, labels, per_client))
+
+
+@lru_cache(maxsize=64)
+def evaluate_runs(
+    model: Model,
+    server: Server,
+    client: Client | None,
+    facts: StackFacts,
+    total: int,
+    labels: bool,
+    per_client: bool,
+    at_once: int,
+) -> Any:
+    """Jitted :func:`_evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
+
+    ``run``, ``now``, ``owner``, ``tests`` and ``validation`` have an axis of runs in front; the test set is shared.
+    """
+    one = _evaluate(model, server, client, facts, total, labels, per_client)
+
+    def evaluate_runs(
+        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, *own: Any
+    ) -> dict[str, Array]:
+        def of_some(some: Any) -> dict[str, Array]:
+            run, now, own = some
+            found: dict[str, Array] = jax.vmap(lambda run, now, own: one(tables, seen, run, now, x, y, *own))(
+                run, now, own
+            )
+            return found
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, at_once, *leaf.shape[1:]), (run, now, own))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(of_some, parts))
+
+    return jitted(evaluate_runs)
+
+
+def _evaluate(
+    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
+) -> Callable[..., dict[str, Array]]:
+    """``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, tests, validation)``.
+
+    It returns scores by name. Without a ``client`` no models of clients are evaluated, and memory and clients are
+    ``()``. ``tests``: the clients' own tests. ``validation`` is None where the data have no validation part.
+    """
+    clients = facts.num_clients if per_client else None
+    score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
+
+    own, validate = make_own(model, labels), make_validate(model, labels)
+
+    def evaluate(
+        tables: DeviceTables,
+        seen: tuple[State, State, State],
+        run: Array,
+        now: Any,
+        x: Array,
+        y: Array,
+        owner: Any,
+        tests: Any,
+        validation: ClientData | None,
+    ) -> dict[str, Array]:
+        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
+        scores = score(rule.params(state), x, y, owner)
+        if validation is not None:
+            pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
+            scores |= validate(rule.params(state), pool)
+        if client is None:
+            return scores
+        memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
+        who = bound(client, kernels.hyper_of(tables, run))
+        return scores | own(own_models(rule, who, state, memory, kept, now, tests), x, y, tests)
+
+    return evaluate
+
+
+class Measuring(NamedTuple):
+    """What the programs that score depend on."""
+
+    measures: Measures
+    own_models: bool  # whether clients have models of their own, which are scored
+    per_client: bool  # whether the global model is scored on each client's tests
+    labels: bool  # whether targets are class labels; accuracy is NaN otherwise
+    total: int  # test examples
+    width: int  # clients that are fine-tuned at a time
+
+
+@lru_cache(maxsize=64)
+def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Any:
+    """Jitted ``measure(tables, (states, memory, clients), run, now, test_x, test_y, owner, inputs) -> scores``.
+
+    Memory and clients are ``()`` unless :func:`reads_clients` is true.
+    """
+    wanted, count = what.measures, facts.num_clients
+    metrics = measures.make_metrics(model, wanted.metrics, what.total, count if what.per_client else None)
+    training_loss, own = measures.make_training_loss(model), measures.make_own_metrics(model, wanted.metrics)
+    tuned = measures.make_tuned(model, what.labels, wanted, count, what.width)
+
+    def measure(
+        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
+    ) -> dict[str, Array]:
+        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
+        params, hyper = rule.params(state), kernels.hyper_of(tables, run)
+        scores = metrics(params, x, y, owner) if wanted.metrics else {}
+        if inputs.sample is not None:
+            pooled = inputs.sample.x is None
+            sample = inputs.sample._replace(x=tables.x, y=tables.y) if pooled else inputs.sample
+            scores |= training_loss(params, sample)
+        memory, kept = (rows_at(table, run * jnp.int32(count)) for table in seen[1:])
+        who = bound(client, hyper)
+        if what.own_models and wanted.metrics:
+            scores |= own(own_models(rule, who, state, memory, kept, now, inputs.tests), x, y, inputs.tests)
+        if wanted.fine_tune:
+
+            def start_of(i: Array) -> Params:
+                """The global model, with the leaves that the model declares private as the client has them."""
+                return params if model.private is None else who.own(Message(params, (), now[1]), kept(i))
+
+            training = inputs.training._replace(x=tables.x, y=tables.y)
+            key = tables.key[0 if len(tables.key) == 1 else run]
+            scores |= tuned(bound(wanted.tuner, hyper), start_of, key, now[1], training, x, y, inputs.tests)
+        return scores
+
+    return jitted(measure)
+
+
+def reads_clients(model: Model, what: Measuring) -> bool:
+    """Whether the program ``measure`` reads the server's memory and the clients' states."""
+    return (what.own_models and bool(what.measures.metrics)) or (
+        what.measures.fine_tune > 0 and model.private is not None
+    )
+
+
+def compiled_together(
+    model: Model,
+    server: Server,
+    client: Client | None,
+    runs: int,
+    tables: DeviceTables,
+    params: Params,
+    carry: kernels.Carry,
+    every_test: Any,
+    what: Measuring,
+    facts: StackFacts,
+) -> Any:
+    """The compiled :func:`evaluate_runs`."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    at_once = most_at_once(model, one, every_test[0], runs)
+    made = evaluate_runs(model, server, client, facts, what.total, what.labels, what.per_client, at_once)
+    now = (np.zeros(runs, tables.time.dtype), np.zeros(runs, np.int32))
+    given = evaluated(carry, client is not None), np.arange(runs, dtype=np.int32), now, *every_test
+    return made.lower(tables, *given).compile()
