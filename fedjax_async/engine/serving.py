@@ -171,6 +171,8 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
     the host learns how far the device has come.
     """
 
+    one_by_one = jax.default_backend() == "cpu"  # there a write costs less than a call's share of several
+
     def applied(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
         owner, run = tables.owner[p], tables.run[p]
         arrival = _arrived(tables, carry, buffers, p)
@@ -195,6 +197,8 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
             carry = applied(tables, buffers, p, carry)
         else:
             carry = tree.when(tables.applied[p], lambda carry: applied(tables, buffers, p, carry), carry)
+        if one_by_one:
+            carry = noted_jobs(tables, buffers, p, p + 1, 1, carry)
         after = tree.gather(buffers.after, tables.row[p])
         carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
         return carry if facts.grouped else answered(tables, p, carry)
@@ -228,15 +232,18 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
                 )
         else:
             carry = tree.loop("arrivals", low, high, lambda p, carry: one(tables, buffers, p, carry), carry)
-        carry = noted_jobs(tables, buffers, low, high, carry)
+        if not one_by_one:
+            carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
         return carry, carry.rejected + 0
 
     return receive
 
 
-def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> Carry:
-    """Record, for the positions ``low .. high-1``, what was known of their jobs before the server received them."""
-    most = len(buffers.norm)  # at most as many as there are rows; after the last position there is room for as many
+def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, most: int, carry: Carry) -> Carry:
+    """Record, for the positions ``low .. high-1``, what was known of their jobs before the server received them.
+
+    They are at most ``most``, which is at most the number of rows: the columns have room for that many more positions.
+    """
     p = low + jnp.arange(most, dtype=jnp.int32)
     row, inside = tables.row[p], p < high
     arrived = inside & tables.applied[p]
@@ -305,7 +312,8 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
         carry = tree.loop("ranks", span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
-        carry = noted_jobs(tables, buffers, tables.ranks[span[0]], tables.ranks[span[1]], carry)
+        low, high = tables.ranks[span[0]], tables.ranks[span[1]]
+        carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
         return carry, carry.rejected + 0
 
     return receive
