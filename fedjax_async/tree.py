@@ -85,6 +85,20 @@ def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
 
 
+def num_operations(jaxpr: Any) -> int:
+    """Operations of a traced function, those of the functions that it calls among them."""
+    inner = [each for eqn in jaxpr.eqns for value in eqn.params.values() for each in _jaxprs(value)]
+    return len(jaxpr.eqns) + sum(map(num_operations, inner))
+
+
+def _jaxprs(value: Any) -> list[Any]:
+    """The traced functions in a parameter of an operation."""
+    if isinstance(value, tuple | list):
+        return [found for one in value for found in _jaxprs(one)]
+    inner = getattr(value, "jaxpr", value)
+    return [inner] if hasattr(inner, "eqns") else []
+
+
 def loop(name: str, first: Any, last: Any, body: Callable[[Array, Any], Any], start: Any) -> Any:
     """``jax.lax.fori_loop(first, last, body, start)`` with a name, by which a loop is known in a compiled program.
 

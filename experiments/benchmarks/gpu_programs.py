@@ -84,10 +84,15 @@ def arriving(given: Any) -> float:
     return float(np.diff(span_of(given)[:2])[0])
 
 
+def lengths_of_groups(given: Any) -> np.ndarray:
+    """How many arrivals of each group a call receives."""
+    low, high = span_of(given)[:2]
+    return np.unique(np.asarray(given[0].group_end)[low:high], return_counts=True)[1]
+
+
 def groups(given: Any) -> float:
     """Groups of arrivals of which a call receives at least one."""
-    low, high = span_of(given)[:2]
-    return float(len(np.unique(np.asarray(given[0].group_end)[low:high])))
+    return float(len(lengths_of_groups(given)))
 
 
 def sent(given: Any) -> float:
@@ -123,7 +128,9 @@ PASSES: Mapping[tuple[str, str], Callable[[Any], float] | int] = {
     ("train", "inbox"): longest_inbox,
     ("train", "clustering"): ITERATIONS,
     ("receive", "arrivals"): arriving,
+    ("receive", "arrivals by 4"): lambda given: -(-arriving(given) // 4),
     ("receive", "groups"): groups,
+    ("receive", "arrivals of a group by 4"): lambda given: float(np.sum(-(-lengths_of_groups(given) // 4))),
     ("receive", "ranks"): arriving,
     ("receive", "messages"): sent,
     ("receive", "messages of a rank"): sent,
@@ -326,11 +333,10 @@ def summary(rows: list[dict[str, Any]], details: list[tuple[str, list[Row]]], ca
     for loop, name in each.items():
         found = {row.each.launches for _, loops in details for row in loops if row.loop == loop and row.passes}
         said += [f"{name} {' or '.join(f'{n:g}' for n in sorted(found))} launches"] if found else []
-    for program, loops in (("receive", ("arrivals", "ranks")), ("write", ("arrivals",))):
-        passes = sum(row.passes for about, found in details for row in found if about == program and row.loop in loops)
-        launches = sum(row["launches"] for row in rows if row["program"] == program)
-        kind = "a rank" if case.get("runs", 1) > 1 else "an arrival"
-        said += [f"{kind}, with messages and server step, {launches / passes:.1f}"] if passes else []
+    ranks = sum(row.passes for _, found in details for row in found if row.loop == "ranks")
+    launches = sum(row["launches"] for row in rows if row["program"] in ("receive", "write"))
+    kind = "a rank" if ranks else "an arrival"
+    said += [f"{kind}, with messages and server step, {launches / (ranks or case['updates']):.1f}"]
     tested = [row for row in rows if row["program"] in ("evaluate", "evaluate_runs", "own")]
     calls = sum(row["calls"] for row in tested)
     said += [f"an evaluation {sum(row['launches'] for row in tested) / calls:.0f}"] if calls else []

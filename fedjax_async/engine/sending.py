@@ -51,6 +51,8 @@ class StackFacts(NamedTuple):
     in_turn: bool = False
     # Whether few arrivals close a step or are followed by messages, so that a loop over the arrivals in between pays.
     grouped: bool = False
+    # How many arrivals are received in a pass of a loop, of which each costs an accelerator several launches.
+    at_once: int = 1
 
 
 def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:

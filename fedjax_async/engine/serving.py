@@ -170,20 +170,96 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
     ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. By waiting for it,
     the host learns how far the device has come.
     """
+    return Receiver(server, facts).receive
 
-    one_by_one = jax.default_backend() == "cpu"  # there a write costs less than a call's share of several
 
-    def applied(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
-        owner, run = tables.owner[p], tables.run[p]
+# Operations of an arrival, as traced. Several longer ones (OrthoFL, ResNet-18) in a pass would take long to compile,
+# and the pass of the loop is the smaller part of what they cost.
+SHORT = 350
+
+
+class Receiver:
+    """Receives uploads one after the other: see :func:`make_receive`."""
+
+    def __init__(self, server: Server, facts: StackFacts) -> None:
+        self.server, self.facts = server, facts
+        self.one_by_one = jax.default_backend() == "cpu"  # there a write costs less than a call's share of several
+
+    def receive(self, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
+        """The program."""
+        low, high = span[0], span[1]
+        if self.facts.grouped:
+
+            def further(held: tuple[Array, Carry]) -> tuple[Array, Carry]:
+                return self.group(tables, buffers, held[0], high, held[1])
+
+            with jax.named_scope("loop:groups"):
+                _, carry = jax.lax.while_loop(lambda held: held[0] < high, further, (low, carry))
+        else:
+            carry = self.arrivals(tables, buffers, low, high, carry)
+        if not self.one_by_one:
+            carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
+        return carry, carry.rejected + 0
+
+    def group(
+        self, tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry
+    ) -> tuple[Array, Carry]:
+        """Receive the positions from ``low`` to the end of its group, or to ``high``; then close and send."""
+        end = jnp.minimum(tables.group_end[low], high)
+        carry = self.arrivals(tables, buffers, low, end, carry)
+        p = end - 1  # if the group goes on after it, it closes nothing and nothing is due
+        rule, owner = rule_at(self.server, tables, self.facts, tables.run[p]), tables.owner[p]
+        if not self.facts.every_closes and rule.close is not None:
+            before = carry.server, tree.gather(carry.memory, owner)
+            closes = tables.closes[p] & tables.applied[p]
+            state, memory = tree.where(closes, closed(rule, *before), before)
+            carry = carry._replace(server=state, memory=tree.scatter(carry.memory, owner, memory))
+        return end, self.answered(tables, p, carry)
+
+    def arrivals(self, tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> Carry:
+        """Receive the positions ``low .. high-1``, ``facts.at_once`` of them in a pass if an arrival is ``SHORT``."""
+        many = self.facts.at_once
+        if many > 1:
+            traced = jax.make_jaxpr(lambda p, carry: self.one(tables, buffers, p, carry))(low, carry)
+            many = many if tree.num_operations(traced.jaxpr) <= SHORT else 1
+        if many == 1:
+            return tree.loop("arrivals", low, high, lambda p, carry: self.one(tables, buffers, p, carry), carry)
+
+        def some(i: Array, carry: Carry) -> Carry:
+            for p in [low + many * i + k for k in range(many)]:
+                carry = self.one(tables, buffers, jnp.minimum(p, high - 1), carry, p < high)
+            return carry
+
+        name = f"arrivals {'of a group ' if self.facts.grouped else ''}by {many}"
+        return tree.loop(name, 0, (high - low + many - 1) // many, some, carry)
+
+    def one(self, tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry, active: Any = None) -> Carry:
+        """Receive position ``p``; if not ``active``, receive it once more without effect."""
+        if self.facts.all_applied:
+            carry = self.applied(tables, buffers, p, active, carry)
+        else:
+            carry = tree.when(tables.applied[p], lambda carry: self.applied(tables, buffers, p, None, carry), carry)
+        if self.one_by_one:
+            carry = noted_jobs(tables, buffers, p, p + 1, 1, carry)
+        after = tree.gather(buffers.after, tables.row[p])
+        carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
+        return carry if self.facts.grouped else self.answered(tables, p, carry, active)
+
+    def applied(self, tables: DeviceTables, buffers: JobBuffers, p: Array, active: Any, carry: Carry) -> Carry:
+        """Apply the upload of position ``p`` to the server's state."""
+        facts, owner, run = self.facts, tables.owner[p], tables.run[p]
         arrival = _arrived(tables, carry, buffers, p)
-        rule = rule_at(server, tables, facts, run)
-        state, memory = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
-        seen = probed(facts.probes, tables, carry.probes, p, state, memory, arrival)
-        state, memory, info = rule.receive(state, memory, arrival)
+        rule = rule_at(self.server, tables, facts, run)
+        before = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
+        seen = probed(facts.probes, tables, carry.probes, p, *before, arrival)
+        state, memory, info = rule.receive(*before, arrival)
         if facts.every_closes:
             state, memory = closed(rule, state, memory)
         elif rule.close is not None and not facts.grouped:
             state, memory = tree.when(arrival.closes, lambda both: closed(rule, *both), (state, memory))
+        if active is not None:
+            state, memory = tree.where(active, (state, memory), before)
+            p = jnp.where(active, p, len(tables.row) - 1)  # a row of padding
         noted = {name: carry.records[name].at[p].set(value) for name, value in _columns(info).items()}
         return carry._replace(
             server=state if len(tables.key) == 1 else tree.scatter(carry.server, run, state),
@@ -192,51 +268,11 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
             probes=seen,
         )
 
-    def one(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
-        if facts.all_applied:
-            carry = applied(tables, buffers, p, carry)
-        else:
-            carry = tree.when(tables.applied[p], lambda carry: applied(tables, buffers, p, carry), carry)
-        if one_by_one:
-            carry = noted_jobs(tables, buffers, p, p + 1, 1, carry)
-        after = tree.gather(buffers.after, tables.row[p])
-        carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
-        return carry if facts.grouped else answered(tables, p, carry)
-
-    def answered(tables: DeviceTables, p: Array, carry: Carry) -> Carry:
-        """Send what is due after position ``p``."""
-        due = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
-        return write_messages(server, tables, facts, carry, *due, facts.messages)
-
-    def group(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> tuple[Array, Carry]:
-        """Receive the positions from ``low`` to the end of its group, or to ``high``; then close and send."""
-        end = jnp.minimum(tables.group_end[low], high)
-        carry = tree.loop("arrivals", low, end, lambda p, carry: one(tables, buffers, p, carry), carry)
-        p = end - 1  # if the group goes on after it, it closes nothing and nothing is due
-        rule, owner = rule_at(server, tables, facts, tables.run[p]), tables.owner[p]
-        if not facts.every_closes and rule.close is not None:
-            before = carry.server, tree.gather(carry.memory, owner)
-            closes = tables.closes[p] & tables.applied[p]
-            state, memory = tree.where(closes, closed(rule, *before), before)
-            carry = carry._replace(server=state, memory=tree.scatter(carry.memory, owner, memory))
-        return end, answered(tables, p, carry)
-
-    def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        low, high = span[0], span[1]
-        if facts.grouped:
-            with jax.named_scope("loop:groups"):
-                _, carry = jax.lax.while_loop(
-                    lambda held: held[0] < high,
-                    lambda held: group(tables, buffers, held[0], high, held[1]),
-                    (low, carry),
-                )
-        else:
-            carry = tree.loop("arrivals", low, high, lambda p, carry: one(tables, buffers, p, carry), carry)
-        if not one_by_one:
-            carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
-        return carry, carry.rejected + 0
-
-    return receive
+    def answered(self, tables: DeviceTables, p: Array, carry: Carry, active: Any = None) -> Carry:
+        """Send what is due after position ``p``; nothing if not ``active``."""
+        low, high = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
+        high = high if active is None else jnp.where(active, high, low)
+        return write_messages(self.server, tables, self.facts, carry, low, high, self.facts.messages)
 
 
 def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Array, most: int, carry: Carry) -> Carry:

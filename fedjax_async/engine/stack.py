@@ -33,6 +33,9 @@ from fedjax_async.types import Array, Key, Model, Params, Schedule
 LEAST_SLOTS = 12
 
 
+AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
+
+
 class Member(NamedTuple):
     """One run of a stack, before it is laid out; :func:`make_member` makes one."""
 
@@ -71,15 +74,19 @@ def stack_facts(members: Sequence[Member], layout: Layout, shape: StackShape) ->
     """What the compiled programs of a stack depend on."""
     off_the_cpu = jax.default_backend() != "cpu"
     in_turn = (off_the_cpu or _by_ranks(layout, shape)) and sends_twice(layout)
-    return StackFacts(
+    facts = StackFacts(
         members[0].schedule.num_clients,
         all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
         all(bool(np.all(m.applied)) for m in members),
         tuple((name, probe.function) for name, probe in members[0].probes.items()),
         most_messages(layout, shape) if off_the_cpu and not in_turn else None,
         in_turn,
-        off_the_cpu and not in_turn and shape.runs == 1 and has_long_groups(members, layout),
     )
+    if facts.messages is None or shape.runs > 1:
+        return facts
+    grouped = has_long_groups(members, layout)
+    several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
+    return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
 def has_long_groups(members: Sequence[Member], layout: Layout) -> bool:
