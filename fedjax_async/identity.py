@@ -19,6 +19,9 @@ SHORT = 12  # characters of a digest in a message
 _OPTIONS = re.compile(r"[^:,+@=]+=[^:,+@=]*(?:,[^:,+@=]+=[^:,+@=]*)*")
 _PLUS = r"(?<!\d[eE])\+|\+(?!\d)"  # between the parts of a spec, not in a number such as 1e+22
 
+# Settings of earlier versions that changed no result; a folder may still have them.
+GONE = ("fixed_steps", "waves_per_call")
+
 
 def difference(saved: Any, wanted: Any) -> str:
     """How a saved value differs from the wanted one, in a few words; empty if they are the same.
@@ -58,7 +61,7 @@ def content(described: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_key(key: str, saved: Any, wanted: Any, saved_files: Any, wanted_files: Any) -> str:
     """How the value of one key differs; empty if it does not."""
-    if key in (FILES, OWN):
+    if key in (FILES, OWN, *GONE):
         return ""
     before, now = saved_files.get(key), wanted_files.get(key)
     if before is None or now is None:

@@ -6,6 +6,7 @@ python -m tests.judge DAY FOLDER, which prints the worlds as JSON, and fails as 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import warnings
@@ -60,7 +61,8 @@ def close(have, want, start, line):
 def compare(world: World, folder: Path, line: str) -> float:
     """Assert that the engine equals the oracle in a world; ``line`` says how to draw it again.
 
-    Returns how far the model has moved: where it has not, the comparison shows little.
+    Returns how far the model has moved: where it has not, the comparison shows little. Infinity where it cannot, since
+    every upload is rejected.
     """
     settings = settings_of(world)
     start = prepare(Settings(**settings)).params
@@ -75,7 +77,8 @@ def compare(world: World, folder: Path, line: str) -> float:
     for table in ("evaluations", "updates"):
         for name, column in getattr(want, table).items():
             np.testing.assert_allclose(getattr(have, table)[name], column, rtol=1e-8, atol=1e-10, err_msg=line)
-    return close(have.params, want.params, start, line)
+    moved = close(have.params, want.params, start, line)
+    return moved if np.any(want.updates["accepted"]) else math.inf
 
 
 def judge(day: int, number: int, drawn: Drawn, folder: Path) -> dict[str, Any]:

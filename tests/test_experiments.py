@@ -16,6 +16,7 @@ SHARED = {
     "study.py",
     "variants.py",
     "accelerator_parts.py",
+    "gpu_listing.py",
 }  # imported by the others
 SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)

@@ -88,7 +88,7 @@ SERVER_PROGRAM = PROGRAM | {
         *(f"metrics={spec}" for spec in specs("metrics", METRICS)),
         *("train_loss=True", "fine_tune=2", "per_client=True", "validation_fraction=0.3"),
     ],
-    "execution": ["max_width=1", "max_width=4", "lanes=2", "fixed_steps=True", "waves_per_call=2", "remat=True"],
+    "execution": ["max_width=1", "max_width=4", "lanes=2", "remat=True"],
 }
 NODES_PROGRAM = PROGRAM | {
     "method": list(PEER_METHODS),
@@ -160,18 +160,15 @@ def kind(axis: str, value: str | None) -> str:
 
 # What the engine refuses, when it is called with the settings.
 NOT_TOGETHER = [
-    ("execution", "waves_per_call=2", "devices", "8"), ("run", "swept", "devices", "8"),
-    ("execution", "waves_per_call=2", "dataset", "streamed"), ("execution", "lanes=2", "run", "swept"),
+    ("run", "swept", "devices", "8"), ("execution", "lanes=2", "run", "swept"),
     *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
 ]  # fmt: skip
-EQUAL_STEPS = "fixed_steps = True: must be False where jobs differ in local steps"  # as they do in an epoch
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {
     "feedback": {"compress": "topk:ratio=0.3"},
     "compress_per": {"compress": "topk:ratio=0.3"},
     "policy": {"timing": "every:concurrency=3"},  # clients to choose among
     "size": {"timing": "buffer:size=2"},  # a buffer that five clients fill
-    "fixed_steps": {"steps": "3"},
 }
 
 
@@ -232,13 +229,10 @@ def refusal(world: World) -> str | None:
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
-        experiment = prepare(Settings(**settings_of(world), **engine))
+        prepare(Settings(**settings_of(world), **engine))
         Settings(**settings_of(world), engine="reference")
     except ValueError as error:
         return str(error)
-    if world["execution"] == "fixed_steps=True":
-        plan = experiment.schedule
-        return EQUAL_STEPS if len(set(plan.local_steps[plan.job])) > 1 else None
     return None
 
 

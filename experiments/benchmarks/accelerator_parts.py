@@ -27,7 +27,6 @@ Row = dict[str, Any]
 Item = tuple[str, Callable[[], list[Row]]]
 ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "scaffold", "orthofl")
 TOLERANCE = {"cpu": 1e-4}  # largest allowed distance to the oracle, relative to the distance travelled
-WAVES = 16  # in one call
 PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # values of jax_default_matmul_precision
 SLOW = ("cnn", *throughput.LARGE)  # measured in one repeat, because a call takes many seconds on a CPU
 ELSEWHERE = 1e-3  # tolerance on other devices: their products add in another order and may round their factors
@@ -189,11 +188,7 @@ def choices(size: Size) -> Iterator[Item]:
     Waves are narrow here, so the overhead of a call is visible. The rows *kernel* train 16 clients in one call.
     """
     ways: dict[str, dict[str, Any]] = {
-        "fixed_steps": {"fixed_steps": True},
-        f"waves_per_call = {WAVES}": {"waves_per_call": WAVES},
-        "both": {"fixed_steps": True, "waves_per_call": WAVES},
         "batching = loop": {"batching": "loop"},
-        "loop, both": {"batching": "loop", "fixed_steps": True, "waves_per_call": WAVES},
         "compute = bfloat16": {"compute": "bfloat16"},
     }
     usual = {"delay": throughput.DELAYS["lognormal"], "batching": "vmap", "lanes": 1, "clients": 10}

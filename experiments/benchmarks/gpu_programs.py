@@ -294,14 +294,16 @@ def report(name: str, notes: Notes, card: Any, options: dict[str, Any], dump: Pa
 
         made = compiled_for(card, program, shapes, options, dump)
         total, loops = gpu_listing.count(made["thunks"], made["loops"], made["names"], known, times)
-        rows.append(row_of(name, about, times, total, made["temporary"] / 2**20, made["seconds"]))
+        rows.append(row_of(name, about, times, total, made["temporary"] / 2**20, made["seconds"], card.device_kind))
         details.append((about, loops))
         whole, calls, seconds = whole.plus(total), calls + times, seconds + made["seconds"]
     most = max(row["temporary (MiB)"] for row in rows)
-    return [*rows, row_of(name, "whole run", calls, whole, most, seconds)], details
+    return [*rows, row_of(name, "whole run", calls, whole, most, seconds, card.device_kind)], details
 
 
-def row_of(case: str, program: str, calls: int, total: Counts, temporary: float, seconds: float) -> dict[str, Any]:
+def row_of(
+    case: str, program: str, calls: int, total: Counts, temporary: float, seconds: float, card: str
+) -> dict[str, Any]:
     """One line of the table."""
     return {
         "case": case,
@@ -313,6 +315,7 @@ def row_of(case: str, program: str, calls: int, total: Counts, temporary: float,
         "answers": round(total.answers),
         "temporary (MiB)": round(temporary, 1),
         "compiled (s)": round(seconds, 1),
+        "hardware": f"described: {card}",
     }
 
 
@@ -363,9 +366,19 @@ def main() -> None:
     parser.add_argument("--loops", action="store_true", help="list the loops of every program")
     parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs")
     parser.add_argument("--target", type=Path, default=HERE / "h100.txtpb", help="the card, as XLA's text proto")
+    parser.add_argument("--smoke", action="store_true", help="only the calls of a small run; needs no GPU compiler")
     parser.add_argument("--dump", type=Path, help="keep XLA's listings here")
     parser.add_argument("--out", type=Path, help="a CSV file for the table")
     chosen = parser.parse_args()
+    warnings.simplefilter("ignore")  # of runs without results: every upload rejected, and such
+    if chosen.smoke:
+        with as_on_a_gpu():
+            notes = noted_run({"method": "fedbuff@buffer:size=3", "clients": 6, "updates": 12, "examples": 8})
+        calls = {program.function.__name__: notes.calls[key] for key, (program, _) in notes.programs.items()}
+        table = [{"program": name, "calls": times, "hardware": "none"} for name, times in calls.items()]
+        print(shown(table))
+        write(chosen.out, table)
+        return
     if unknown := set(chosen.names) - CASES.keys():
         parser.error(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -373,7 +386,6 @@ def main() -> None:
         dump.mkdir(parents=True, exist_ok=True)
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        warnings.simplefilter("ignore")  # of runs without results: every upload rejected, and such
         from jax.experimental.topologies import get_topology_desc  # noqa: PLC0415
 
         from fedjax_async.engine import compiling  # noqa: PLC0415
@@ -390,8 +402,13 @@ def main() -> None:
             if chosen.loops:
                 print("\n".join(detail(about, inner) for about, inner in loops if inner))
             table += rows
-    if chosen.out is not None:
-        with chosen.out.open("w", newline="") as file:
+    write(chosen.out, table)
+
+
+def write(path: Path | None, table: list[dict[str, Any]]) -> None:
+    """Keep the table as a CSV file."""
+    if path is not None:
+        with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(table)

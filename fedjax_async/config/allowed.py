@@ -91,7 +91,6 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
-    "waves_per_call": lambda field, value: check.whole(field, value, low=2),
     "lanes": lambda field, value: check.whole(field, value, high=MOST_LANES),
     "devices": check.whole,
     "checkpoint": check.whole,

@@ -98,8 +98,6 @@ engine               compared  x       x      x          x      -           x   
 max_width            compared  x       x      -          x      -           x        x           x      x
 lanes                compared  x       x      -          -      -           x        x           x      x
 batching             compared  x       x      -          x      -           x        x           x      x
-fixed_steps          compared  x       -      -          x      -           x        x           x      -
-waves_per_call       compared  x       -      -          x      -           x        x           x      -
 devices              compared  x       x      -          -      -           x        x           x      -
 memory_limit         compared  x       x      -          -      -           x        x           x      -
 slots                compared  x       -      x          x      -           x        x           x      x

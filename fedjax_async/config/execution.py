@@ -10,7 +10,7 @@ import jax
 from fedjax_async import check
 from fedjax_async.config import plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
-from fedjax_async.config.experiment import Experiment, Prepared
+from fedjax_async.config.experiment import Prepared
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import naming_remedies, parse_size
@@ -41,8 +41,6 @@ def execute(
         options["norm_limit"] = e.norm_limit
     if s.engine == "waves":
         options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
-        if isinstance(e, Experiment):
-            options |= {"fixed_steps": s.fixed_steps, "waves_per_call": s.waves_per_call}
         if planned:
             limit = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
             options |= {"devices": s.devices, "memory_limit": limit}

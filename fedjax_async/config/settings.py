@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, inputs
 from fedjax_async.config import allowed, concerns, earlier, own, words
+from fedjax_async.identity import GONE
+from fedjax_async.notices import RunWarning
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of their examples
@@ -198,14 +201,6 @@ class Settings:
     max_width: int | None = _field(None, "most jobs in one batch [by backend]", "execution")
     lanes: int | None = _field(None, "batches trained at a time, a thread each [one per CPU core]", "execution")
     batching: str | None = _field(None, "how a batch is trained: vmap or loop [loop on a CPU, else vmap]", "execution")
-    fixed_steps: bool = _field(
-        False,
-        "compile for a fixed number of local steps, the same for all jobs: less work per step under vmap",
-        "execution",
-    )
-    waves_per_call: int | None = _field(
-        None, "most waves in one call of the compiled program, with one lane; for small models on a GPU", "execution"
-    )
     devices: int | None = _field(None, "devices that share the jobs of a batch [one]", "execution")
     memory_limit: str | None = _field(None, "most device memory of a run, e.g. 4GB: batches shrink to fit", "execution")
     slots: str = _field("full", "precision of the start models kept for clients: full or bfloat16", "execution")
@@ -268,8 +263,7 @@ class Settings:
 OPTIONAL = (
     "policy", "topology", "exchange", "global_tests", "initial", "initial_rename", "client", "stop_at", "patience",
     "metrics",
-    "train_loss", "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps",
-    "waves_per_call", "attack", "privacy",
+    "train_loss", "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "attack", "privacy",
 )  # fmt: skip
 
 
@@ -326,11 +320,16 @@ def require_named(settings: Settings) -> None:
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, to replace their names.
 
-    Defaults of methods are those of the version that wrote them.
+    Defaults of methods are those of the version that wrote them. Settings that no longer exist are left out, with a
+    warning (``notices.RunWarning``).
 
     Raises ``ValueError`` for an own part with other code than the file says, and for values out of range.
     """
     content = dict(content)
+    gone = [name for name in GONE if content.pop(name, None) is not None]
+    if gone:
+        text = f"{' and '.join(gone)} of an earlier version: left out; the results do not depend on it"
+        warnings.warn(text, RunWarning, stacklevel=2)
     files = content.pop("files", {})
     fields = own.restored(content, objects or {})
     absent = [field for field, value in fields.items() if isinstance(value, own.Named)]

@@ -66,8 +66,6 @@ def _shared(e: Prepared) -> tuple[Any, ...]:
         s.max_width,
         s.compute,
         s.engine,
-        s.fixed_steps,
-        s.waves_per_call,
     )
     return e.shared(), s.policy is None, p.client, p.model, names, shapes, options
 
@@ -177,8 +175,7 @@ def _stacked(
     together = min(lanes, len(stacks))
     updates = sum(len(experiments[i].schedule.job) for i in members)
     num_bytes = data + lanes * length * largest
-    batches = lanes // together if first.settings.waves_per_call is None else 1
-    return SweepGroup(members, stacks, together, batches, num_bytes, updates, _about(first.settings))
+    return SweepGroup(members, stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -283,9 +280,8 @@ def _max_width(e: Experiment) -> int | None:
 
 
 def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
-    s = members[0].settings
-    options: dict[str, Any] = {"batching": s.batching, "fixed_steps": s.fixed_steps, "waves_per_call": s.waves_per_call}
-    return layout_of([member_of(e) for e in members], max_width=_max_width(members[0]), lanes=lanes, **options)
+    batching, width = members[0].settings.batching, _max_width(members[0])
+    return layout_of([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:

@@ -5,12 +5,12 @@ result.
 
 Order of reading: ``components.py`` (what is trained), ``layout.py``, ``batches.py`` and ``widths.py`` (which jobs are
 trained together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
-``sending.py`` and ``serving.py`` (the server), ``several.py`` (several waves in one call), ``programs.py`` and
-``compiling.py`` (the compiled programs), ``stack.py`` (runs laid out and compiled), ``trainers.py``, ``loop.py`` and
-``run.py`` (the loop that calls the programs). ``evaluation.py``, ``measures.py``, ``scoring.py`` (their programs),
-``evaluator.py`` (their calls), ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its evaluations
-over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and
-``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
+``sending.py`` and ``serving.py`` (the server), ``programs.py`` and ``compiling.py`` (the compiled programs),
+``stack.py`` (runs laid out and compiled), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the
+programs). ``evaluation.py``, ``measures.py``, ``scoring.py`` (their programs), ``evaluator.py`` (their calls),
+``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its evaluations over while it runs. ``unsent.py``,
+``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and ``checkpoint.py`` are one feature each.
+``record.py`` and ``client_scores.py`` make the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
 differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
 is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.

@@ -175,7 +175,7 @@ class GrowingStack:
             return tuple(self._trainers.train(turn, carry))
         compiled = self.stack.programs.train
         for width in {segment.width for batch in turn for segment in batch.segments} - compiled.keys():
-            one = programs.train(self._o.components.client, width, "vmap", None, None)
+            one = programs.train(self._o.components.client, width, "vmap", None)
             span, buffers = np.zeros(4, np.int32), self._trainers.buffers[0]
             compiled[width] = one.lower(self.tables, carry.slots, carry.clients, buffers, span).compile()
         left, kept = self._trainers.train(turn, carry), list(stores)

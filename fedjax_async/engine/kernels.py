@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_async import tree
 from fedjax_async.engine.components import ClientFamily, bound
@@ -111,19 +110,14 @@ def finished(
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
-def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData, *, equal: bool = False) -> Any:
-    """One local step of one job, without effect once the job has done its steps. Unchanged leaves cost nothing.
-
-    ``equal``: all jobs have as many steps, so the step counts need no comparison.
-    """
+def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
+    """One local step of one job, without effect once the job has done its steps. Unchanged leaves cost nothing."""
 
     def advance(
         hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
     ) -> State:
         message = message._replace(local_steps=steps)
         stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
-        if equal:
-            return stepped
         runs = k < steps
         return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
 
@@ -135,14 +129,11 @@ def device_index(devices: int) -> Array:
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(
-    client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1, local_steps: int | None = None
-) -> Any:
+def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
     """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
-    steps). With several ``devices``, each runs this program on every ``devices``-th job. ``local_steps``: the number of
-    steps of every job, if it is compiled in; each job then begins and ends in one call.
+    steps). With several ``devices``, each runs this program on every ``devices``-th job.
     """
     own = width // devices
 
@@ -151,10 +142,7 @@ def make_train(
         index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
         position = tables.train_order[low + index]
         owner, run = tables.owner[position], tables.run[position]
-        if local_steps is None:
-            steps = jnp.where(index < count, tables.steps[position], 0)
-        else:  # rows of padding also train; they are never read
-            steps = jnp.full(own, local_steps, jnp.int32)
+        steps = jnp.where(index < count, tables.steps[position], 0)
         data = client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0, None))
         hyper = hyper_of(tables, run)
@@ -173,8 +161,7 @@ def make_train(
             work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one, 0))(hyper, keys, message, before, data, steps)
             return message, before, work
 
-        one_step = make_advance(client, data, equal=local_steps is not None)
-        step = jax.vmap(one_step, in_axes=(each, 0, None, 0, 0, 0, 0))
+        step = jax.vmap(make_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
 
         def advance(k: Array, held: tuple[Message, State, State]) -> tuple[Message, State, State]:
             message, before, work = held
@@ -186,12 +173,8 @@ def make_train(
             given = (hyper if each is None else rows(hyper), work, message, before, *rows(known))
             return jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
 
-        if local_steps is None:
-            kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
-            return JobBuffers(*kept, *done)
-        held = tree.loop("local steps", np.int32(0), np.int32(local_steps), advance, fresh())
-        left = JobBuffers(held[0] if buffers.message else (), (), (), *finish(lambda rows: rows, held))
-        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers, left)
+        kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
+        return JobBuffers(*kept, *done)
 
     return train
 
@@ -235,7 +218,7 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_steps: int | None = None) -> Any:
+def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
     """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
@@ -248,8 +231,7 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_st
             message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
             before = tree.gather(clients, tables.owner[position])
             key = job_key(tables.key[run], tables.client[position], tables.number[position])
-            steps = tables.steps[position] if local_steps is None else local_steps
-            work = run_steps(who, key, message, before, client_data(tables, position), steps)
+            work = run_steps(who, key, message, before, client_data(tables, position), tables.steps[position])
             conditions = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
             done = finished(who, work, message, before, *conditions)
             return tree.scatter(

@@ -131,8 +131,6 @@ class Layout(NamedTuple):
     row: np.ndarray  # int32[E]  row of its lane's buffers
     useful_steps: int
     executed_steps: int
-    local_steps: int | None = None  # local steps of every job, if compiled in
-    waves_per_call: int = 1  # at most so many waves in one compiled call; more than 1 needs a single lane
 
     @property
     def dealt(self) -> Lanes:
@@ -147,7 +145,7 @@ class Layout(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether each job ends in the call that begins it."""
-        return self.batching == "loop" or self.local_steps is not None
+        return self.batching == "loop"
 
 
 def digest(layout: Layout) -> str:
@@ -173,7 +171,6 @@ def make_layout(
     batching: str = "vmap",
     personal: bool = False,
     fill: bool = True,
-    fixed_steps: bool = False,
     costs: Mapping[str, float] = MappingProxyType({}),
 ) -> Layout:
     """Cut schedules into batches of at most ``max_width`` jobs, and choose their rows, slots and widths.
@@ -181,19 +178,11 @@ def make_layout(
     ``lanes``: how many batches may be trained at the same time. ``devices``: how many devices share the jobs of a
     batch; widths are multiples of it. ``batching``: one of ``BATCHINGS``, see ``batches.py``. ``personal``: messages
     differ from client to client, so each job needs its own slot. ``fill``: see :func:`looped_lanes`. ``costs``: an
-    accelerator's, see :func:`~fedjax_async.engine.batches.deal`. ``fixed_steps``: compile in the number of local steps.
-    Raises ``ValueError`` for an unknown ``batching``, and with ``fixed_steps`` if jobs differ in local steps.
+    accelerator's, see :func:`~fedjax_async.engine.batches.deal`. Raises ``ValueError`` for an unknown ``batching``.
     """
     check.one_of("batching", batching, BATCHINGS)
     merged = merge(schedules, by_ranks=batching == "vmap")
     steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
-    fewest, longest = (int(steps.min()), int(steps.max())) if len(steps) else (1, 1)
-    check.require(
-        not fixed_steps or fewest == longest,
-        "fixed_steps",
-        fixed_steps,
-        f"False where jobs differ in local steps (from {fewest} to {longest}); the setting steps makes them equal",
-    )
     most = sum(s.num_clients for s in schedules)
     dealt, widths, capacity, executed = deal(
         _ready(schedules, merged), merged.waves, steps, most=most, max_width=max_width, lanes=lanes, devices=devices,
@@ -219,7 +208,6 @@ def make_layout(
         row=dealt.row,
         useful_steps=int(steps.sum()),
         executed_steps=executed,
-        local_steps=longest if fixed_steps else None,
     )
 
 

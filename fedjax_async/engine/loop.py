@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,12 +15,11 @@ from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import Scores
 from fedjax_async.engine.record import Progress, refuse
-from fedjax_async.engine.several import Piece
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 
-# About how many turns (compiled calls, with ``waves_per_call``) the host may be ahead of the device. The limit bounds
-# memory, and without it the progress bar would run ahead of the training.
+# About how many turns the host may be ahead of the device. The limit bounds memory, and without it the progress bar
+# would run ahead of the training.
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
@@ -35,9 +34,6 @@ class Calls(NamedTuple):
     rejected: Callable[[Any, int], int]
     enough: Callable[[Any], int]  # carry -> how many positions give all stopped runs their results
     status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
-    # trains and applies at most ``most`` pieces in one call: (carry, pieces) -> (carry, rejected so far)
-    together: Callable[[Any, Sequence[Piece]], tuple[Any, Any]] | None = None
-    most: int = 1
 
 
 def advance(
@@ -59,27 +55,14 @@ def advance(
     of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
     high, tokens, total, done = 0, deque[Any](), len(dealt.train_order), turns
-    waiting: list[Piece] = []  # pieces for the next call
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
 
-    def perform(carry: Any, pieces: Sequence[Piece]) -> tuple[Any, Any]:
-        if calls.together is not None:
-            return calls.together(carry, pieces)
-        ((turn, low, high),) = pieces
-        buffers = trainers.buffers if turn is None else trainers.train(dealt.turns[turn], carry)
-        return calls.apply(carry, buffers[lane_of[low]], low, high)
-
     for g in range(turns, len(dealt.turns)):
-        turn: int | None = g
+        buffers = trainers.train(dealt.turns[g], carry)
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
-            waiting.append(Piece(turn, low, high))
-            turn = None
-            if len(waiting) == calls.most or scores.due(high) or high == total or (keeper and keeper.due(high)):
-                (carry, rejected), waiting = perform(carry, waiting), []
-                scores.evaluate(high, partial(calls.evaluate, carry))
-        if waiting:
-            continue
+            carry, rejected = calls.apply(carry, buffers[lane_of[low]], low, high)
+            scores.evaluate(high, partial(calls.evaluate, carry))
         if done % CHECK_EVERY == 0:
             tokens.append(rejected)
         done += 1

@@ -20,7 +20,6 @@ from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
 from fedjax_async.engine.sending import StackFacts, rule_at, state_of, write_messages
-from fedjax_async.engine.several import make_waves, work_of
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
 from fedjax_async.types import Array, ClientData, Model, Params, State
@@ -41,9 +40,10 @@ def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh
 
 
 @lru_cache(maxsize=256)
-def train(client: Client, width: int, batching: str, local_steps: int | None, mesh: Mesh | None) -> Any:
+def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
     """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers."""
-    made = _train(client, width, batching, local_steps, 1 if mesh is None else mesh.size)
+    devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
+    made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         # every device runs its own loops, of its own length: nothing is exchanged while training
@@ -51,28 +51,6 @@ def train(client: Client, width: int, batching: str, local_steps: int | None, me
             made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
         )
     return jitted(made, donate_argnums=3)
-
-
-def _train(client: Client, width: int, batching: str, local_steps: int | None, devices: int = 1) -> Any:
-    if batching == "vmap":
-        return kernels.make_train(client, width, devices, local_steps)
-    return kernels.make_loop(client, devices, local_steps)
-
-
-@lru_cache(maxsize=64)
-def waves(
-    server: Server,
-    client: Client,
-    facts: StackFacts,
-    ranks: bool,
-    widths: tuple[int, ...],
-    batching: str,
-    local_steps: int | None,
-) -> Any:
-    """Jitted :func:`make_waves` on one device; donates what the server changes and the buffers."""
-    trains = {w: _train(client, w, batching, local_steps) for w in sorted(widths, reverse=True)}
-    made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
-    return jitted(make_waves(trains, made), donate_argnums=(1, 2))
 
 
 @lru_cache(maxsize=64)
@@ -156,14 +134,13 @@ class Programs(NamedTuple):
 
     start: Callable[..., Any]
     buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]  # by width; empty with ``waves``
-    receive: Callable[..., Any] | None  # None with ``waves``
+    train: dict[int, Callable[..., Any]]  # by width
+    receive: Callable[..., Any]
     evaluate: Callable[..., Any]
     by_ranks: bool  # whether the spans of ``receive`` count ranks, not positions
     measure: Callable[..., Any] | None = None  # measures more than loss and accuracy
     reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
     model: Callable[..., Any] | None = None  # copies the model of an evaluation, for observers
-    waves: Callable[..., Any] | None = None  # trains and receives several waves in one call
     evaluate_runs: Callable[..., Any] | None = None  # evaluates all runs at once; off a CPU
 
 
@@ -234,17 +211,6 @@ def compile_programs(
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
-    by_steps = layout.batching, layout.local_steps
-    trains, receives, several = {}, None, None
-    if layout.waves_per_call > 1:
-        work = work_of([], [], layout.widths, None, layout.waves_per_call)
-        several = waves(server, client, facts, by_ranks, layout.widths, *by_steps)
-        several = several.lower(tables, carry, empty, work, span[0]).compile()
-    else:
-        for width in layout.widths:
-            one = train(client, width, *by_steps, mesh)
-            trains[width] = one.lower(tables, carry.slots, carry.clients, empty, span).compile()
-        receives = receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile()
     more, reads = None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
@@ -252,14 +218,16 @@ def compile_programs(
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
-        train=trains,
-        receive=receives,
+        train={
+            w: train(client, w, layout.batching, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
+            for w in layout.widths
+        },
+        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,
         model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
-        waves=several,
         evaluate_runs=None
         if every_test is None
         else compiled_together(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.record import EngineResult, Progress
-from fedjax_async.engine.several import Piece, work_of
 from fedjax_async.engine.stack import (
     Member,
     Stack,
@@ -40,7 +39,7 @@ from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
-# Besides one training program per width: start, buffers, receive (or train and receive in one), evaluate.
+# Besides one training program per width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
 
 
@@ -68,16 +67,8 @@ def run_stack(
 
     def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-        receive = cast(Callable[..., Any], programs.receive)  # None only where calls hold several waves
-        applied: tuple[Carry, Any] = receive(tables, carry, buffers, span)
+        applied: tuple[Carry, Any] = programs.receive(tables, carry, buffers, span)
         return applied
-
-    def together(carry: Carry, pieces: Sequence[Piece]) -> tuple[Carry, Any]:
-        waves = cast(Callable[..., Any], programs.waves)
-        work = work_of(pieces, layout.turns, layout.widths, ranks, layout.waves_per_call)
-        given = tables, carry, trainers.buffers[0], work, np.int32(len(pieces))
-        carry, trainers.buffers[0], rejected = waves(*given)
-        return carry, rejected
 
     def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
         return programs.train[width](tables, carry.slots, carry.clients, buffers, span)
@@ -94,8 +85,6 @@ def run_stack(
         rejected=lambda carry, high: _rejected(stack, carry, watcher, high),
         enough=lambda carry: _enough(stack, carry, watcher),
         status=_status_of(layout),
-        most=layout.waves_per_call,
-        together=None if programs.waves is None else together,
     )
     with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, carry), stack.feed) as trainers:
         if turns:
@@ -122,8 +111,6 @@ def run_waves(
     measures: Measures = NOTHING,
     devices: int | None = None,
     memory_limit: int | None = None,
-    fixed_steps: bool = False,
-    waves_per_call: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observer: Observer | None = None,
@@ -136,16 +123,14 @@ def run_waves(
     ``memory_limit``: bytes of device memory; batches are made shorter until the run fits. ``norm_limit``: uploads with
     a larger norm are rejected. ``on_bad``: ``"reject"``, or ``"raise"`` to end the run after a rejected upload.
     ``probes`` by name, and ``measures``: what else is recorded. ``keeper``: takes checkpoints; the run continues from
-    the newest one. ``observer``: gets every evaluation and may stop the run. ``fixed_steps``: compile the number of
-    local steps in, which must be the same for all jobs. ``waves_per_call``: the most waves of one compiled call, in a
-    single lane.
+    the newest one. ``observer``: gets every evaluation and may stop the run.
 
     Raises ``ValueError`` for invalid arguments, and if the run needs more than ``memory_limit``.
     """
     members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
     mesh = make_mesh(devices)
     if lanes is None:
-        lanes = default_lanes() if mesh is None and waves_per_call is None else 1
+        lanes = default_lanes() if mesh is None else 1
     shared = 1 if mesh is None else mesh.size
 
     width = max_width
@@ -157,8 +142,6 @@ def run_waves(
             batching=batching,
             devices=shared,
             fill=memory_limit is None,
-            fixed_steps=fixed_steps,
-            waves_per_call=waves_per_call,
         )
         try:
             options: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit}

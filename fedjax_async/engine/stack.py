@@ -204,8 +204,6 @@ def layout_of(
     batching: str | None = None,
     devices: int = 1,
     fill: bool = True,
-    fixed_steps: bool = False,
-    waves_per_call: int | None = None,
 ) -> Layout:
     """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
 
@@ -216,14 +214,8 @@ def layout_of(
     top = devices * default_width(first.params) if max_width is None else max_width
     check.whole("max_width", top)
     check.whole("lanes", lanes)
-    if waves_per_call is not None:
-        check.whole("waves_per_call", waves_per_call, low=2)
-        check.require(lanes == 1, "lanes", lanes, "1 with waves_per_call: one call trains what lanes would")
-        check.require(devices == 1, "devices", devices, "1 with waves_per_call")
-        streamed = first.components.data.streamed
-        check.require(not streamed, "waves_per_call", waves_per_call, "left out with data that are read from the disk")
     _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
-    made = make_layout(
+    return make_layout(
         [m.schedule for m in members],
         max_width=top,
         lanes=lanes,
@@ -231,10 +223,8 @@ def layout_of(
         batching=batching or default_batching(),
         personal=bool(jax.tree.leaves(memory)),
         fill=fill and not first.components.data.streamed,
-        fixed_steps=fixed_steps,
         costs=width_costs(first.components.model, first.params, first.components.data.x),
     )
-    return made._replace(waves_per_call=waves_per_call or 1)
 
 
 def shape_of(layout: Layout) -> StackShape:
@@ -361,8 +351,7 @@ def make_stack(
         models=models,
         every_test=every_test,
     )
-    training = [programs.waves] if programs.waves is not None else programs.train.values()
-    needed += layout.lanes * max(map(temporary_bytes, training))
+    needed += layout.lanes * max(map(temporary_bytes, programs.train.values()))
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
     sharding = everywhere(mesh)

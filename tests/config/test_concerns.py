@@ -31,7 +31,7 @@ GIVEN = {
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",
     "train_loss": True, "train_examples": 9, "fine_tune": 1, "energy": "flat", "engine": "reference",
     "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16",
-    "fixed_steps": True, "waves_per_call": 2, "policy": "uniform",
+    "policy": "uniform",
     "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
 BESIDE = {"late": {"timeout": 9.0}}  # settings that another setting needs

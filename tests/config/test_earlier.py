@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from fedjax_async import Settings
+from fedjax_async import Settings, identity
 from fedjax_async.config import prepare
 from fedjax_async.config.earlier import CHANGED, Earlier
 from fedjax_async.config.methods import method_of
@@ -140,3 +140,11 @@ def test_earlier_methods_can_be_copied():
     found = from_dict(before("fedbuff"))
     for again in (copy.copy(found.method), copy.deepcopy(found).method):
         assert again == found.method and again.meaning == found.method.meaning and again.kept is None
+
+
+def test_settings_that_are_gone_and_changed_no_result_are_left_out_of_older_files():
+    now = as_dict(Settings(method="asgd", updates=6))
+    older = now | {"fixed_steps": True, "waves_per_call": 4}
+    with pytest.warns(RunWarning, match="^fixed_steps and waves_per_call of an earlier version: left out"):
+        assert from_dict(older) == Settings(method="asgd", updates=6)
+    assert identity.difference(older, now) == ""
