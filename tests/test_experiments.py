@@ -17,6 +17,7 @@ SHARED = {
     "variants.py",
     "accelerator_parts.py",
     "gpu_listing.py",
+    "gpu_passes.py",
 }  # imported by the others
 SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)

@@ -12,15 +12,14 @@ It needs the GPU compiler, 1.4 GB but no GPU, driver or CUDA toolkit, in an envi
 A run is planned and executed as on a GPU, but each program gives zeros in place of results, and is noted with what it
 was given. So calls and passes of loops are those of a real run; only a policy sees no losses. Then each program is
 compiled for the card of ``h100.txtpb``, and ``gpu_listing.py``, where the words are explained, counts what the run
-would issue. A loop of unknown length must have a name (``tree.loop``) and a line in ``PASSES``, or this ends with an
-error. Not counted: the program that makes the parameters, and what the host does between calls. A branch counts as its
-longest case. No time follows: kernels of a microsecond and of a millisecond count alike.
+would issue. A loop of unknown length must have a name (``tree.loop``) and a line in ``gpu_passes.py``, or this ends
+with an error. Not counted: the program that makes the parameters, and what the host does between calls. A branch counts
+as its longest case. No time follows: kernels of a microsecond and of a millisecond count alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import tempfile
 import time
@@ -33,8 +32,15 @@ from typing import Any
 from unittest import mock
 
 import gpu_listing
+import jax
 import numpy as np
+from common import save_table
 from gpu_listing import Counts, Row
+from gpu_passes import PASSES
+from jax.experimental.topologies import get_topology_desc
+
+from fedjax_async import data, named, simulate, sweep
+from fedjax_async.engine import compiling, devices, peer_programs, programs, scoring, stack
 
 HERE = Path(__file__).parent
 MEMORY = 60 * 2**30  # bytes that JAX would use of the card's
@@ -65,99 +71,17 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# --- how often a loop runs, from what a call is given --------------------------------------------
-def span_of(given: Any) -> np.ndarray:
-    """The last argument of a training or receiving program."""
-    return np.asarray(given[-1])
-
-
-def finishing(given: Any) -> float:
-    """Passes of ``run_segment``'s last loop: halves of a batch that hold a job that ends."""
-    tables, width, (low, jobs, _, last) = given[0], len(given[3].norm), span_of(given)
-    steps = np.asarray(tables.steps)[np.asarray(tables.train_order)[low : low + width]]
-    part = -(-width // 2)
-    return -(-width // part) - int(np.sum(steps[:jobs] > last)) // part
-
-
-def arriving(given: Any) -> float:
-    """Positions, or ranks, that a call receives."""
-    return float(np.diff(span_of(given)[:2])[0])
-
-
-def lengths_of_groups(given: Any) -> np.ndarray:
-    """How many arrivals of each group a call receives."""
-    low, high = span_of(given)[:2]
-    return np.unique(np.asarray(given[0].group_end)[low:high], return_counts=True)[1]
-
-
-def groups(given: Any) -> float:
-    """Groups of arrivals of which a call receives at least one."""
-    return float(len(lengths_of_groups(given)))
-
-
-def sent(given: Any) -> float:
-    """Messages that are due after the positions that a call receives."""
-    bounds, (low, high) = np.asarray(given[0].write_bounds), span_of(given)[:2]
-    return float(bounds[high + 1] - bounds[low + 1])
-
-
-def first_sent(given: Any) -> float:
-    """Messages that are due before the first position."""
-    return float(np.asarray(given[0].write_bounds)[1])
-
-
-def longest_inbox(given: Any) -> float:
-    """Entries of the longest inbox of a batch of nodes, whose inboxes are read side by side."""
-    tables, (low, jobs, _, _) = given[0], span_of(given)
-    at = np.asarray(tables.train_order)[low : low + jobs]
-    bounds = np.asarray(tables.inbox_bounds)
-    return float(np.max(bounds[at + 1] - bounds[at], initial=0))
-
-
-def read_in_batches(given: Any) -> float:
-    """Passes of ``local.part_mean`` over all clients of a call, or over its one part of validation examples."""
-    sizes = np.asarray(given[-1] if isinstance(given[-1], np.ndarray) else given[-1].size)
-    return float(np.sum(-(-sizes // 256)))
-
-
-ITERATIONS = 30  # of a clustering: it ends when the centroids stay, which is not known here
-# (program, loop) -> passes in one call, or, as a number, passes each time that the loop is reached
-PASSES: Mapping[tuple[str, str], Callable[[Any], float] | int] = {
-    ("train", "local steps"): lambda given: float(span_of(given)[3] - span_of(given)[2]),
-    ("train", "finish"): finishing,
-    ("train", "inbox"): longest_inbox,
-    ("train", "clustering"): ITERATIONS,
-    ("receive", "arrivals"): arriving,
-    ("receive", "arrivals by 4"): lambda given: -(-arriving(given) // 4),
-    ("receive", "groups"): groups,
-    ("receive", "arrivals of a group by 4"): lambda given: float(np.sum(-(-lengths_of_groups(given) // 4))),
-    ("receive", "ranks"): arriving,
-    ("receive", "messages"): sent,
-    ("receive", "messages of a rank"): sent,
-    ("write", "arrivals"): arriving,
-    ("start", "messages"): first_sent,
-    ("start", "clustering"): ITERATIONS,
-    ("receive", "batches"): 1,  # the examples of a client, where there are few
-    ("send", "messages"): first_sent,
-    ("evaluate", "batches"): read_in_batches,
-    ("losses", "batches"): read_in_batches,
-    ("own", "batches"): 1,  # the tests of a node, where there are few
-}
-
-
 # --- a run whose programs give zeros ---------------------------------------------------------------
 class Noted:
     """In place of a jitted function: notes each call and returns zeros; while another is traced, traces this one."""
 
     def __init__(self, notes: Notes, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        import jax  # noqa: PLC0415
 
         self.notes, self.function, self.arguments = notes, function, arguments
         self.plain = jax.jit(function)
         self.results: dict[Any, Any] = {}
 
     def __call__(self, *given: Any) -> Any:
-        import jax  # noqa: PLC0415
 
         leaves, structure = jax.tree.flatten(given)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -173,7 +97,6 @@ class Noted:
 
     def lower(self, *given: Any) -> Noted:
         """As for a jitted function; nothing is compiled yet."""
-        import jax  # noqa: PLC0415
 
         self.out_info = jax.eval_shape(self.plain, *given)
         return self
@@ -214,9 +137,6 @@ class Notes:
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Inside, the engine plans, and its programs are written, as for a GPU."""
-    import jax  # noqa: PLC0415
-
-    from fedjax_async.engine import devices, stack  # noqa: PLC0415
 
     with ExitStack() as changes:
         changes.enter_context(mock.patch.object(jax, "default_backend", lambda: "gpu"))
@@ -227,8 +147,6 @@ def as_on_a_gpu() -> Iterator[None]:
 
 def noted_run(case: dict[str, Any]) -> Notes:
     """Execute a case with zeros for results; call it inside :func:`as_on_a_gpu`."""
-    from fedjax_async import data, named, simulate, sweep  # noqa: PLC0415
-    from fedjax_async.engine import peer_programs, programs, scoring  # noqa: PLC0415
 
     notes, given, rng = Notes(), MLP | case, np.random.default_rng(0)
     examples, shape, runs = given.pop("examples", 64), given.pop("shape", (28, 28, 1)), given.pop("runs", 1)
@@ -256,7 +174,6 @@ def noted_run(case: dict[str, Any]) -> Notes:
 # --- compiling for the card -----------------------------------------------------------------------
 def compiled_for(card: Any, program: Noted, shapes: Any, options: dict[str, Any], dump: Path) -> dict[str, Any]:
     """A program compiled for the card: its listing, bytes of temporary memory and seconds of compilation."""
-    import jax  # noqa: PLC0415
 
     there = jax.sharding.SingleDeviceSharding(card)
     given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), shapes)
@@ -315,7 +232,7 @@ def row_of(
         "answers": round(total.answers),
         "temporary (MiB)": round(temporary, 1),
         "compiled (s)": round(seconds, 1),
-        "hardware": f"described: {card}",
+        "card": card,
     }
 
 
@@ -359,6 +276,12 @@ def detail(about: str, loops: list[Row]) -> str:
     )
 
 
+def save(table: list[dict[str, Any]], path: Path | None) -> None:
+    """Keep the table as a CSV file, if there is a path."""
+    if path is not None:
+        save_table(table, path)
+
+
 def main() -> None:
     """Compile and count the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -375,20 +298,18 @@ def main() -> None:
         with as_on_a_gpu():
             notes = noted_run({"method": "fedbuff@buffer:size=3", "clients": 6, "updates": 12, "examples": 8})
         calls = {program.function.__name__: notes.calls[key] for key, (program, _) in notes.programs.items()}
-        table = [{"program": name, "calls": times, "hardware": "none"} for name, times in calls.items()]
+        table = [{"program": name, "calls": times, "card": "none"} for name, times in calls.items()]
         print(shown(table))
-        write(chosen.out, table)
+        save(table, chosen.out)
         return
     if unknown := set(chosen.names) - CASES.keys():
         parser.error(f"unknown case {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as scratch:
         dump = chosen.dump or Path(scratch)
         dump.mkdir(parents=True, exist_ok=True)
-        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
-        os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        from jax.experimental.topologies import get_topology_desc  # noqa: PLC0415
-
-        from fedjax_async.engine import compiling  # noqa: PLC0415
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"  # XLA reads it when it starts, below
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_enable_compilation_cache", False)
 
         card = get_topology_desc(platform="cuda", target_config=chosen.target.read_text(), topology="1x1x1").devices[0]
         options = dict(compiling.CUDA)
@@ -402,16 +323,7 @@ def main() -> None:
             if chosen.loops:
                 print("\n".join(detail(about, inner) for about, inner in loops if inner))
             table += rows
-    write(chosen.out, table)
-
-
-def write(path: Path | None, table: list[dict[str, Any]]) -> None:
-    """Keep the table as a CSV file."""
-    if path is not None:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
+    save(table, chosen.out)
 
 
 if __name__ == "__main__":
