@@ -16,6 +16,8 @@ SHARED = {
     "study.py",
     "variants.py",
     "accelerator_parts.py",
+    "accelerator_queue.py",
+    "torch_waves.py",
     "gpu_listing.py",
     "gpu_passes.py",
 }  # imported by the others
@@ -31,8 +33,9 @@ LONG |= {"table", "dp_fedavg"}  # rules against attacks, DP-FedAvg
 LONG |= {"learn", "worlds", "policies", "defaults"}  # policies, and what they cost; methods at their defaults
 PARTS = {
     "tables": ("--tables", "1"),
-    "accelerator": ("--parts", "oracle", "lowerings", "memory", "profile"),
+    "accelerator": ("--queue", "--only", "fedasync, logistic", "memory, logistic", "profile, MLP-64, constant"),
 }  # the parts of long scripts that CI runs; the whole scripts are slow tests
+WHOLE = {"accelerator": ("--queue",)}
 
 
 def scripts(benchmarks):
@@ -43,7 +46,8 @@ def scripts(benchmarks):
             part = PARTS.get(path.stem, ())
             long = path.stem in LONG or bool(part)
             found += [pytest.param(path, part, id=f"{path.stem}-part")] if part else []
-            found += [pytest.param(path, (), id=path.stem, marks=[pytest.mark.slow] if long else [])]
+            whole = WHOLE.get(path.stem, ())
+            found += [pytest.param(path, whole, id=path.stem, marks=[pytest.mark.slow] if long else [])]
     return found
 
 

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -446,46 +445,83 @@ def kit(monkeypatch):
     import accelerator
 
     yield accelerator
-    for name in ("accelerator", "accelerator_parts", "common", "conv", "population", "sweep", "throughput"):
+    for name in ("accelerator", "accelerator_parts", "accelerator_queue", "common", "conv", "population", "throughput"):
         if name not in before:
             sys.modules.pop(name, None)
 
 
 def test_time_is_split_by_what_runs(kit):
     """Two threads train at once and the server overlaps with them; events without a program count as host time."""
+    import accelerator_parts as parts
 
     def event(module, begin, duration):
         return {"ph": "X", "ts": begin, "dur": duration, "args": {"hlo_module": module} if module else {}}
 
     events = [event("jit_train", 0, 30), event("jit_train", 10, 30), event("jit_train", 12, 5)]
     events += [event("jit_receive", 35, 15), event("jit_evaluate", 60, 10), event("", 0, 100), {"ph": "M"}]
-    assert kit.parts.covered([]) == 0
-    found = kit.parts.shares(events, wall=100.0)
+    assert parts.covered([]) == 0
+    found = parts.shares(events, wall=100.0)
     assert list(found.values()) == pytest.approx([40, 10, 10, 40])
     rng = np.random.default_rng(0)
     spans = [(low, low + length) for low, length in rng.integers(0, 50, (30, 2)).tolist()]
-    assert kit.parts.covered(spans) == len({t for low, high in spans for t in range(low, high)})
+    assert parts.covered(spans) == len({t for low, high in spans for t in range(low, high)})
 
 
-def test_what_did_not_fit_or_failed_is_named(kit, tmp_path, monkeypatch):
-    def broken():
-        raise ValueError("width = 0: must be positive")
+def queue_of(kit, tmp_path, monkeypatch, measurements, *, minutes=1.0):
+    """Exit code, rows and page of a queue whose measurements are made up: {name: what its process prints}."""
 
-    def items(size):
-        """Made up."""
-        yield "first", lambda: time.sleep(0.02) or [{"a": 1.0}]
-        yield "second", lambda: pytest.fail("the time was over")
+    class Process:
+        def __init__(self, one, smoke):
+            self.measurement, self.lines = one, ["ready", *measurements[one.name]]
 
-    def others(size):
-        """Made up too."""
-        yield "broken", broken
-        yield "far", lambda: [{"distance": 2.0, "allowed": 1e-4, "ok": False}]
+        def line(self, until):
+            return self.lines.pop(0)
 
-    monkeypatch.setattr(kit, "PARTS", {"one": ("One", items, 1.0), "two": ("Two", others, 1e6)})
-    assert kit.run(["one"], kit.SMOKE, 0.01 / 60, tmp_path, "") == 0
-    page = (tmp_path / "README.md").read_text()
-    assert "Left out for lack of time: second." in page and (tmp_path / "one.csv").exists()
-    assert kit.run(["two"], kit.SMOKE, 1.0, tmp_path, "Busy.") == 1
-    page = (tmp_path / "README.md").read_text()
-    assert page.index("second.") < page.index("## Two"), "the section of the part that was not run again stays"
-    assert "Failed: broken: ValueError: width = 0" in page and "Busy." in page and "False" in page
+        def go(self):
+            pass
+
+        def why(self):
+            return "ValueError: width = 0"
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr(kit, "Process", Process)
+    results = kit.Results(tmp_path, "a card", "0123")
+    every = [kit.Measurement(name, 30.0, None) for name in measurements]
+    code = kit.run(every, results, minutes, smoke=False, together=2)
+    rows = (tmp_path / "queue.csv").read_text().splitlines()[1:]
+    return code, rows, (tmp_path / "queue.md").read_text()
+
+
+def printed(value, **more):
+    return [json.dumps([{"quantity": "updates / s", "value": value} | more])]
+
+
+def test_what_is_measured_is_kept_by_card_and_sources(kit, tmp_path, monkeypatch):
+    code, rows, page = queue_of(kit, tmp_path, monkeypatch, {"a": printed(1.5), "b": printed(2.0, least=1.0, most=3.0)})
+    assert (
+        code == 0 and len(rows) == 2 and rows[1].startswith("b,updates / s,2.0,1.0,3.0,a card,0123,") and "1.5" in page
+    )
+    assert kit.known(tmp_path, "a card", "0123") == {"a", "b"}
+    assert not kit.known(tmp_path, "another", "0123") | kit.known(tmp_path, "a card", "4567") | kit.known(None, "", "")
+
+
+@pytest.mark.parametrize(
+    ("prints", "minutes", "word"),
+    [
+        ([""], 1.0, "Failed: a: ValueError: width = 0."),  # an error while it is timed
+        ([None], 1.0, "Failed: a: ended after its time."),
+        (printed(1.0), 1e-9, "No time was left for: a."),
+        (printed(1.0), 0.4, "No time was left for: a."),  # it would take 30 seconds
+        (printed(2.0, ok=False), 1.0, "2"),  # it disagrees with the oracle
+    ],
+)
+def test_what_failed_or_did_not_fit_is_named(kit, tmp_path, monkeypatch, prints, minutes, word):
+    code, _, page = queue_of(kit, tmp_path, monkeypatch, {"a": prints}, minutes=minutes)
+    assert word in page and code == ("No time" not in word)
+
+
+def test_every_measurement_of_the_queue_has_a_name_of_its_own_and_fits_into_two_minutes(kit):
+    every = kit.measurements()
+    assert len({one.name for one in every}) == len(every) and max(one.seconds for one in every) <= kit.LONGEST

@@ -1,235 +1,324 @@
-"""The measurements of ``accelerator.py``. A part lists ``(name, call)``; a call takes seconds and returns rows."""
+"""The measurements of ``accelerator.py``; ``accelerator_queue.py`` has their order.
+
+A measurement is a generator: it prepares itself and compiles, yields once, and is timed after that; it returns rows. So
+several can be prepared side by side, and one at a time is timed.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import conv
 import jax
 import numpy as np
 import population
-import sweep
 import throughput
 from common import interleave
 
-from fedjax_async import Settings
+from fedjax_async import Settings, named, simulate, sweep
 from fedjax_async.config import execute, prepare
+from fedjax_async.data import Dataset
 from fedjax_async.engine.devices import device_memory, temporary_bytes
 from fedjax_async.models import LOWERINGS
 
 Row = dict[str, Any]
-Item = tuple[str, Callable[[], list[Row]]]
+Rows = Generator[None, None, list[Row]]
 ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "scaffold", "orthofl")
-TOLERANCE = {"cpu": 1e-4}  # largest allowed distance to the oracle, relative to the distance travelled
-PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # values of jax_default_matmul_precision
-SLOW = ("cnn", *throughput.LARGE)  # measured in one repeat, because a call takes many seconds on a CPU
-ELSEWHERE = 1e-3  # tolerance on other devices: their products add in another order and may round their factors
+ALLOWED = {"cpu": 1e-4}  # largest distance to the oracle, relative to the distance travelled
+ELSEWHERE = 1e-3  # on other devices: their products add in another order and may round their factors
+CONSTANT, LOGNORMAL = "constant:mean=10", "lognormal:mean=60,sigma=0.5"
+REPEATS = 3
+NO_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
+TUNED = {"XLA_FLAGS": "--xla_gpu_autotune_level=4 --xla_gpu_enable_triton_gemm=true"}
+TRACED = {"XLA_FLAGS": "--xla_enable_command_buffers_during_profiling"}
+FLOAT32 = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+CHARACTERS, LENGTH = 82, 80  # of the texts that a character model reads
 
 
-@dataclass(frozen=True)
-class Size:
-    """The sizes of all measurements."""
+class Measurement(NamedTuple):
+    """One entry of the queue."""
 
-    repeats: int = 3
-    seconds: float = 0.5  # approximate length of one timed call
-    clients: int = 100
-    widths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
-    sweeps: tuple[int, ...] = (1, 4, 16)  # numbers of seeds, each with 16 settings
-    populations: tuple[int, ...] = (1000, 100_000, 1_000_000)
-    updates: int = 2000
-    models: tuple[str, ...] = tuple(throughput.SHAPES)
-    lowerings: tuple[str, ...] = tuple(LOWERINGS)
-    layers: tuple[str, ...] = tuple(conv.LAYERS)
-    methods: tuple[str, ...] = ORACLE_METHODS
+    name: str
+    seconds: float  # what it takes on an H100 once it is prepared, as a guess
+    make: Callable[[bool], Rows]  # from whether it is to be as small as possible
+    environment: Mapping[str, str] = {}  # further variables of its process; XLA_FLAGS are added to those that are set
 
 
-SMOKE = Size(
-    repeats=1,
-    seconds=0.02,
-    clients=10,
-    widths=(1, 4),
-    sweeps=(1,),
-    populations=(1000,),
-    updates=40,
-    models=("logistic",),
-    lowerings=("im2col",),
-    layers=("lenet5 conv1 + pool",),
-    methods=("fedbuff@buffer:size=3",),
-)
+def rows_of(rates: list[float], **more: Any) -> list[Row]:
+    """One row: the median of the rates, the least and the most."""
+    row = {"quantity": "updates / s", "value": float(np.median(rates)), "least": min(rates), "most": max(rates)}
+    return [row | more]
 
 
-def oracle(size: Size) -> Iterator[Item]:
+# --- does it run, and right --------------------------------------------------------------------------
+
+
+def oracle(method: str, model: str) -> Callable[[bool], Rows]:
     """Distance of the engine's final parameters from the oracle's, relative to the distance travelled."""
-    allowed = TOLERANCE.get(jax.default_backend(), ELSEWHERE)
 
-    def compare(method: str, model: str) -> list[Row]:
-        settings = Settings(method=method, model=model, clients=6, updates=18, steps=3, delay="constant")
+    def measure(smoke: bool) -> Rows:
+        updates = 6 if smoke else 18
+        settings = Settings(method=method, model=model, clients=6, updates=updates, steps=3, delay="constant")
+        yield
         with jax.default_matmul_precision("highest"):
             start = prepare(settings).params
             found = execute(prepare(replace(settings, batching="vmap"))).params  # the default on accelerators
             expected = execute(prepare(replace(settings, engine="reference"))).params
         flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (start, found, expected)]
         distance = float(np.linalg.norm(flat[1] - flat[2]) / np.linalg.norm(flat[2] - flat[0]))
-        return [{"method": method, "model": model, "distance": distance, "allowed": allowed, "ok": distance <= allowed}]
+        allowed = ALLOWED.get(jax.default_backend(), ELSEWHERE)
+        name = f"distance to the oracle, at most {allowed:g}"
+        return [{"quantity": name, "value": distance, "ok": distance <= allowed}]
 
-    for model in ("logistic", "lenet5") if len(size.methods) > 1 else ("logistic",):
-        for method in size.methods:
-            yield f"{method}, {model}", lambda method=method, model=model: compare(method, model)
-
-
-def lowerings(size: Size) -> Iterator[Item]:
-    """Forward and backward of a layer for 1 and 8 clients, each with its own kernels (``conv.py``)."""
-
-    def layer(name: str, clients: int) -> list[Row]:
-        calls = {how: conv.layer_call(name, how, clients, 32) for how in size.lowerings}
-        times = interleave(calls, size.repeats)
-        ms = {how: 1e3 * float(np.median(t)) / clients for how, t in times.items()}
-        best = min(ms.values())
-        return [
-            {"layer": name, "clients": clients, "lowering": how, "ms a client": ms[how], "/ best": ms[how] / best}
-            for how in calls
-        ]
-
-    for name in size.layers:
-        for clients in (1, 8):
-            yield f"{name}, {clients}", lambda name=name, clients=clients: layer(name, clients)
+    return measure
 
 
-def rates(size: Size) -> Iterator[Item]:
-    """FedAsync beside the bare kernel, the oracle and the PyTorch loop (``throughput.py``)."""
-    for model in size.models:
-        call = lambda model=model: throughput.measure(  # noqa: E731
-            model,
-            size.clients,
-            ["constant", "lognormal"],
-            ["fedasync"],
-            1 if model in SLOW else size.repeats,
-            size.seconds,
-        )
-        yield f"{model}, {size.clients} clients", call
+# --- client updates a second ----------------------------------------------------------------------------
 
 
-def _run(updates: int, model: str, clients: int = 100, **settings: Any) -> Callable[[], Any]:
-    """A call that executes a planned run of FedAsync."""
-    usual = {"method": "fedasync", "steps": throughput.STEPS, "batch_size": throughput.BATCH, "clients": clients}
-    data = throughput.make_data(model.partition(":")[0], clients)
-    experiment = prepare(Settings(model=model, updates=updates, eval_updates=updates, **usual, **settings), data=data)
-    return lambda: execute(experiment)
+def made_up(shape: tuple[int, ...], total: int, classes: int = 10) -> Any:
+    """Random images of a shape, as the dataset of a setting."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((total, *shape), np.float32), rng.integers(0, classes, total).astype(np.int32)
+    return named("made_up", Dataset(name="made_up", x=x, y=y, test_x=x[:1000], test_y=y[:1000], num_classes=classes))
 
 
-def _updates(size: Size, model: str) -> int:
-    cost = {"lenet5": 10, "cnn": 100} | dict.fromkeys(throughput.LARGE, 100)
-    return max(20, size.updates // cost.get(model.partition(":")[0], 1))
+def made_up_texts(total: int) -> Any:
+    """Random texts whose next characters are to be predicted, as the dataset of a setting."""
+    text = np.random.default_rng(0).integers(1, CHARACTERS, (total, LENGTH + 1))
+    x, y = text[:, :-1].astype(np.uint8), text[:, 1:].astype(np.int32)
+    return named("made_up", Dataset(name="made_up", x=x, y=y, test_x=x[:64], test_y=y[:64], num_classes=CHARACTERS))
 
 
-def widths(size: Size) -> Iterator[Item]:
-    """Speed by the cap on the wave's width, vmapped; 100 clients with constant delays fill any width up to 100."""
-    for model in [name for name in ("logistic", "mlp", "lenet5") if name in size.models]:
-        for width in [w for w in size.widths if w <= 100] or [1]:
-
-            def call(model: str = model, width: int = width) -> list[Row]:
-                n = _updates(size, model)
-                run = _run(n, model, max_width=width, delay="constant", batching="vmap")
-                rate = n / float(np.median(interleave({0: run}, size.repeats)[0]))
-                return [{"model": model, "width": width, "updates / s": rate}]
-
-            yield f"{model}, width {width}", call
+def given(method: str, model: str, clients: int, updates: int, smoke: bool, **more: Any) -> dict[str, Any]:
+    """The settings of a run of the queue: 10 local SGD steps of batch 32 on random data."""
+    examples = 600 if more.get("batch_size", 32) == 128 else 64
+    clients, updates = (min(clients, 8), min(updates, 24)) if smoke else (clients, updates)
+    usual = {"delay": CONSTANT, "steps": 10, "batch_size": 32, "lr": 0.05, "partition": "iid", "eval_updates": updates}
+    run = {"method": method, "model": model, "clients": clients, "updates": updates}
+    total, texts = clients * examples, model.startswith("char")
+    data = made_up_texts(total) if texts else made_up(throughput.SHAPES[model.partition(":")[0]], total)
+    return usual | run | {"dataset": data} | more
 
 
-def sweeps(size: Size) -> Iterator[Item]:
-    """Sweeps of 16, 64 and 256 runs beside the same runs in turn (``sweep.py``)."""
-    for seeds in size.sweeps:
-
-        def call(seeds: int = seeds) -> list[Row]:
-            row = sweep.measure("logistic", 20 if size.repeats == 1 else 100, seeds, 1, 0)
-            return [{name: value for name, value in row.items() if "commands" not in name}]
-
-        yield f"{16 * seeds} runs", call
-
-
-def populations(size: Size) -> Iterator[Item]:
-    """Time per update by the size of the population (``population.py``), in this process."""
-    for clients in size.populations:
-
-        def call(clients: int = clients) -> list[Row]:
-            row = population.measure("logistic", clients, 2 * size.updates, size.repeats, None)
-            return [{name: value for name, value in row.items() if "peak" not in name}]
-
-        yield f"{clients} clients", call
+def timed(call: Callable[[], int]) -> Rows:
+    """Rows of updates a second; ``call`` returns how many updates it made."""
+    call()
+    yield
+    rates = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        done = call()
+        rates.append(done / (time.perf_counter() - began))
+    return rows_of(rates, updates=done)
 
 
-def memory(size: Size) -> Iterator[Item]:
+def rate(method: str, model: str, clients: int, updates: int, **more: Any) -> Callable[[bool], Rows]:
+    """Client updates a second of ``simulate``: planning, training, one evaluation at either end."""
+
+    def measure(smoke: bool) -> Rows:
+        settings = given(method, model, clients, updates, smoke, **more)
+
+        def call() -> int:
+            run = simulate(**settings)
+            jax.block_until_ready(run.params)
+            return len(run.updates["client"])
+
+        return (yield from timed(call))
+
+    return measure
+
+
+def swept(runs: int) -> Callable[[bool], Rows]:
+    """Client updates a second of all runs of a sweep of seeds: MLP-64, 10 clients, FedAsync."""
+
+    def measure(smoke: bool) -> Rows:
+        settings = given("fedasync", "mlp:hidden=64", 10, 200, smoke)
+        seeds = min(runs, 4) if smoke else runs
+
+        def call() -> int:
+            found = sweep(settings, {"lr": [0.05]}, seeds=seeds, progress=False).runs
+            return sum(len(run.updates["client"]) for run in found)
+
+        return (yield from timed(call))
+
+    return measure
+
+
+def torch_loop(model: str) -> Callable[[bool], Rows]:
+    """Client updates a second of PyTorch by hand, one client after the other (``torch_loop.py``)."""
+
+    def measure(smoke: bool) -> Rows:
+        data = throughput.make_data(model, 8 if smoke else 100)
+        jobs = 4 if smoke else 40 if model in throughput.LARGE else 200
+        loop = throughput.torch_loop(model, data, jobs)
+
+        def call() -> int:
+            loop()
+            return jobs
+
+        return (yield from timed(call))
+
+    return measure
+
+
+def torch_waves(model: str) -> Callable[[bool], Rows]:
+    """Client updates a second of PyTorch by hand, clients side by side (``torch_waves.py``)."""
+
+    def measure(smoke: bool) -> Rows:
+        from torch_waves import Waves  # noqa: PLC0415 (PyTorch is optional)
+
+        data = throughput.make_data(model, 8 if smoke else 100)
+        shards = np.stack([data.order[a : a + n] for a, n in zip(data.offset, data.size)])
+        waves = Waves(model, data.x, data.y, shards, 32, 10, compiled=not smoke)
+        count = 1 if smoke else 20
+        return (yield from timed(lambda: waves.run(count)))
+
+    return measure
+
+
+# --- the same bits ------------------------------------------------------------------------------------------
+
+
+BITS: Mapping[str, dict[str, Any]] = {
+    "MLP-64": {"method": "fedasync", "model": "mlp:hidden=64", "updates": 500},
+    "LeNet-5": {"method": "fedasync", "model": "lenet5", "updates": 200},
+    "GRU": {"method": "fedasync", "model": "char_gru", "updates": 100, "batch_size": 8},
+    "PushCen": {"method": "pushcen", "model": "mlp:hidden=64", "updates": 100, "delay": LOGNORMAL},
+}
+
+
+def bits(name: str, smoke: bool) -> str:
+    """A digest of the final parameters."""
+    run = simulate(**given(clients=40, smoke=smoke, **BITS[name]))
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(run.params))).hexdigest()[:12]
+
+
+def same_bits(name: str) -> Callable[[bool], Rows]:
+    """Whether another process ends with the same parameters."""
+
+    def measure(smoke: bool) -> Rows:
+        here = bits(name, smoke)
+        yield
+        line = [sys.executable, str(Path(__file__).with_name("accelerator.py")), "--bits", name]
+        line += ["--smoke"] if smoke else []
+        there = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+        return [{"quantity": "equal bits in two processes", "value": float(here == there), "ok": here == there}]
+
+    return measure
+
+
+# --- jobs of other simulators -----------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A synchronous job whose time its authors published."""
+
+    rounds: int
+    users: int  # of a cohort
+    examples: int  # of a user; one epoch of them is a user's training
+    batch: int
+    shape: tuple[int, ...]
+    classes: int
+
+
+CIFAR10 = Job(1500, 50, 50, 10, (32, 32, 3), 10)  # pfl-research
+FEMNIST = Job(1500, 10, 220, 20, (28, 28, 1), 62)  # FLUTE
+
+
+def cohorts(job: Job, share: int) -> Callable[[bool], Rows]:
+    """Seconds of a job with the CNN, from the rate of its first rounds: 1/``share`` of them are trained."""
+
+    def measure(smoke: bool) -> Rows:
+        users, some = (3, 2) if smoke else (job.users, job.rounds // share)
+        settings = {
+            "method": f"fedavg@cohort:size={users}",
+            "model": "cnn",
+            "clients": 20 * users,
+            "delay": CONSTANT,
+            "steps": -(-job.examples // job.batch),
+            "batch_size": job.batch,
+            "lr": 0.05,
+            "partition": "iid",
+            "updates": some * users,
+            "eval_updates": some * users,
+            "dataset": made_up(job.shape, 20 * users * job.examples, job.classes),
+        }
+
+        def call() -> int:
+            jax.block_until_ready(simulate(**settings).params)
+            return some * users
+
+        rows = yield from timed(call)
+        seconds = [job.rounds * job.users / rows[0][name] for name in ("value", "most", "least")]
+        whole = dict(zip(("value", "least", "most"), seconds))
+        return [*rows, {"quantity": f"seconds of {job.rounds} rounds by this rate"} | whole]
+
+    return measure
+
+
+# --- populations, memory, lowerings, profile ------------------------------------------------------------------
+
+
+def populations(clients: int) -> Callable[[bool], Rows]:
+    """Time per update by the size of the population (``population.py``)."""
+
+    def measure(smoke: bool) -> Rows:
+        yield
+        row = population.measure("logistic", 100 if smoke else clients, 200 if smoke else 4000, 1, None)
+        return [{"quantity": name, "value": row[name]} for name in ("us / update", "us / planned event")]
+
+    return measure
+
+
+def memory(model: str) -> Callable[[bool], Rows]:
     """Memory of the vmapped kernel according to XLA: per client, and the width that would fill the device."""
 
-    def call(model: str) -> list[Row]:
+    def measure(smoke: bool) -> Rows:
+        del smoke
         base = throughput.experiment(model, throughput.make_data(model, 8), "constant", "fedasync", 8)
         need = []
         for width in (2, 8):
             compiled = throughput.bare_program(base, "vmap").lower(*throughput.bare_jobs(base, width)).compile()
             found = compiled.memory_analysis()
             need.append(temporary_bytes(compiled) + (0 if found is None else int(found.output_size_in_bytes)))
+        yield
         each = max(1.0, (need[1] - need[0]) / 6)
-        widest = int((device_memory() - need[0]) // each)
-        return [{"model": model, "MiB a client": each / 2**20, "memory (GiB)": device_memory() / 2**30, "fits": widest}]
-
-    for model in size.models:
-        yield model, lambda model=model: call(model)
-
-
-def choices(size: Size) -> Iterator[Item]:
-    """Options of the engine, each beside plain `vmap`, interleaved: ten clients of scattered speeds, one lane.
-
-    Waves are narrow here, so the overhead of a call is visible. The rows *kernel* train 16 clients in one call.
-    """
-    ways: dict[str, dict[str, Any]] = {
-        "batching = loop": {"batching": "loop"},
-        "compute = bfloat16": {"compute": "bfloat16"},
-    }
-    usual = {"delay": throughput.DELAYS["lognormal"], "batching": "vmap", "lanes": 1, "clients": 10}
-
-    def engine(model: str, way: str) -> list[Row]:
-        n = max(20, _updates(size, model) // 4)
-        plain = _run(n, model, **usual)
-        if way in PRECISIONS:
-
-            def run() -> Any:  # JAX reads its precision option when it compiles a program
-                with jax.default_matmul_precision(way):
-                    return plain()
-        else:
-            run = _run(n, model, **usual | ways[way])
-        times = {name: np.array(t) for name, t in interleave({"vmap": plain, way: run}, size.repeats).items()}
-        ratio = float(np.median(times["vmap"] / times[way]))
-        rate = n / float(np.median(times[way]))
-        return [{"what": "engine", "model": model, "choice": way, "updates / s": rate, "/ plain": ratio}]
-
-    def trips(model: str) -> list[Row]:
-        base = throughput.experiment(model, throughput.make_data(model, 16), "constant", "fedasync", 16)
-        jobs, width = throughput.bare_jobs(base, 16), 16
-        fixed, counted = (throughput.bare_program(base, "vmap", counted=how) for how in (False, True))
-        calls = {"fixed trip count": lambda: fixed(*jobs), "counted at run time": lambda: counted(*jobs, 10)}
-        times = interleave(calls, 2 * size.repeats)
-        seconds = {name: float(np.median(t)) for name, t in times.items()}
+        widest = (device_memory() - need[0]) // each
         return [
-            {"what": "kernel", "model": model, "choice": name, "updates / s": width / s}
-            | {"/ plain": seconds["counted at run time"] / s}
-            for name, s in seconds.items()
+            {"quantity": "MiB a client", "value": each / 2**20},
+            {"quantity": "clients that fit", "value": float(widest)},
         ]
 
-    models = [name for name in ("mlp", "lenet5") if name in size.models] or list(size.models)
-    for model in models:
-        yield f"kernel, {model}", lambda model=model: trips(model)
-        for way in (*ways, *PRECISIONS):
-            yield f"{model}, {way}", lambda model=model, way=way: engine(model, way)
-        if model == "lenet5":
-            spec = f"{model}:lowering=lax"
-            for way in ("compute = bfloat16", *PRECISIONS):
-                yield f"{spec}, {way}", lambda spec=spec, way=way: engine(spec, way)
+    return measure
+
+
+def lowerings(layer: str, clients: int) -> Callable[[bool], Rows]:
+    """Forward and backward of a layer for clients with kernels of their own (``conv.py``), by lowering."""
+
+    def measure(smoke: bool) -> Rows:
+        calls = {how: conv.layer_call(layer, how, clients, 2 if smoke else 32) for how in LOWERINGS}
+        for call in calls.values():
+            jax.block_until_ready(call())
+        yield
+        found = {how: 1e3 * np.array(t) / clients for how, t in interleave(calls, REPEATS).items()}
+        return [
+            {"quantity": f"ms a client, {how}", "value": float(np.median(t))}
+            | {"least": float(t.min()), "most": float(t.max())}
+            for how, t in found.items()
+        ]
+
+    return measure
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -245,7 +334,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return float(total)
 
 
-def shares(events: list[Mapping[str, Any]], wall: float) -> Row:
+def shares(events: list[Mapping[str, Any]], wall: float) -> dict[str, float]:
     """Shares of ``wall`` (microseconds): training; server steps without training; other programs; none of these."""
     spans: dict[str, list[tuple[float, float]]] = {"train": [], "receive": [], "other": []}
     for event in events:
@@ -261,26 +350,22 @@ def shares(events: list[Mapping[str, Any]], wall: float) -> Row:
     return {f"{name} (%)": 100 * part / wall for name, part in (parts | host).items()}
 
 
-def profile(size: Size, folder: Path) -> Iterator[Item]:
-    """Shares of the time of a run, from a trace of JAX's profiler, kept in `profile`."""
+def profile(model: str, delay: str, updates: int) -> Callable[[bool], Rows]:
+    """Shares of the time of a run, from a trace of JAX's profiler."""
 
-    def call(model: str, delay: str) -> list[Row]:
-        updates = _updates(size, model) // 4
-        data = throughput.make_data(model, size.clients)
-        experiment = throughput.experiment(model, data, delay, "fedasync", updates)
-        execute(experiment)
+    def measure(smoke: bool) -> Rows:
+        settings = given("fedasync", model, 100, updates, smoke, delay=delay)
+        simulate(**settings)
+        yield
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # tracing Python would double the time
-        here = folder / f"{model}_{delay}"
-        with jax.profiler.trace(str(here), profiler_options=options):
-            began = time.perf_counter()
-            execute(experiment)
-            wall = 1e6 * (time.perf_counter() - began)
-        trace = max(here.rglob("*.trace.json.gz"))
-        with gzip.open(trace, "rt", encoding="utf-8") as file:
-            events = json.load(file)["traceEvents"]
-        return [{"model": model, "delays": delay, "updates / s": 1e6 * updates / wall} | shares(events, wall)]
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder, profiler_options=options):
+                began = time.perf_counter()
+                simulate(**settings)
+                wall = 1e6 * (time.perf_counter() - began)
+            with gzip.open(max(Path(folder).rglob("*.trace.json.gz")), "rt", encoding="utf-8") as file:
+                events = json.load(file)["traceEvents"]
+        return [{"quantity": name, "value": value} for name, value in shares(events, wall).items()]
 
-    for model in size.models:
-        for delay in ("constant", "lognormal"):
-            yield f"{model}, {delay}", lambda model=model, delay=delay: call(model, delay)
+    return measure

@@ -173,7 +173,7 @@ def noted_run(case: dict[str, Any]) -> Notes:
 
 # --- compiling for the card -----------------------------------------------------------------------
 def compiled_for(card: Any, program: Noted, shapes: Any, options: dict[str, Any], dump: Path) -> dict[str, Any]:
-    """A program compiled for the card: its listing, bytes of temporary memory and seconds of compilation."""
+    """A program compiled for the card: its listing, bytes of temporary memory, XLA's estimates, seconds to compile."""
 
     there = jax.sharding.SingleDeviceSharding(card)
     given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), shapes)
@@ -190,6 +190,7 @@ def compiled_for(card: Any, program: Noted, shapes: Any, options: dict[str, Any]
         "loops": gpu_listing.loops_of(text("gpu_after_optimizations.txt")),
         "names": gpu_listing.names_of(text(".thunk_metadata.txt")),
         "temporary": made.memory_analysis().temp_size_in_bytes,
+        "cost": made.cost_analysis() or {},
         "seconds": seconds,
     }
 

@@ -19,6 +19,7 @@ from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, shapes_of_server
+from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
 from fedjax_async.models import hits
@@ -369,7 +370,7 @@ def own_models(
         request = Request(i, *now, tests.local_steps[i], tests.weight[i])
         message, _ = rule.dispatch(state, memory_of(i), request)
         message = message._replace(version=now[1])
-        return _full(rule, state, message.params) if client.own is None else client.own(message, kept_of(i))
+        return _full(rule, state, opened(message.params)) if client.own is None else client.own(message, kept_of(i))
 
     return params_of
 

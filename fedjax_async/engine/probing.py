@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
+from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.types import Array, Arrival, ClientData, DataParts, State
@@ -28,6 +29,7 @@ def parts_at(tables: DeviceTables, position: Array) -> DataParts:
 
 def values_of(functions: Any, tables: DeviceTables, position: Array, *given: Any) -> ProbeTables:
     """The columns of every probe at the arrival at ``position``; ``given``: state, memory and arrival."""
+    given = opened(given)
     return {name: checked(name, function)(*given, parts_at(tables, position)) for name, function in functions}
 
 

@@ -18,6 +18,7 @@ from fedjax_async.engine.components import Components, facts_of, rule_of
 from fedjax_async.engine.devices import make_mesh
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.evaluator import Evaluator
+from fedjax_async.engine.flat import Flat
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.loop import Calls, advance, restored
@@ -37,7 +38,7 @@ from fedjax_async.engine.stack import (
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
-from fedjax_async.types import Key, Params, Schedule
+from fedjax_async.types import Key, Params, Schedule, ServerAlgorithm, State
 
 # Besides one training program per width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
@@ -76,6 +77,8 @@ def run_stack(
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(layout))
         keeper.identify("probes", described(stack.members[0].probes))
+        if isinstance(carry.server, Flat):
+            keeper.identify("arrays", "flat states")
     carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
     if not scores.at:
         scores.evaluate(0, partial(evaluate, carry))
@@ -210,6 +213,13 @@ def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> in
     return total
 
 
+def _model(rule: ServerAlgorithm, state: State, real: Any) -> Params:
+    """The model of a server state, on the host; each thread has its own setting of 64 bits."""
+    with jax.enable_x64(real == np.float64):
+        params: Params = jax.device_get(rule.params(state))
+    return params
+
+
 def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
     member, layout = stack.members[run], stack.layout
     state = (
@@ -228,7 +238,7 @@ def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: i
         values = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
         seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
     return EngineResult(
-        params=watcher.ends[run][1] if run in watcher.ends else jax.device_get(rule.params(state)),
+        params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, stack.tables.time.dtype),
         scores=scores.columns(run, rows),
         records={name: column[sent] for name, column in columns.items()},
         in_vain=member.schedule.job[:known][~sent],

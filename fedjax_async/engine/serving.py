@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.engine.components import Client, Server, bound
+from fedjax_async.engine.flat import FlatServer, opened
 from fedjax_async.engine.kernels import Carry, JobBuffers, hyper_of, info_of
 from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
@@ -124,16 +125,18 @@ def check_shared_messages(
     if facts.every_closes or jax.tree.leaves(carry.memory):
         return
 
+    plain = server.plain if isinstance(server, FlatServer) else server  # flat, a state would be read as a whole
+
     def received(state: State, *given: Any) -> State:
         tables, carry, buffers = given
-        arrival = _arrived(tables, carry, buffers, jnp.int32(0))
-        return rule_at(server, tables, facts, jnp.int32(0)).receive(state, (), arrival)[0]
+        arrival = opened(_arrived(tables, carry, buffers, jnp.int32(0)))
+        return rule_at(plain, tables, facts, jnp.int32(0)).receive(state, (), arrival)[0]
 
     def sent(state: State, tables: DeviceTables) -> Message:
         request = request_of(tables, facts, jnp.int32(0))
-        return rule_at(server, tables, facts, jnp.int32(0)).dispatch(state, (), request)[0]
+        return rule_at(plain, tables, facts, jnp.int32(0)).dispatch(state, (), request)[0]
 
-    state = jax.eval_shape(lambda tables, states: state_of(tables, states, jnp.int32(0)), tables, carry.server)
+    state = jax.eval_shape(lambda tables, states: opened(state_of(tables, states, jnp.int32(0))), tables, carry.server)
     count = len(jax.tree.leaves(state))
     receiving = jax.make_jaxpr(received)(state, tables, carry, buffers).jaxpr
     read = tree.leaves_read(sent, state, tables)
@@ -175,7 +178,7 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
 
 # Operations of an arrival, as traced. Several longer ones (OrthoFL, ResNet-18) in a pass would take long to compile,
 # and the pass of the loop is the smaller part of what they cost.
-SHORT = 350
+SHORT = 500
 
 
 class Receiver:

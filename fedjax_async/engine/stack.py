@@ -17,6 +17,7 @@ from fedjax_async.clock import check_schedule
 from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, differs, own_tests, owners, validation_part
+from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
@@ -295,6 +296,7 @@ def make_stack(
 
     Raises ``TooLarge`` if it needs more than ``memory_limit`` bytes, before it compiles if that is known by then.
     """
+    members = [m._replace(components=flattened(m.components)) for m in members]
     components = members[0].components
     data = [m.components.data for m in members]
     feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None

@@ -144,16 +144,16 @@ def candidates(shape: ConvShape, backend: str) -> list[str]:
     return names
 
 
-def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
-    """Forward pass and both gradients, ``STEPS`` times in a loop as in local training; vmapped over clients off a CPU.
+def job_of(name: str, shape: ConvShape, clients: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function of one client, and its arguments for ``clients``, [clients, ...]: what is timed of a lowering.
 
-    ReLU and a product over the channels follow, as in a network, so that the time includes the change from the
-    lowering's own layout to ``[B, H, W, C]`` and back.
+    Forward pass and both gradients, ``STEPS`` times in a loop as in local training. ReLU and a product over the
+    channels follow, as in a network, so that it includes the change from the lowering's own layout to
+    ``[B, H, W, C]`` and back.
     """
     (kh, kw), strides, outputs, (c_in, c_out) = shape
     size = [(n - 1) * s + k for n, s, k in zip(outputs, strides, (kh, kw))]
     rng = np.random.default_rng(0)
-    clients = 1 if backend == "cpu" else CLIENTS
     x = rng.normal(size=(clients, BATCH, *size, c_in)).astype(np.float32)
     kernel = rng.normal(size=(clients, kh, kw, c_in, c_out)).astype(np.float32)
     following = rng.normal(size=(clients, c_out, FOLLOWING)).astype(np.float32)
@@ -169,8 +169,14 @@ def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
 
         return jax.lax.fori_loop(0, STEPS, step, (x, kernel, following))
 
-    run = jax.jit(jax.vmap(job)).lower(x, kernel, following).compile()
-    return lambda: jax.block_until_ready(run(jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(following)))
+    return job, (x, kernel, following)
+
+
+def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
+    """A call of :func:`job_of`, compiled; vmapped over several clients off a CPU."""
+    job, given = job_of(name, shape, 1 if backend == "cpu" else CLIENTS)
+    run = jax.jit(jax.vmap(job)).lower(*given).compile()
+    return lambda: jax.block_until_ready(run(*map(jnp.asarray, given)))
 
 
 def measured(shape: ConvShape, repeats: int = 3) -> dict[str, float]:

@@ -32,6 +32,7 @@ from jax import lax
 
 from fedjax_async import check
 from fedjax_async.models import winograd_tiles
+from fedjax_async.models.long_sums import product
 from fedjax_async.models.tiles import conv_relu_pool, from_batch_minor, tile_of, tiled_product, to_batch_minor
 from fedjax_async.models.winograd import fits, grid_of, winograd_product
 from fedjax_async.types import Array
@@ -68,7 +69,7 @@ def im2col_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arr
     """Unfold rows and columns, then ``[B * H_out * W_out, kh * kw * C_in] @ [kh * kw * C_in, C_out]``."""
     kh, kw, c_in, c_out = kernel.shape
     columns = jnp.concatenate([tap for _, tap in taps_of(x, (kh, kw), strides, padding)], axis=-1)
-    out = columns.reshape(-1, kh * kw * c_in) @ kernel.reshape(kh * kw * c_in, c_out)
+    out = product(columns.reshape(-1, kh * kw * c_in), kernel.reshape(kh * kw * c_in, c_out))
     return out.reshape(*columns.shape[:3], c_out)
 
 
@@ -84,7 +85,7 @@ def banded_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arr
         jnp.pad(kernel, ((0, 0), (j * strides[1], width - kw - j * strides[1]), (0, 0), (0, 0))) for j in range(ow)
     ]
     band = jnp.stack(shifted, axis=3).reshape(kh * width * c_in, ow * c_out)
-    return (rows.reshape(batch * oh, kh * width * c_in) @ band).reshape(batch, oh, ow, c_out)
+    return product(rows.reshape(batch * oh, kh * width * c_in), band).reshape(batch, oh, ow, c_out)
 
 
 def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:

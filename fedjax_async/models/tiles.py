@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_async.models.long_sums import summed_over_positions
 from fedjax_async.types import Array
 
 Pair = tuple[int, int]
@@ -144,7 +145,7 @@ def _product_backward(tile: Pair, strides: Pair, saved: tuple[Array, ...], dz: A
     x, kernel, patches, big = saved
     rows = patches.shape[0] * patches.shape[1] * patches.shape[2]
     flat, matrix = patches.reshape(rows, -1), big.reshape(-1, rows)
-    dbig = lax.dot_general(dz, flat, (((1,), (1,)), ((), ())))
+    dbig = summed_over_positions(dz, flat)
     dkernel = untile_kernel(dbig.reshape(big.shape), kernel.shape, tile, strides)
     dflat = lax.dot_general(matrix, dz, (((0,), (0,)), ((), ())))
     step = (tile[0] * strides[0], tile[1] * strides[1])

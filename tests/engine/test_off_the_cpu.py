@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -110,3 +112,15 @@ def test_off_the_cpu_groups_and_arrivals_are_the_only_loops_of_what_the_server_d
     assert loops_of_receive(*given) > 2
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert loops_of_receive(*given) == 1 + grouped
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize(("backend", "rule"), [("gpu", "fedasync"), ("cpu", "asynccurve")])
+def test_models_of_a_sweep_in_another_thread_have_all_their_digits(monkeypatch, backend, rule):
+    """Each thread has its own setting of 64 bits, and these models are computed from the server's state."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    stack = stack_of(*(case(rule, "every", seed=seed, updates=8) for seed in (3, 4)), **LAYOUT)
+    with ThreadPoolExecutor(1) as another:
+        there = another.submit(run_stack, stack).result()
+    for have, want in zip(there, run_stack(stack), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, have.params, want.params)

@@ -1,0 +1,80 @@
+"""States as vectors, as an accelerator keeps them (``engine/flat.py``)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async import tree
+from fedjax_async.engine.flat import Flat, flat, flattened, opened
+from fedjax_async.models import STATISTICS
+from fedjax_async.server.running_statistics import statistics_in, weights_in
+from tests.engine.problem import MODEL, case, stack_of
+
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+DTYPES = st.sampled_from([jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.uint32])
+LEAVES = st.builds(lambda shape, dtype, one: jnp.full(shape, one, dtype), SHAPES, DTYPES, st.integers(0, 9))
+TREES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.sampled_from("ab"), inner)
+)
+
+
+def same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+@given(TREES)
+def test_what_was_made_flat_is_the_same_when_it_is_opened(value):
+    same(opened((flat(value), jnp.int32(1))), (value, jnp.int32(1)))
+
+
+@given(TREES)
+def test_a_pytree_has_one_vector_for_each_dtype(value):
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(value)}
+    vectors = jax.tree.leaves(flat(value))
+    assert len(vectors) == len(dtypes) and all(vector.ndim == 1 for vector in vectors)
+
+
+def test_rows_of_a_table_of_flat_states_are_opened_as_rows():
+    rows = [{"w": jnp.full((2, 3), float(k)), "b": jnp.full(2, -float(k)), "n": jnp.int32(k)} for k in range(4)]
+    table = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(flat, rows))
+    same(opened(table), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows))
+    same(opened(tree.gather(table, 2)), rows[2])
+
+
+def test_a_typed_key_is_kept():
+    state = {"key": jax.random.key(3), "w": jnp.ones(2)}
+    found = opened(flat(state))
+    assert jnp.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(state["key"]))
+
+
+def test_running_statistics_are_still_told_from_weights():
+    upload = {"dense": jnp.array([3.0, 4.0]), STATISTICS: {"mean": jnp.array([100.0])}}
+    assert tree.norm(weights_in(flat(upload))) == 5.0
+    assert jax.tree.leaves(statistics_in(flat(upload))) == [100.0]
+
+
+def test_a_state_without_leaves_stays_as_it_is():
+    assert flat(()) == () and not isinstance(flat({}), Flat)
+
+
+def test_on_a_cpu_components_stay_as_they_are():
+    components = case("fedbuff").components
+    assert flattened(components) is components
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "orthofl", "scaffold"])
+def test_off_the_cpu_states_messages_and_uploads_are_vectors(monkeypatch, rule):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    stack = stack_of(case(rule, "buffer:size=3", "exponential", steps=2), max_width=4, batching="vmap")
+    carry = jax.eval_shape(lambda: stack.programs.start(stack.tables, stack.params))
+    count = len(jax.tree.leaves(jax.eval_shape(MODEL.init, jax.random.key(0))))
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(carry.server)}
+    assert len(jax.tree.leaves(carry.server)) == len(dtypes) and count > 1
+    assert len(jax.tree.leaves(carry.slots.params)) == 1
