@@ -62,6 +62,24 @@ def test_a_loop_of_unknown_length_must_have_a_name():
         counted(nameless)
 
 
+BODY = """\
+%b (arg: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %arg = (s32[], f32[4,8]{1,0}) parameter(0)
+  %fusion = bf16[8]{0} fusion(%arg#1), kind=kInput, calls=%fused
+  %product = (f32[4,4]{1,0}, s8[33554432]{0}) custom-call(%arg#1, %arg#1), custom_call_target="__cublas$gemm"
+  %view = f32[16]{0} bitcast(%product#0)
+  ROOT %out = (s32[], f32[4,8]{1,0}) tuple(%arg#0, %arg#1)
+}
+
+"""
+
+
+def test_the_traffic_of_a_pass_is_what_its_kernels_read_and_write():
+    """Without the workspace of cuBLAS, and without what moves nothing."""
+    assert listing.traffic_of(BODY + MODULE) == (4 * 32 + 2 * 8) + (2 * 4 * 32 + 4 * 16)
+    assert listing.traffic_of("ENTRY %main (x: f32[]) -> f32[] {\n}\n") == 0
+
+
 def test_a_loop_is_named_in_the_program():
     def summed(last):
         return tree.loop("arrivals", 0, last, lambda k, total: total + k, jnp.int32(0))

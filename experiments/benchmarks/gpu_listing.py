@@ -12,6 +12,7 @@ its *thunks*, what the host or a graph issues in turn. Four words for what is co
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -110,6 +111,34 @@ def names_of(metadata: str) -> dict[int, str]:
     """The instruction of each thunk, from a ``thunk_metadata`` file."""
     pairs = re.findall(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)', metadata)
     return {int(number): name for name, number in pairs}
+
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$", re.M)
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(?:,|$)", re.M)
+_SHAPE = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+_BYTES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1}  # no bytes of workspace
+_FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while"}
+
+
+def traffic_of(module: str) -> int:
+    """Bytes that the kernels of a module's first loop read and write in a pass; an operand counts as a whole."""
+    body = re.search(r"body=%([\w.\-]+)", module)
+    parts = _COMPUTATION.split(module)
+    text = dict(zip(parts[1::2], parts[2::2])).get(body[1], "") if body else ""
+    sizes: dict[str, list[int]] = {}
+    total = 0
+    for name, shape, operation, operands in _INSTRUCTION.findall(text.partition("\n}")[0]):
+        found = [
+            _BYTES.get(kind, 0) * math.prod(map(int, filter(None, n.split(",")))) for kind, n in _SHAPE.findall(shape)
+        ]
+        sizes[name] = found
+        if operation in _FREE:
+            continue
+        total += sum(found)
+        for operand, element in re.findall(r"%([\w.\-]+)(?:#(\d+))?", operands):
+            known = sizes.get(operand, [])
+            total += sum(known if not element else known[int(element) : int(element) + 1])
+    return total
 
 
 def count(

@@ -173,7 +173,7 @@ def noted_run(case: dict[str, Any]) -> Notes:
 
 # --- compiling for the card -----------------------------------------------------------------------
 def compiled_for(card: Any, program: Noted, shapes: Any, options: dict[str, Any], dump: Path) -> dict[str, Any]:
-    """A program compiled for the card: its listing, bytes of temporary memory, XLA's estimates, seconds to compile."""
+    """A program compiled for the card: its listing, bytes of temporary memory, seconds of compilation."""
 
     there = jax.sharding.SingleDeviceSharding(card)
     given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), shapes)
@@ -185,12 +185,13 @@ def compiled_for(card: Any, program: Noted, shapes: Any, options: dict[str, Any]
         return next((file.read_text() for file in files if file.name.endswith(ending)), "")
 
     sequence = text(".thunk_sequence_after_thunk_passes.txt") or text(".thunk_sequence.txt")
+    module = text("gpu_after_optimizations.txt")
     return {
         "thunks": gpu_listing.thunks_of(sequence),
-        "loops": gpu_listing.loops_of(text("gpu_after_optimizations.txt")),
+        "loops": gpu_listing.loops_of(module),
+        "traffic": gpu_listing.traffic_of(module),
         "names": gpu_listing.names_of(text(".thunk_metadata.txt")),
         "temporary": made.memory_analysis().temp_size_in_bytes,
-        "cost": made.cost_analysis() or {},
         "seconds": seconds,
     }
 
