@@ -44,7 +44,7 @@ from fedjax_async.results import table
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("measurement", "quantity", "value", "least", "most", "card", "sources", "hardware", "jax", "time")
 LONGEST = 120.0  # seconds that a measurement may be timed
-PREPARING = 150.0  # seconds that measurements may take to compile, side by side
+PREPARING = 100.0  # seconds that measurements may take to compile, side by side
 MEASURED = ("clock", "compress", "config", "data", "engine", "geometry", "local", "models", "peers", "server")
 
 

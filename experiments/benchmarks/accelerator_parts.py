@@ -103,9 +103,17 @@ def made_up_texts(total: int) -> Any:
 def given(method: str, model: str, clients: int, updates: int, smoke: bool, **more: Any) -> dict[str, Any]:
     """The settings of a run of the queue: 10 local SGD steps of batch 32 on random data."""
     examples = 600 if more.get("batch_size", 32) == 128 else 64
-    clients, updates = (min(clients, 8), min(updates, 24)) if smoke else (clients, updates)
-    usual = {"delay": CONSTANT, "steps": 10, "batch_size": 32, "lr": 0.05, "partition": "iid", "eval_updates": updates}
+    clients, updates, steps = (min(clients, 24), 24, 1) if smoke else (clients, updates, 10)
+    usual = {
+        "delay": CONSTANT,
+        "steps": steps,
+        "batch_size": 32,
+        "lr": 0.05,
+        "partition": "iid",
+        "eval_updates": updates,
+    }
     run = {"method": method, "model": model, "clients": clients, "updates": updates}
+    more |= {"batch_size": 4} if smoke else {}
     total, texts = clients * examples, model.startswith("char")
     data = made_up_texts(total) if texts else made_up(throughput.SHAPES[model.partition(":")[0]], total)
     return usual | run | {"dataset": data} | more

@@ -58,13 +58,19 @@ def rates(name: str) -> list[Measurement]:
 
 
 def beside(name: str) -> list[Measurement]:
-    """PyTorch by hand with the same layers; nothing where there is no PyTorch."""
+    """PyTorch by hand with the same layers, one client after the other; nothing where there is no PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return []
     model = MODELS[name][0].partition(":")[0]
-    loop = Measurement(f"PyTorch, {name}, one client after the other", 20, torch_loop(model))
-    side_by_side = Measurement(f"PyTorch, {name}, vmap and compile", 20, torch_waves(model))
-    return [loop, side_by_side] if model in ("mlp", "lenet5") else [loop]
+    return [Measurement(f"PyTorch, {name}, one client after the other", 20, torch_loop(model))]
+
+
+def side_by_side() -> list[Measurement]:
+    """PyTorch by hand, all clients at once; compiling LeNet-5 takes minutes."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    models = {name: MODELS[name][0].partition(":")[0] for name in ("MLP-64", "LeNet-5")}
+    return [Measurement(f"PyTorch, {name}, vmap and compile", 20, torch_waves(model)) for name, model in models.items()]
 
 
 def checks(model: str) -> list[Measurement]:
@@ -144,5 +150,5 @@ def measurements() -> list[Measurement]:
         Measurement("profile, LeNet-5, constant", 20, profile("lenet5", CONSTANT, 500), TRACED),
     ]
     small = [*rates("MLP-64"), *graphs_off(), *rates("LeNet-5"), *rules(), *beside("MLP-64"), *beside("LeNet-5")]
-    whole = [*checks("logistic"), *small, *sweeps(), *large, *layers, *equal, *jobs(), *sizes]
-    return [*whole, *others(), *choices(), *room, *profiles, *checks("lenet5")]
+    first = [*checks("logistic"), *small, *sweeps(), *large, *layers, *equal, *jobs(), *sizes, *others(), *room]
+    return [*first, *profiles, *choices(), *checks("lenet5"), *side_by_side()]
