@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -147,6 +148,23 @@ def leaves_read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
     """
     traced = jax.make_jaxpr(function)(*arguments).jaxpr
     return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
+
+
+def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``jax.eval_shape``, traced once for a function and shapes; the function must last, not be made anew each time.
+
+    Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return _traced_shapes(function, structure, kinds, jnp.result_type(float))
+
+
+@lru_cache(maxsize=256)
+def _traced_shapes(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> Any:
+    """``real``: JAX's default float type, which 64-bit mode changes."""
+    del real
+    return jax.eval_shape(function, *jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds]))
 
 
 def norm(tree: Any) -> Array:

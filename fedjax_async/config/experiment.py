@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +52,8 @@ from fedjax_async.engine.components import (
     Client,
     Components,
     Hyper,
+    Server,
+    abstract,
     bound,
     facts_of,
     gradients_of,
@@ -369,17 +371,24 @@ def _sent(
     data: FederatedData,
 ) -> tuple[Message, Any]:
     """Shapes of a message and of an upload before compression, from the shapes of the params."""
-    rule = rule_of(chosen.server, chosen.hyper, Facts(len(data.size)))
+    facts, pool = Facts(len(data.size)), (row_of(data.x), row_of(data.y))
+    rule_of(chosen.server, chosen.hyper, facts)  # raises for wrong values
+    key, known = jax.eval_shape(jax.random.key, 0), abstract({**chosen.hyper, **hyper})
+    found: tuple[Message, Any] = tree.shapes(_exchange(chosen.server, trainer, facts), known, params, key, pool)
+    return found
 
-    def both(params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
+
+@lru_cache(maxsize=64)
+def _exchange(server: Server, trainer: Client, facts: Facts) -> Callable[..., tuple[Message, Any]]:
+    """A function of hyperparameters, params, a key and a row of data, that returns a message and an upload."""
+
+    def both(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
+        rule, client = rule_of(server, hyper, facts), bound(trainer, hyper)
         message, _ = rule.dispatch(*rule.init(params), Request())
         message = message._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
-        client = bound(trainer, {**chosen.hyper, **hyper})
         state, zero = client.init(params), jnp.int32(0)
         own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
         work = client.begin(key, message, state, own)
         return message, client.finish(work, message._replace(local_steps=()), state)[0]
 
-    pool = (row_of(data.x), row_of(data.y))
-    found: tuple[Message, Any] = jax.eval_shape(both, params, jax.eval_shape(jax.random.key, 0), pool)
-    return found
+    return both

@@ -209,7 +209,8 @@ def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:
     """Shape of one decoded example."""
-    return jax.eval_shape(data.decode, row_of(data.x)).shape[1:]
+    found: tuple[int, ...] = tree.shapes(data.decode, row_of(data.x)).shape[1:]
+    return found
 
 
 def check_model(model: Model, params: Params, data: FederatedData) -> None:
@@ -220,7 +221,7 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
         check.require(
             0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
         )
-    outputs = jax.eval_shape(model.apply, params, row_of(data.x))
+    outputs = tree.shapes(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
         classes, positions = outputs.shape[-1], outputs.shape[1:-1]
         check.require(

@@ -22,7 +22,7 @@ from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server
+from fedjax_async.engine.components import bound, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress
@@ -137,7 +137,7 @@ def _bytes_of_nodes(e: PeerExperiment) -> int:
     """Device memory of one run, roughly: data, what nodes keep, a message per node, and models to train with."""
     p, nodes = e.components, e.schedule.num_clients
     row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
-    own = jax.eval_shape(lambda params: bound(p.client, p.hyper).init(params), e.params)
+    own = shapes_of_client(p, e.params)
     held = sum(array.nbytes for array in (p.data.x, p.data.y) if isinstance(array, np.ndarray))
     each = bytes_of(row) + bytes_of(own) + e.schedule.fragments * e.schedule.message_bytes
     return held + nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
@@ -183,7 +183,7 @@ def _num_bytes(e: Experiment) -> int:
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.components.data
     state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
-    own = jax.eval_shape(lambda p: bound(e.components.client, e.components.hyper).init(p), e.params)
+    own = shapes_of_client(e.components, e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     slots = layout_of([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
     rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.components import bound, rule_of, shapes_of_server
+from fedjax_async.engine.components import rule_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
@@ -65,7 +65,7 @@ class WavesExecutor:
         given = (params, outset.key, start, outset.norm_limit, outset.probes, outset.measures)
         member = make_member(components, outset.nominal, *given)
         _, memory = shapes_of_server(components, params, outset.facts)
-        kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+        kept = shapes_of_client(components, params)
         stateful = bool(jax.tree.leaves(kept))
         ahead = outset.in_flight if outset.asks else min(outset.in_flight, WAVES_AHEAD * width * lanes)
         self._growing = Growing(

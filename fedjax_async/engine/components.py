@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import registry
+from fedjax_async import registry, tree
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import known
 from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
@@ -69,11 +71,30 @@ def facts_of(schedule: Schedule) -> Facts:
     return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
 
 
+def abstract(hyper: Mapping[str, Any]) -> Hyper:
+    """The shapes of hyperparameters: programs know no more of them."""
+    return {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in hyper}
+
+
 def shapes_of_server(components: Components, params: Params, facts: Facts) -> tuple[Any, Any]:
     """Shapes of the server's state and of its memory about one client, at the start of a run with these facts."""
-    rule = rule_of(components.server, components.hyper, facts)
-    state, memory = jax.eval_shape(rule.init, params)
+    state, memory = tree.shapes(_server_init(components.server, facts), abstract(components.hyper), params)
     return state, memory
+
+
+@lru_cache(maxsize=64)
+def _server_init(server: Server, facts: Facts) -> Callable[[Hyper, Params], tuple[Any, Any]]:
+    return lambda hyper, params: rule_of(server, hyper, facts).init(params)
+
+
+def shapes_of_client(components: Components | PeerComponents, params: Params) -> Any:
+    """Shapes of the state that a client keeps between jobs."""
+    return tree.shapes(_client_init(components.client), abstract(components.hyper), params)
+
+
+@lru_cache(maxsize=64)
+def _client_init(client: Client) -> Callable[[Hyper, Params], Any]:
+    return lambda hyper, params: bound(client, hyper).init(params)
 
 
 def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
-from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
+from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, differs, own_tests, owners, validation_part
 from fedjax_async.engine.flat import flattened
@@ -65,7 +65,7 @@ def make_member(
     schedule = check_schedule(schedule)
     require_measurable(components.data, measures)
     chosen = resolved_probes(probes, components.data, len(schedule.job))
-    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    kept = shapes_of_client(components, params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])
     return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)

@@ -22,7 +22,14 @@ import numpy as np
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule, with_derived_columns
 from fedjax_async.clock.waves import allocate
-from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
+from fedjax_async.engine.components import (
+    Components,
+    bound,
+    facts_of,
+    rule_of,
+    shapes_of_client,
+    shapes_of_server,
+)
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import finished
 from fedjax_async.engine.tables import malicious
@@ -131,7 +138,7 @@ def make_trajectory(
     schedule = check_schedule(schedule)
     params = jax.eval_shape(components.model.init, jax.eval_shape(jax.random.key, 0))
     _, memory = shapes_of_server(components, params, facts_of(schedule))
-    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    kept = shapes_of_client(components, params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     position = training.position[points.position]
     run = _Run(
@@ -173,7 +180,7 @@ def make_trajectory(
 def kept_bytes(components: Components, params: Params, facts: Facts) -> int:
     """About how many bytes reverse mode keeps for an arrival: state, message and rows, before and after it."""
     state, memory = shapes_of_server(components, params, facts)
-    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    kept = shapes_of_client(components, params)
     return 2 * tree.num_bytes((state, memory, kept, params))
 
 
