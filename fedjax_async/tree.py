@@ -144,10 +144,16 @@ def shared(tree: Any, params: Any, private: Callable[[Path], bool] | None) -> An
 def leaves_read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
     """For each leaf of the arguments (arrays, or their shapes): whether the results of ``function`` depend on it.
 
-    The function is traced and not run.
+    The function is traced and not run, once for a function and shapes as in :func:`shapes`.
     """
-    traced = jax.make_jaxpr(function)(*arguments).jaxpr
-    return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
+    return list(_reads(function, *_kinds(arguments)))
+
+
+@lru_cache(maxsize=256)
+def _reads(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> tuple[bool, ...]:
+    del real
+    traced = jax.make_jaxpr(function)(*_shaped(structure, kinds)).jaxpr
+    return tuple(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -155,16 +161,24 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
 
     Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again.
     """
+    return _shapes(function, *_kinds(arguments))
+
+
+def _kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What tracing a function depends on: structure, shapes and dtypes, and JAX's default float type (64-bit mode)."""
     leaves, structure = jax.tree.flatten(arguments)
-    kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return _traced_shapes(function, structure, kinds, jnp.result_type(float))
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), jnp.result_type(float)
+
+
+def _shaped(structure: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
+    return found
 
 
 @lru_cache(maxsize=256)
-def _traced_shapes(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> Any:
-    """``real``: JAX's default float type, which 64-bit mode changes."""
+def _shapes(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> Any:
     del real
-    return jax.eval_shape(function, *jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds]))
+    return jax.eval_shape(function, *_shaped(structure, kinds))
 
 
 def norm(tree: Any) -> Array:

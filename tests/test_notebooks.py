@@ -19,7 +19,11 @@ def test_there_are_notebooks():
 
 
 # their programs are large and run only briefly
-BRIEF = ("08_vector_fields", "09_gradients_through_a_run")
+BRIEF = (
+    "07_without_a_server",
+    "08_vector_fields",
+    "09_gradients_through_a_run",
+)
 
 
 @pytest.mark.filterwarnings("default")  # warnings of the notebook packages

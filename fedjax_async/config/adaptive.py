@@ -27,7 +27,11 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import (
+    Client,
     Components,
+    Hyper,
+    Server,
+    abstract,
     bound,
     row_of,
     rule_of,
@@ -310,14 +314,23 @@ def _try(replan: Replan, policy: Policy) -> None:
 
 def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
     """Whether the rule uses the total number of updates, and of server steps, of the run."""
-    data, hyper = components.data, components.hyper
+    data, known = components.data, abstract(components.hyper)
+    count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
+    given = (count, count, known, params, jax.eval_shape(jax.random.key, 0), pool)
+    used = tree.leaves_read(_one_update(components.server, components.client, len(data.size)), *given)
+    return used[0], used[1]
 
-    def outputs(updates: Array, steps: Array, params: Params, key: Key, pool: Any) -> Any:
+
+@lru_cache(maxsize=64)
+def _one_update(server: Server, trainer: Client, clients: int) -> Callable[..., Any]:
+    """Everything that one update changes, as a function of the totals, hyperparameters, params, a key and a row."""
+
+    def outputs(updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: Any) -> Any:
         zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
-        rule = rule_of(components.server, hyper, Facts(len(data.size), False, updates, steps))
+        rule = rule_of(server, hyper, Facts(clients, False, updates, steps))
         state, memory = rule.init(params)
         message = rule.dispatch(state, memory, Request())[0]._replace(version=zero, local_steps=zero)
-        client = bound(components.client, hyper)
+        client = bound(trainer, hyper)
         kept = client.init(params)
         x, y = pool
         own_part = ClientData(x, y, jnp.zeros(1, jnp.int32), zero, zero + 1)
@@ -329,9 +342,7 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
         state, memory = closed(rule, state, memory)
         return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
 
-    count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
-    used = tree.leaves_read(outputs, count, count, params, jax.eval_shape(jax.random.key, 0), pool)
-    return used[0], used[1]
+    return outputs
 
 
 @lru_cache(maxsize=16)

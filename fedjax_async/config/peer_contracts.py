@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_async import tree
 from fedjax_async.config.contracts import alike, fits, is_array, returned
-from fedjax_async.engine.components import Client, Hyper, Peer, bound, row_of
+from fedjax_async.engine.components import Client, Hyper, Peer, abstract, bound, row_of
 from fedjax_async.peers import Event, PeerAlgorithm
 from fedjax_async.types import ClientAlgorithm, ClientData, FederatedData, Key, Message, Params
 
 _PUSH = "push(row, upload, event) -> (row, messages, columns)"
 _COLUMNS = "columns, a mapping, name -> scalar"
+_FAMILY = "a PeerAlgorithm, or a function of hyper that returns one"
 
 
 def shapes_of_message(
@@ -25,11 +28,19 @@ def shapes_of_message(
     Raises ``ValueError`` naming the function of ``PeerAlgorithm`` that raises or breaks its contract.
     """
 
-    def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
-        given: Hyper = dict(hyper)
-        node = returned("method.peer", "a PeerAlgorithm, or a function of hyper that returns one", bound, peer, given)
+    returned("method.peer", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
+    key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
+    return tree.shapes(_event(peer, trainer), abstract(hyper), params, key, pool)
+
+
+@lru_cache(maxsize=64)
+def _event(peer: Peer, trainer: Client) -> Callable[..., Any]:
+    """A function of hyperparameters, params, a key and a row of data, that returns a message."""
+
+    def message(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+        node = returned("method.peer", _FAMILY, bound, peer, hyper)
         fits(isinstance(node, PeerAlgorithm), "method.peer", node, "a PeerAlgorithm")
-        client = bound(trainer, given)
+        client = bound(trainer, hyper)
         start = returned("peer.init", "init(params) -> row", node.init, params)
         event = Event(key, jnp.ones((), jnp.result_type(float)))
         inbox = returned("peer.open", "open(row) -> inbox", node.open, start)
@@ -44,7 +55,7 @@ def shapes_of_message(
         alike("peer.add", returned("peer.add", added, node.add, inbox, start, one, weight), inbox, "an inbox")
         return one
 
-    return jax.eval_shape(message, params, jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y)))
+    return message
 
 
 def _pushed(
