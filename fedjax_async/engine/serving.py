@@ -176,7 +176,7 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
     return Receiver(server, facts).receive
 
 
-# Operations of an arrival, as traced. Several longer ones (OrthoFL, ResNet-18) in a pass would take long to compile,
+# Operations of an arrival, as traced. Several longer ones (ResNet-18 has 2,333) in a pass would take long to compile,
 # and the pass of the loop is the smaller part of what they cost.
 SHORT = 500
 
