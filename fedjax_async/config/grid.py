@@ -72,6 +72,13 @@ def swept(points: Iterable[GridPoint]) -> list[str]:
     return sorted(paths, key=lambda path: path == "seed")
 
 
+def with_changes(base: Settings | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Settings | Mapping[str, Any]:
+    """The settings that all runs of a sweep share, changed by keywords; a ``base`` in a form of its own is kept."""
+    if not changes or not isinstance(base, (Settings, Mapping, type(None))):
+        return {} if base is None else base
+    return {**(fields_of(base) if isinstance(base, Settings) else base or {}), **changes}
+
+
 def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
     """The settings that all runs share, from ``Settings`` or a mapping by path; they may still lack a budget."""
     if isinstance(base, Settings):

@@ -31,6 +31,7 @@ OF_METHODS = (
     "compress",
     "optimizer",
 )  # settings with a default that depends on the method
+DICTS = ("metrics", "initial")  # settings that may be a dict: of functions, of parameters
 USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
 
 
@@ -160,7 +161,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
-        nested = isinstance(value, Mapping) and path != "metrics"  # which may be a dict of functions
+        nested = isinstance(value, Mapping) and path not in DICTS
         inner = flat(value, f"{path}.") if nested else {path: value}
         for name in inner:
             check.require(name not in found, "setting", name, "given once")

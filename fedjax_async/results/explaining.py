@@ -29,7 +29,7 @@ from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
-from fedjax_async.results.progress import bar
+from fedjax_async.results.progress import ProgressShown, bar
 from fedjax_async.results.provenance import causes
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
@@ -74,7 +74,7 @@ def explain(
     out: str | Path | None = None,
     overwrite: bool = False,
     drawing: Drawing = SCREEN,
-    progress: bool | None = None,
+    progress: ProgressShown = None,
     say: Callable[[str], None] = print,
     **objects: Any,
 ) -> Explanation:
@@ -92,7 +92,7 @@ def explain(
         are read and drawn anew.
       overwrite: replace the explanation of another run, or of other examples, in ``out``.
       drawing: formats, width and title of the picture.
-      progress: show a bar (default: on a terminal). ``say`` gets one line about what is done.
+      progress: as in :func:`fedjax_async.simulate`. ``say`` gets one line about what is done.
       objects: the run's own objects by setting, ``method=Method(rule)``, because a run keeps only their names. Load a
         plugin before (``--plugin FILE.py``), because a finished run does not name its file.
 
@@ -151,7 +151,7 @@ def _plain(settings: Settings, arrivals: int) -> Settings:
 # --- the run once more --------------------------------------------------------------------------------
 
 
-def _repeated(run: Run, settings: Settings, part: str | None, examples: int, progress: bool | None) -> Explanation:
+def _repeated(run: Run, settings: Settings, part: str | None, examples: int, progress: ProgressShown) -> Explanation:
     """Train once more with the probe, and divide the changes that it measured among the arrivals."""
     resolved = resolve(settings)
     components, data = resolved.components, resolved.components.data

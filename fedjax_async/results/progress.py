@@ -9,13 +9,15 @@ import contextlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
 
 from fedjax_async import check
+from fedjax_async.engine.record import Progress
 
+ProgressShown = bool | Progress | None  # the argument ``progress`` of simulate, compare, sweep, resume and explain
 PATIENCE = 1.0  # seconds before a planning bar appears; most plans are ready by then
 
 
@@ -26,10 +28,11 @@ class ProgressBar(NamedTuple):
     close: Callable[[], None]
 
 
-def require_progress(report: Any) -> None:
-    """``ValueError`` unless ``report`` can be called as the engine calls it, or is None."""
-    allowed = "a function such as results.bar(total_updates).report, or None"
-    check.require(report is None or _takes_progress(report), "progress", report, allowed)
+def require_progress(shown: Any) -> None:
+    """``ValueError`` unless it is None, True or False (a bar or none), or a function that the engine can call."""
+    known = shown is None or isinstance(shown, bool)
+    allowed = "True, False, None, or a function f(done, total, *, time, staleness, accuracy)"
+    check.require(known or _takes_progress(shown), "progress", shown, allowed)
 
 
 def _takes_progress(report: Any) -> bool:
@@ -60,15 +63,21 @@ def clock_text(seconds: float) -> str:
     return f"{hours}h{minutes:02}m{whole % 60:02}s" if hours else f"{minutes}m{whole % 60:02}s"
 
 
-def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", file: TextIO | None = None) -> ProgressBar:
+def bar(
+    total_updates: int, enabled: ProgressShown = None, *, label: str = "", file: TextIO | None = None
+) -> ProgressBar:
     """A bar over ``total_updates`` updates, on standard error.
 
-    ``enabled``: None shows the bar on a terminal only, True always, False never. ``label``: text in front of it, such
-    as the method's name. ``report`` gets the updates done so far, the virtual time in seconds, the mean staleness and
-    the last accuracy (NaN if unknown); it may be called at any rate, the bar is drawn a few times a second at most.
+    ``enabled``: None shows the bar on a terminal only, True always, False never; a function takes the place of the bar
+    and gets what ``report`` gets. ``label``: text in front of it, such as the method's name. ``report`` gets the
+    updates done so far, the virtual time in seconds, the mean staleness and the last accuracy (NaN if unknown); it may
+    be called at any rate, the bar is drawn a few times a second at most.
     ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
+    require_progress(enabled)
+    if callable(enabled):
+        return ProgressBar(enabled, lambda: None)
     hidden = _hidden(enabled)
     stream = sys.stderr if file is None else file
     shown = tqdm(
@@ -88,15 +97,29 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
     return ProgressBar(report, shown.close)
 
 
-def _hidden(enabled: bool | None) -> bool | None:
-    """tqdm's ``disable``."""
-    check.one_of("progress", enabled, (None, True, False))
-    return None if enabled is None else not enabled
+def _hidden(enabled: ProgressShown) -> bool | None:
+    """tqdm's ``disable``: a function of the user's own shows no bar."""
+    return None if enabled is None else enabled is not True
+
+
+def in_turn(progress: ProgressShown, totals: Sequence[int]) -> Callable[[int], ProgressShown]:
+    """The progress of each of several runs that are trained one after the other: a bar each.
+
+    A function instead gets the updates done by all of them together. ``totals``: the updates of each run.
+    """
+
+    def of_run(index: int) -> ProgressShown:
+        if not callable(progress):
+            return progress
+        before, total, report = sum(totals[:index]), sum(totals), progress
+        return lambda done, _, **status: report(before + done, total, **status)
+
+    return of_run
 
 
 @contextlib.contextmanager
 def planning_bar(
-    runs: int = 1, enabled: bool | None = None, *, file: TextIO | None = None
+    runs: int = 1, enabled: ProgressShown = None, *, file: TextIO | None = None
 ) -> Iterator[Callable[[int], Callable[[float], None]]]:
     """A bar over the planning of ``runs`` runs, with an estimate of the time left; it disappears at the end.
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fedjax_async import check, disk, notices
 from fedjax_async.config import Prepared, Settings, execute, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
+from fedjax_async.config.keywords import OfComparisons, signed
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.watching import Callback
@@ -31,7 +32,7 @@ from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.progress import bar, planning_bar
+from fedjax_async.results.progress import ProgressShown, bar, in_turn, planning_bar, require_progress
 from fedjax_async.results.store import CHECKPOINTS, is_finished, load, require_comparison, require_room
 from fedjax_async.types import Run
 
@@ -212,7 +213,7 @@ def _train_one(
     name: str,
     folder: Path | None,
     callbacks: Callbacks,
-    progress: bool | None,
+    progress: ProgressShown,
     *,
     overwrite: bool,
     again: bool,
@@ -235,8 +236,8 @@ def _train_one(
 
 def _check_one(
     settings: Settings, folder: Path | None, planning: Callable[[float], None], *, overwrite: bool, again: bool
-) -> None:
-    """Plan one run of a comparison; make and check its folder unless it is None."""
+) -> int:
+    """Plan one run of a comparison; make and check its folder unless it is None. Returns its number of updates."""
     with claimed(folder):
         experiment = prepare(settings, planning=planning)
         if folder is not None:
@@ -245,8 +246,10 @@ def _check_one(
             require_room(folder, described, overwrite=overwrite, again=again)
             if not again and is_finished(folder, described):
                 provenance.has_numbers(folder, overwrite=overwrite)
+    return experiment.total
 
 
+@signed(OfComparisons)
 def compare(
     methods: Sequence[Any] | Mapping[str, Any],
     settings: Settings | None = None,
@@ -255,11 +258,11 @@ def compare(
     out: str | Path | None = None,
     overwrite: bool = False,
     again: bool = False,
-    progress: bool | None = None,
+    progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
-    **changes: Any,
+    **changes: Unpack[OfComparisons],
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
@@ -277,7 +280,8 @@ def compare(
       out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more; input files may have changed since.
-      progress: show a bar for each run (default: on a terminal).
+      progress: as in :func:`fedjax_async.simulate`: a bar for each run, or a function, which gets the updates done by
+        all runs together.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
     Returns: method -> its runs, one per seed.
@@ -286,6 +290,7 @@ def compare(
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    require_progress(progress)
     common = settings_from(settings, changes)
     out = None if out is None else check.path("out", out)
     looking_on = looking.chosen(callbacks, stream, keep_best, out)
@@ -301,11 +306,12 @@ def compare(
     def folder_of(method: str, seed: int) -> Path | None:
         return None if out is None else out / "runs" / folder_name(method) / f"seed_{seed}"
 
-    def train(method: str, seed: int) -> Run:
+    def train(method: str, seed: int, progress: ProgressShown) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}
         return _train_one(given, name, folder_of(method, seed), looking_on, progress, again=again, **options)
 
     all_seeds = range(common.seed, common.seed + seeds)
+    in_order = list(itertools.product(all_seeds, names))
     with claimed(out):
         if out is not None:
             require_comparison(out, overwrite=overwrite)
@@ -313,14 +319,15 @@ def compare(
             for name in names:
                 begun = as_begun(settings_of(name, common.seed), [folder_of(name, seed) for seed in all_seeds])
                 by_name[name] = begun.method
-        with planning_bar(len(names) * seeds, progress) as part:
-            for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
+        totals = []
+        with planning_bar(len(in_order), progress) as part:
+            for index, (seed, method) in enumerate(in_order):
                 given, options = settings_of(method, seed), {"overwrite": overwrite, "again": again}
-                _check_one(given, folder_of(method, seed), part(index), **options)
+                totals.append(_check_one(given, folder_of(method, seed), part(index), **options))
+        progress_of = in_turn(progress, totals)
         runs: dict[str, list[Run]] = {method: [] for method in names}
-        for seed in all_seeds:
-            for method in names:
-                runs[method].append(train(method, seed))
+        for index, (seed, method) in enumerate(in_order):
+            runs[method].append(train(method, seed, progress_of(index)))
     notices.warn_about(
         {f"{method} seed {seed}": run.counters for method in names for seed, run in zip(all_seeds, runs[method])}
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Settings, execute, prepare
+from fedjax_async.config import Prepared, Settings, execute, prepare
+from fedjax_async.config.keywords import OfRuns, signed
 from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
@@ -18,11 +19,12 @@ from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
-from fedjax_async.results.progress import require_progress
+from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
 from fedjax_async.results.runs import run_into
 from fedjax_async.types import Run
 
 
+@signed(OfRuns)
 def simulate(
     settings: Settings | None = None,
     *,
@@ -31,19 +33,20 @@ def simulate(
     overwrite: bool = False,
     again: bool = False,
     probes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
-    **changes: Any,
+    **changes: Unpack[OfRuns],
 ) -> Run:
     """Simulate one asynchronous (or synchronous) federated run.
 
-    Every field of :class:`Settings` is a keyword. Give an object of your own instead of the name of a part
-    (``method``, ``model``, ``dataset``, ``partition``, ``delay``, ...). ``data`` takes ``FederatedData`` that are
-    partitioned already. ``client`` may be a factory ``f(model, *, lr, batch_size, ...)``, which gets a model that
-    decodes raw rows (images), or a ``ClientAlgorithm``, which gets the raw rows: build it from
-    ``models.decoded(model, data.decode)``. ``probes``: see ``config.prepare``; ``Run.probes`` holds what they return.
+    Every field of :class:`Settings` is a keyword, and changes ``settings`` where they are given too. Give an object of
+    your own instead of the name of a part (``method``, ``model``, ``dataset``, ``partition``, ``delay``, ...). ``data``
+    takes ``FederatedData`` that are partitioned already. ``client`` may be a factory ``f(model, *, lr, batch_size,
+    ...)``, which gets a model that decodes raw rows (images), or a ``ClientAlgorithm``, which gets the raw rows: build
+    it from ``models.decoded(model, data.decode)``. ``probes``: see ``config.prepare``; ``Run.probes`` holds what they
+    return.
 
     Args:
       out: the folder for settings, tables, parameters, schedule and pictures (as ``fedjax-async run --out``). With
@@ -54,7 +57,9 @@ def simulate(
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more; input files may have changed since.
-      progress: a function that gets the progress of the run, such as ``results.bar(total_updates).report``.
+      progress: None shows a bar on a terminal only, True always, False never. A function takes its place:
+        ``f(done, total, *, time, staleness, accuracy)`` gets the updates done, the virtual seconds, the mean staleness
+        and the last accuracy (NaN if unknown).
       callbacks: functions ``f(evaluation)``, called with each :class:`Evaluation` as soon as it is computed. A function
         that returns ``Stop("why")`` ends the run there. They change no number. If a run is resumed, or is finished and
         read, they get the earlier evaluations once more, with ``evaluation.again`` set; a function that counts must
@@ -80,10 +85,11 @@ def simulate(
         for name, value in (("overwrite", overwrite), ("again", again)):
             check.require(not value, name, value, "left out without a folder (out)")
         watching = chosen(callbacks, stream, keep_best, None)
-        experiment = prepare(settings, probes=probes)
+        experiment = _prepared(settings, probes, progress)
         watch = watch_of(watching, experiment, None)
         try:
-            run = execute(experiment, progress=progress, watch=watch)
+            with shown(experiment, progress) as report:
+                run = execute(experiment, progress=report, watch=watch)
         finally:
             watch.close()
         notices.warn_about({"": run.counters})
@@ -93,9 +99,11 @@ def simulate(
         require_matplotlib("plots=False")
     with claimed(folder):
         settings = settings if overwrite else as_begun(settings, [folder])
-        options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
+        options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again}
         options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
-        run = run_into(prepare(settings, probes=probes), folder, **options)
+        experiment = _prepared(settings, probes, progress)
+        with shown(experiment, progress) as report:
+            run = run_into(experiment, folder, progress=report, **options)
     notices.warn_about({"": run.counters})
     return run
 
@@ -105,7 +113,7 @@ def resume(
     *,
     plots: bool = True,
     probes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
     **objects: Any,
 ) -> Run:
@@ -113,7 +121,7 @@ def resume(
 
     ``objects``: the run's own objects by setting, ``method=Method(rule)``, ``data=...``, because a folder keeps no
     code. Give the same ``probes`` and ``callbacks`` as at the beginning. The names that a plugin registers, the streams
-    and ``keep_best`` are restored from the folder.
+    and ``keep_best`` are restored from the folder. ``progress``: as in :func:`simulate`.
 
     Raises: ``ValueError`` if there is nothing to continue, or naming an object or plugin with other code, or an input
     file with other content, than at the beginning of the run.
@@ -128,11 +136,28 @@ def resume(
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)
-        options: dict[str, Any] = {"plots": plots, "progress": progress, "callbacks": resumed(folder, callbacks)}
+        options: dict[str, Any] = {"plots": plots, "callbacks": resumed(folder, callbacks)}
         with precision(settings):
-            run = run_into(prepare(settings, probes=probes), folder, **options)
+            experiment = _prepared(settings, probes, progress)
+            with shown(experiment, progress) as report:
+                run = run_into(experiment, folder, progress=report, **options)
     notices.warn_about({"": run.counters})
     return run
+
+
+def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Prepared:
+    with planning_bar(enabled=progress) as part:
+        return prepare(settings, probes=probes, planning=part(0))
+
+
+@contextmanager
+def shown(experiment: Prepared, progress: ProgressShown) -> Iterator[Progress]:
+    """Yields what the engine reports its progress to: a bar, or a function of the user's own."""
+    meter = bar(experiment.total, progress, label=str(experiment.settings.method))
+    try:
+        yield meter.report
+    finally:
+        meter.close()
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 
 from fedjax_async import check, notices
 from fedjax_async.config import Prepared, sweeping
-from fedjax_async.config.grid import GridPoint, expand, swept
+from fedjax_async.config.grid import GridPoint, expand, swept, with_changes
+from fedjax_async.config.keywords import OfSweeps, signed
 from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
@@ -24,7 +25,7 @@ from fedjax_async.results import callbacks as looking
 from fedjax_async.results import provenance, store, streams, sweep_folder
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.progress import bar, planning_bar
+from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
 from fedjax_async.results.store import is_finished
 from fedjax_async.types import Run
 
@@ -102,7 +103,7 @@ def plan_sweep(
     memory_limit: int | None = None,
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    progress: ProgressShown = None,
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> SweepWork:
     """Find which runs are finished, and group the others; writes nothing.
@@ -167,7 +168,7 @@ def train(
     *,
     on_finished: Callable[[int, Run], None],
     folder: Path | None = None,
-    progress: bool | None = None,
+    progress: ProgressShown = None,
 ) -> None:
     """Train the runs that are left, group by group; ``on_finished(index, run)`` is called for each new run."""
     total, before = work.updates, 0
@@ -207,7 +208,7 @@ def train(
             each.close()
 
 
-def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
+def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: ProgressShown = None) -> Sweep:
     """Train what is left, in memory or into ``folder``, which must be the folder given to :func:`plan_sweep`.
 
     The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
@@ -240,7 +241,7 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
             streams.clear(run_folder)
 
 
-def train_into(folder: Path, work: SweepWork, *, progress: bool | None = None) -> None:
+def train_into(folder: Path, work: SweepWork, *, progress: ProgressShown = None) -> None:
     """Train the runs that are left; each is written into the sweep's folder as soon as it is finished."""
 
     def save(index: int, run: Run) -> None:
@@ -249,8 +250,9 @@ def train_into(folder: Path, work: SweepWork, *, progress: bool | None = None) -
     train(work, on_finished=save, folder=folder, progress=progress)
 
 
+@signed(OfSweeps)
 def sweep(
-    base: Settings | Mapping[str, Any],
+    base: Settings | Mapping[str, Any] | None = None,
     grid: Mapping[str, Any] | None = None,
     *,
     points: Iterable[Mapping[str, Any]] | None = None,
@@ -258,13 +260,14 @@ def sweep(
     out: str | Path | None = None,
     memory_limit: int | None = None,
     lanes: int | None = None,
-    progress: bool | None = None,
+    progress: ProgressShown = None,
     overwrite: bool = False,
     probes: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
+    **changes: Unpack[OfSweeps],
 ) -> Sweep:
     """Run every combination of a grid; runs that differ only in numbers are trained together.
 
@@ -272,13 +275,14 @@ def sweep(
     same settings run alone, to rounding.
 
     Args:
-      base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`.
+      base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`. Every setting of a run is a keyword too,
+        and changes ``base``.
       out: if given, each run is saved under ``out/runs/NAME`` as soon as it is finished. A sweep that was
         interrupted or killed continues when it is started again. ``ValueError``, before anything is compiled, for a
         folder that holds another sweep, cannot be written or is in use.
       memory_limit: bytes of device memory that may be in use (default: depends on the device).
       lanes: see ``Settings.lanes``.
-      progress: show a bar over all updates (default: on a terminal).
+      progress: as in :func:`fedjax_async.simulate`, over the updates of all runs together.
       overwrite: replace another sweep in ``out``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
@@ -291,17 +295,16 @@ def sweep(
 
     Returns: the finished runs; with a folder, each is read from it when it is needed.
 
-    >>> found = sweep(
-    ...     dict(model="logistic", clients=4, steps=1, updates=8), {"method.mixing": [0.4, 0.8]}, progress=False
-    ... )
+    >>> found = sweep(grid={"method.mixing": [0.4, 0.8]}, model="logistic", clients=4, steps=1, updates=8)
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
     out = None if out is None else check.path("out", out)
     looking_on = looking.chosen(callbacks, stream, keep_best, out)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
+    require_progress(progress)
     with claimed(out):
-        expanded = resolved(expand(base, grid, points=points, seeds=seeds))
+        expanded = resolved(expand(with_changes(base, changes), grid, points=points, seeds=seeds))
         roles_of(swept(expanded), roles)  # refuses roles that do not exist
         if out is not None:
             expanded = expanded if overwrite else sweep_folder.as_begun(expanded, out)

@@ -122,7 +122,7 @@ CALLS = [
     (lambda: simulate(**SMALL, lr=jax.random.key(0)), "^lr = .*key.*: must be a finite number > 0"),
     (lambda: simulate(**SMALL | {"model": models.make("linear", input_shape=(4,))._replace(loss=3)}),
      "^model.loss = '3': must be a func"),
-    *[(lambda wrong=wrong: simulate(**SMALL, progress=wrong), "^progress = .*: must be a function such as results.bar")
+    *[(lambda wrong=wrong: simulate(**SMALL, progress=wrong), "^progress = .*: must be True, False, None, or a")
       for wrong in (OfTorch(), lambda done, total: None, 3)],
 ]  # fmt: skip
 
