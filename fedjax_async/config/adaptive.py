@@ -24,6 +24,7 @@ from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.policy_steps import LONGEST, PlannedSteps, require_choice, timing_options
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
+from fedjax_async.engine import trial
 from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import (
@@ -40,8 +41,7 @@ from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean
-from fedjax_async.server import closed
-from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Model, Params, Probe, Request, Run, Schedule
+from fedjax_async.types import Array, Facts, Key, Model, Params, Probe, Run, Schedule
 
 if TYPE_CHECKING:
     from fedjax_async.config.experiment import Experiment, Resolved
@@ -326,21 +326,8 @@ def _one_update(server: Server, trainer: Client, clients: int) -> Callable[..., 
     """Everything that one update changes, as a function of the totals, hyperparameters, params, a key and a row."""
 
     def outputs(updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: Any) -> Any:
-        zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
         rule = rule_of(server, hyper, Facts(clients, False, updates, steps))
-        state, memory = rule.init(params)
-        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero, local_steps=zero)
-        client = bound(trainer, hyper)
-        kept = client.init(params)
-        x, y = pool
-        own_part = ClientData(x, y, jnp.zeros(1, jnp.int32), zero, zero + 1)
-        upload, _ = client.finish(client.begin(key, message, kept, own_part), message, kept)
-        arrival = Arrival(
-            upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra, key, zero > 0
-        )
-        state, memory, info = rule.receive(state, memory, arrival)
-        state, memory = closed(rule, state, memory)
-        return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
+        return trial.arrived(rule, trial.job(rule, bound(trainer, hyper), params, key, pool))
 
     return outputs
 

@@ -15,29 +15,19 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, check_schedule
 from fedjax_async.config import own
-from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.checking import layout
 from fedjax_async.data.partition import Partitioner
-from fedjax_async.engine.components import Client, Hyper, bound, row_of
+from fedjax_async.engine.components import row_of
 from fedjax_async.engine.record import RESERVED
 from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
-from fedjax_async.server.rule import require_kept
 from fedjax_async.types import (
-    Arrival,
-    ClientAlgorithm,
-    ClientData,
-    Facts,
     FederatedData,
-    Info,
     Key,
-    Message,
     Model,
     Params,
-    Request,
     Schedule,
-    ServerAlgorithm,
 )
 
 ROWS = 3  # examples of the trial batch; an unusual number, so that a missing batch axis is noticed
@@ -69,19 +59,19 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
 def fits(good: bool, part: str, found: Any, contract: str) -> None:
     """``ValueError`` that shows what ``part`` returned, unless ``good``."""
     if not good:
-        raise ValueError(f"{part} returned {_shown(found)}: must return {contract}")
+        raise ValueError(f"{part} returned {shown(found)}: must return {contract}")
 
 
-def _shown(found: Any) -> str:
+def shown(found: Any) -> str:
     """A result in a few words: shapes of arrays, types of all else."""
     if found is None or isinstance(found, (bool, int, float, str)):
         return repr(found)
     if is_array(found):
         return f"{found.dtype}{list(found.shape)}"
     if isinstance(found, dict):
-        return "{" + ", ".join(f"{key!r}: {_shown(value)}" for key, value in list(found.items())[:4]) + "}"
+        return "{" + ", ".join(f"{key!r}: {shown(value)}" for key, value in list(found.items())[:4]) + "}"
     if isinstance(found, (tuple, list)):
-        text = ", ".join(map(_shown, found[:4])) + (", ..." if len(found) > 4 else "")
+        text = ", ".join(map(shown, found[:4])) + (", ..." if len(found) > 4 else "")
         return f"{type(found).__name__}({text})" if type(found) is not tuple else f"({text})"
     return own.shown(found)
 
@@ -91,7 +81,8 @@ def is_array(leaf: Any) -> bool:
     return isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")
 
 
-def _pair(part: str, found: Any, contract: str) -> Any:
+def pair(part: str, found: Any, contract: str) -> Any:
+    """``found``; ``ValueError`` unless it is a tuple of two."""
     fits(type(found) is tuple and len(found) == 2, part, found, contract)  # a NamedTuple is one value, not a pair
     return found
 
@@ -100,10 +91,10 @@ def alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> No
     """``ValueError`` unless ``found`` has structure, shapes and dtypes of ``like``; ``note``: where that is from."""
     same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
     note = f" ({note})" if note else ""
-    fits(same, part, found, f"{contract} of the structure {_shown(like)}{note}")
+    fits(same, part, found, f"{contract} of the structure {shown(like)}{note}")
     for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like)):
         good = is_array(have) and have.shape == want.shape and have.dtype == want.dtype
-        fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}{note}")
+        fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {shown(want)}{note}")
 
 
 # --- learning ---------------------------------------------------------------------------------------
@@ -113,29 +104,27 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
     """Check a model of the user's own: params of float arrays, one row of outputs and one loss per example."""
     if not is_own(s, "model"):
         return
-    kind = "init(key) -> params"
 
     def tried(key: Key, x: Any, y: Any) -> None:
-        params = returned("model.init", kind, model.init, key)
+        params = returned("model.init", "init(key) -> params", model.init, key)
         leaves = jax.tree.leaves(params)
         floats = all(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
         fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
-        note = f"x is {_shown(inputs := jax.eval_shape(data.decode, x))}{layout(inputs.shape[1:])}"
+        note = f"x is {shown(inputs := jax.eval_shape(data.decode, x))}{layout(inputs.shape[1:])}"
         outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x, note=note)
         good = is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
         fits(good, "model.apply", outputs, f"an array of one row per example, [{ROWS}, ...] for {ROWS} of them")
         if model.loss is cross_entropy:
             _check_labels(outputs, y, note)
-        note = f"outputs are {_shown(outputs)}, y is {_shown(y)}"
+        note = f"outputs are {shown(outputs)}, y is {shown(y)}"
         loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y, note=note)
         good = is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
         fits(good, "model.loss", loss, f"a number per example, float[{ROWS}] for {ROWS} of them, and not their mean")
         if model.train is not None:
             mask = jnp.ones(ROWS, loss.dtype)
-            pair = "(outputs, params), the outputs as apply's"
-            after = _pair(
-                "model.train", returned("model.train", f"returning {pair}", model.train, params, x, key, mask), pair
-            )
+            kind = "(outputs, params), the outputs as apply's"
+            found = returned("model.train", f"returning {kind}", model.train, params, x, key, mask)
+            after = pair("model.train", found, kind)
             alike("model.train's outputs", after[0], outputs, "outputs")
             alike("model.train's params", after[1], params, "params")
 
@@ -148,7 +137,7 @@ def _check_labels(outputs: Any, y: Any, note: str) -> None:
     labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
     sequences = y.ndim == 2 and outputs.shape[:-1] == y.shape
     good = (y.ndim == 1 or sequences) and jnp.issubdtype(y.dtype, jnp.integer)
-    check.require(good, "data.y", _shown(y), f"{labels}: models.from_flax(net, input_shape=..., loss=...)")
+    check.require(good, "data.y", shown(y), f"{labels}: models.from_flax(net, input_shape=..., loss=...)")
     if sequences:
         return
     flat = f"[{ROWS}, classes] for {ROWS} examples; {note}: flatten it first, x.reshape(len(x), -1)"
@@ -158,108 +147,6 @@ def _check_labels(outputs: Any, y: Any, note: str) -> None:
 def _rows(rows: Any) -> jax.ShapeDtypeStruct:
     row = row_of(rows)
     return jax.ShapeDtypeStruct((ROWS, *row.shape[1:]), row.dtype)
-
-
-def check_learning(
-    s: Settings, chosen: Method, client: Client, hyper: Hyper, params: Params, data: FederatedData
-) -> None:
-    """Check a server rule or client algorithm of the user's own: one job, from its message to its server step."""
-    if not is_own(s, "method", "client"):
-        return
-
-    def tried(params: Params, key: Key, pool: tuple[Any, Any]) -> None:
-        numbers = f"a function of hyper ({', '.join(chosen.hyper) or 'empty'}) -> ServerAlgorithm"
-        made = returned("method.server", numbers, bound, chosen.server, chosen.hyper)
-        fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
-        facts, given = Facts(len(data.size)), made.given
-        rule = made if given is None else returned("method.given", "given(facts) -> ServerAlgorithm", given, facts)
-        fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
-        require_kept(made, rule)
-        state, memory = _pair(
-            "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
-        )
-        state, memory = jax.tree.map(jnp.asarray, (state, memory))
-        kind = "(Message, memory)"
-        found = _pair(
-            "method.dispatch",
-            returned("method.dispatch", "dispatch(state, memory, request)", rule.dispatch, state, memory, Request()),
-            kind,
-        )
-        message, after = found
-        fits(isinstance(message, Message), "method.dispatch", message, kind)
-        alike("method.dispatch's Message.params", message.params, params, "params")
-        alike("method.dispatch's memory", after, memory, "memory")
-        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0), local_steps=jnp.int32(1)))
-        upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
-        _tried_rule(rule, state, memory, message, upload, params)
-
-    pool = (row_of(data.x), row_of(data.y))
-    jax.eval_shape(tried, params, jax.eval_shape(jax.random.key, 0), pool)
-
-
-def _tried_client(client: Any, params: Params, key: Key, message: Message, pool: tuple[Any, Any]) -> Any:
-    """Check one job of one local step; returns its upload."""
-    fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
-    zero = jnp.int32(0)
-    rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
-    state = jax.tree.map(jnp.asarray, returned("client.init", "init(params) -> state", client.init, params))
-    note, extra = f"client.init returned {_shown(state)}", f"this rule sends message.extra = {_shown(message.extra)}"
-    kind = "begin(key, message, state, data) -> work"
-    work = returned("client.begin", kind, client.begin, key, message, state, rows, note=f"{note}; {extra}")
-    work = jax.tree.map(jnp.asarray, work)
-    kind = "step(work, k, message, data) -> work"
-    stepped = returned("client.step", kind, client.step, work, zero, message, rows, note=extra)
-    alike("client.step", stepped, work, "work")
-    kind = "(upload, state)"
-    ended = message._replace(local_steps=())  # as the engine calls finish: without local_steps
-    at_end = f"{note}; {extra}; message.local_steps is missing in finish"
-    found = returned(
-        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, ended, state, note=at_end
-    )
-    upload, after = _pair("client.finish", found, kind)
-    fits(all(map(is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
-    alike("client.finish's state", after, state, "state", note)
-    if client.info is not None:
-        found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
-        check_columns("client.info", found)
-    if client.gradients is not None:
-        one = np.ones(1, np.int64)
-        kind = "gradients(local_steps, examples) -> whole numbers like local_steps"
-        found = returned("client.gradients", kind, client.gradients, one, one)
-        whole = isinstance(found, np.ndarray) and found.shape == (1,) and np.issubdtype(found.dtype, np.integer)
-        fits(whole, "client.gradients", found, kind)
-    if client.unsent is not None:
-        kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
-        alike("client.unsent", kept, state, "state", note)
-    if client.own is not None:
-        model = returned("client.own", "own(message, state) -> params", client.own, message, state, note=note)
-        alike("client.own", model, params, "params")
-    return upload
-
-
-def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message, upload: Any, params: Params) -> None:
-    """Check one arrival and the close of its server step."""
-    zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
-    extra, key = message.extra, jax.random.key(0)
-    arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
-    kind = "(state, memory, Info)"
-    contract, note = f"receive(state, memory, arrival) -> {kind}", f"the client uploads {_shown(upload)}"
-    found = returned("method.receive", contract, rule.receive, state, memory, arrival, note=note)
-    fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
-    fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is not an Info")
-    alike("method.receive's state", found[0], state, "state")
-    alike("method.receive's memory", found[1], memory, "memory")
-    weight, columns = found[2]
-    fits(is_scalar(weight), "method.receive's Info.weight", weight, "a number")
-    check_columns("method.receive's Info.columns", columns)
-    if rule.close is not None:
-        kind = "(state, memory)"
-        found = _pair(
-            "method.close", returned("method.close", f"close(state, memory) -> {kind}", rule.close, state, memory), kind
-        )
-        alike("method.close's state", found[0], state, "state")
-        alike("method.close's memory", found[1], memory, "memory")
-    alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
 
 
 def is_scalar(value: Any) -> bool:

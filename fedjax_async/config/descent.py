@@ -18,9 +18,10 @@ from fedjax_async.config.experiment import resolve
 from fedjax_async.config.grid import seeds_of
 from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.engine import trial
 from fedjax_async.engine.components import bound, row_of, rule_of
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.types import Array, ClientData, Facts, Key, Params, Request
+from fedjax_async.types import Array, Facts, Key, Params
 
 __all__ = ["Tuned", "tune"]
 
@@ -238,18 +239,14 @@ def _require_gradient(settings: Settings) -> None:
     rule = rule_of(components.server, components.hyper, Facts(len(data.size)))
     client = bound(components.client, components.hyper)
 
-    def moved(params: Params, key: Key, pool: tuple[Any, Any], one: Array) -> Array:
-        message, _ = rule.dispatch(*rule.init(params), Request())
-        message = message._replace(version=one, local_steps=one)
-        kept, own = client.init(params), ClientData(*pool, jnp.zeros(1, jnp.int32), one - one, one)
-        work = client.step(client.begin(key, message, kept, own), one - one, message, own)
-        leaves = jax.tree.leaves(client.finish(work, message, kept)[0])
+    def moved(params: Params, key: Key, pool: tuple[Any, Any], zero: Array) -> Array:
+        leaves = jax.tree.leaves(trial.job(rule, client, params, key, pool, zero=zero, steps=1).upload)
         floats = [jnp.sum(leaf) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         return sum(floats, jnp.zeros((), jnp.result_type(float)))
 
-    pool, one = (row_of(data.x), row_of(data.y)), jax.ShapeDtypeStruct((), jnp.int32)
+    pool, zero = (row_of(data.x), row_of(data.y)), jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        jax.eval_shape(jax.grad(moved, allow_int=True), run.shapes, jax.eval_shape(jax.random.key, 0), pool, one)
+        jax.eval_shape(jax.grad(moved, allow_int=True), run.shapes, jax.eval_shape(jax.random.key, 0), pool, zero)
     except ValueError as error:
         if "Reverse-mode differentiation does not work" not in str(error):
             raise

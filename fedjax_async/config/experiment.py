@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, notices, registry, tree
@@ -21,9 +19,10 @@ from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
 from fedjax_async.config.budget import ended_early, plan_within, until_of, with_early_end
 from fedjax_async.config.cautions import caution_evaluations
+from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import Method, brings_timing, method_of
+from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
 from fedjax_async.config.policy_steps import (
@@ -49,15 +48,9 @@ from fedjax_async.config.resolving import (
 )
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
-    Client,
     Components,
-    Hyper,
-    Server,
-    abstract,
-    bound,
     facts_of,
     gradients_of,
-    row_of,
     rule_of,
     shapes_of_server,
     waits_for_close,
@@ -73,14 +66,9 @@ from fedjax_async.engine.storage import client_restoring, probe_restoring, serve
 from fedjax_async.local import local_steps
 from fedjax_async.server import check_capacity
 from fedjax_async.types import (
-    ClientData,
-    Facts,
     FederatedData,
     Key,
-    Message,
-    Model,
     Params,
-    Request,
     Run,
     Schedule,
 )
@@ -239,8 +227,7 @@ def resolve(settings: Settings) -> Resolved:
     batch_size = length_of_batch(s, data)
     trainer, hyper = client_of(model, s, batch_size, chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
-    contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
-    message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
+    message, upload = sent(s, chosen, trainer, {**chosen.hyper, **hyper}, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
     trainer, weight = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
@@ -360,35 +347,3 @@ def built(
     return Experiment(
         s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures
     )
-
-
-def _sent(
-    chosen: Method,
-    trainer: Client,
-    hyper: Hyper,
-    model: Model,
-    params: Params,
-    data: FederatedData,
-) -> tuple[Message, Any]:
-    """Shapes of a message and of an upload before compression, from the shapes of the params."""
-    facts, pool = Facts(len(data.size)), (row_of(data.x), row_of(data.y))
-    rule_of(chosen.server, chosen.hyper, facts)  # raises for wrong values
-    key, known = jax.eval_shape(jax.random.key, 0), abstract({**chosen.hyper, **hyper})
-    found: tuple[Message, Any] = tree.shapes(_exchange(chosen.server, trainer, facts), known, params, key, pool)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _exchange(server: Server, trainer: Client, facts: Facts) -> Callable[..., tuple[Message, Any]]:
-    """A function of hyperparameters, params, a key and a row of data, that returns a message and an upload."""
-
-    def both(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
-        rule, client = rule_of(server, hyper, facts), bound(trainer, hyper)
-        message, _ = rule.dispatch(*rule.init(params), Request())
-        message = message._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
-        state, zero = client.init(params), jnp.int32(0)
-        own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
-        work = client.begin(key, message, state, own)
-        return message, client.finish(work, message._replace(local_steps=()), state)[0]
-
-    return both

@@ -22,9 +22,9 @@ from fedjax_async.clock import (
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_early_end
 from fedjax_async.config.cautions import caution_evaluations
+from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import PeerMethod
-from fedjax_async.config.peer_contracts import shapes_of_message
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_of, stays_of
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
@@ -169,7 +169,7 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
 def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> int:
     """Bytes of one message on the network, from shapes; a compressed one counts with its largest possible size."""
     peer = components.peer
-    shapes = shapes_of_message(peer, components.client, components.hyper, params, components.data)
+    shapes = sent_by_nodes(peer, components.client, components.hyper, params, components.data)
     if s.compress is not None:
         return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])
     wire = bound(peer, components.hyper).wire

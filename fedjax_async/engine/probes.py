@@ -11,16 +11,14 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.engine.components import Components, bound, row_of, rule_of
+from fedjax_async.engine.trial import job, one_row
 from fedjax_async.types import (
-    Arrival,
-    ClientData,
     DataParts,
     Facts,
     FederatedData,
     Key,
     Params,
     Probe,
-    Request,
     Schedule,
 )
 
@@ -128,18 +126,10 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
     held_out = [row_of(rows) for rows in (data.test_x, data.test_y)]
 
     def outputs(params: Params, key: Key, pool: Any, tests: Any) -> dict[str, dict[str, Any]]:
-        zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
-        order = jnp.zeros(1, jnp.int32)
-        own, test = (ClientData(x, y, order, zero, zero + 1) for x, y in (pool, tests))
         rule = rule_of(components.server, hyper, Facts(len(data.size)))
-        state, memory = rule.init(params)
-        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero, local_steps=zero)
-        client = bound(components.client, hyper)
-        kept = client.init(params)
-        upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)
-        extra = message.extra
-        arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
-        given = (state, memory, arrival, DataParts(own, own, test))
+        found = job(rule, bound(components.client, hyper), params, key, pool)
+        own, test = (one_row(x, y, jnp.int32(0)) for x, y in (pool, tests))
+        given = (found.state, found.memory, found.arrival, DataParts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
 
     found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.eval_shape(jax.random.key, 0), row, held_out)

@@ -1,0 +1,269 @@
+"""Rules, clients and nodes that check what their functions return, for the trial of a job before a run.
+
+Nothing is compiled: the trial is traced with abstract values. Every error is a ``ValueError`` that names the function,
+what it returned and what it must return (``types.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from fedjax_async import tree
+from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_own, is_scalar, pair, returned, shown
+from fedjax_async.config.methods import Method
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine import trial
+from fedjax_async.engine.components import Client, Hyper, Peer, Server, abstract, bound, row_of, rule_of
+from fedjax_async.peers import PeerAlgorithm
+from fedjax_async.server.rule import require_kept
+from fedjax_async.types import (
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    FederatedData,
+    Info,
+    Key,
+    Message,
+    Params,
+    Request,
+    ServerAlgorithm,
+)
+
+# --- the trial of a run -----------------------------------------------------------------------------
+
+
+def sent(
+    s: Settings, chosen: Method, client: Client, hyper: Hyper, params: Params, data: FederatedData
+) -> tuple[Message, Any]:
+    """Shapes of a message and of an upload before compression, from the shapes of the params.
+
+    A rule or a client of the user's own is checked through a whole job. Raises ``ValueError`` for wrong values.
+    """
+    facts, names = Facts(len(data.size)), ", ".join(chosen.hyper) or "empty"
+    contract = f"a function of hyper ({names}) -> ServerAlgorithm" if is_own(s, "method", "client") else ""
+    if contract:
+        _fits_server(chosen.server, hyper, contract)
+    else:
+        rule_of(chosen.server, hyper, facts)
+    found: tuple[Message, Any] = _shapes(_job(chosen.server, client, facts, contract), hyper, params, data)
+    return found
+
+
+def sent_by_nodes(peer: Peer, client: Client, hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
+    """Shapes of one message of a node; ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong."""
+    returned("method.peer", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
+    return _shapes(_event(peer, client), hyper, params, data)
+
+
+def _shapes(function: Callable[..., Any], hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
+    key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
+    return tree.shapes(function, abstract(hyper), params, key, pool)
+
+
+@lru_cache(maxsize=64)
+def _job(server: Server, client: Client, facts: Facts, contract: str) -> Callable[..., tuple[Message, Any]]:
+    """``contract``: of a server of the user's own, whose functions are checked."""
+
+    def job(hyper: Hyper, params: Params, key: Key, pool: trial.Pool) -> tuple[Message, Any]:
+        if not contract:
+            found = trial.job(rule_of(server, hyper, facts), bound(client, hyper), params, key, pool)
+            return found.message, found.upload
+        rule = checked_rule(_own_rule(server, hyper, facts, contract), params)
+        found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, steps=1)
+        trial.arrived(rule, found)
+        return found.message, found.upload
+
+    return job
+
+
+@lru_cache(maxsize=64)
+def _event(peer: Peer, client: Client) -> Callable[..., Any]:
+    def event(hyper: Hyper, params: Params, key: Key, pool: trial.Pool) -> Any:
+        node = returned("method.peer", _FAMILY, bound, peer, hyper)
+        fits(isinstance(node, PeerAlgorithm), "method.peer", node, "a PeerAlgorithm")
+        return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)
+
+    return event
+
+
+# --- a rule with a server -----------------------------------------------------------------------------
+
+
+def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm:
+    made = returned("method.server", contract, bound, server, hyper)
+    fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
+    return made  # type: ignore[no-any-return]
+
+
+def _own_rule(server: Server, hyper: Hyper, facts: Facts, contract: str) -> ServerAlgorithm:
+    made = _fits_server(server, hyper, contract)
+    given = made.given
+    rule = made if given is None else returned("method.given", "given(facts) -> ServerAlgorithm", given, facts)
+    fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
+    require_kept(made, rule)
+    return rule  # type: ignore[no-any-return]
+
+
+def checked_rule(rule: ServerAlgorithm, params: Params) -> ServerAlgorithm:
+    """The rule, checked at each call; ``params``: those of the model, or their shapes."""
+
+    def init(params: Params) -> tuple[Any, Any]:
+        found = returned("method.init", "init(params)", rule.init, params)
+        return pair("method.init", found, "(state, memory)")  # type: ignore[no-any-return]
+
+    def dispatch(state: Any, memory: Any, request: Request) -> tuple[Message, Any]:
+        part, kind = "method.dispatch", "(Message, memory)"
+        found = returned(part, "dispatch(state, memory, request)", rule.dispatch, state, memory, request)
+        message, after = pair(part, found, kind)
+        fits(isinstance(message, Message), part, message, kind)
+        alike(f"{part}'s Message.params", message.params, params, "params")
+        alike(f"{part}'s memory", after, memory, "memory")
+        return message, after
+
+    def receive(state: Any, memory: Any, arrival: Arrival) -> tuple[Any, Any, Info]:
+        part, kind = "method.receive", "(state, memory, Info)"
+        note = f"the client uploads {shown(arrival.upload)}"
+        contract = f"receive(state, memory, arrival) -> {kind}"
+        found = returned(part, contract, rule.receive, state, memory, arrival, note=note)
+        fits(isinstance(found, tuple) and len(found) == 3, part, found, kind)
+        fits(isinstance(found[2], Info), part, found[2], f"{kind}; the third is not an Info")
+        alike(f"{part}'s state", found[0], state, "state")
+        alike(f"{part}'s memory", found[1], memory, "memory")
+        fits(is_scalar(found[2].weight), f"{part}'s Info.weight", found[2].weight, "a number")
+        check_columns(f"{part}'s Info.columns", found[2].columns)
+        return found
+
+    def close(state: Any, memory: Any) -> tuple[Any, Any]:
+        part, kind, function = "method.close", "(state, memory)", cast(Callable[..., Any], rule.close)
+        found = pair(part, returned(part, f"close(state, memory) -> {kind}", function, state, memory), kind)
+        alike(f"{part}'s state", found[0], state, "state")
+        alike(f"{part}'s memory", found[1], memory, "memory")
+        return found  # type: ignore[no-any-return]
+
+    def params_of(state: Any) -> Params:
+        found = returned("method.params", "params(state) -> params", rule.params, state)
+        alike("method.params", found, params, "params")
+        return found
+
+    closes = None if rule.close is None else close
+    return rule._replace(init=init, dispatch=dispatch, receive=receive, close=closes, params=params_of)
+
+
+# --- a client -----------------------------------------------------------------------------------------
+
+
+def checked_client(client: Any, params: Params) -> ClientAlgorithm:
+    """The client, checked at each call; its optional functions are tried when a job ends."""
+    fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
+
+    def init(params: Params) -> Any:
+        return returned("client.init", "init(params) -> state", client.init, params)
+
+    def begin(key: Key, message: Message, state: Any, data: ClientData) -> Any:
+        kind = "begin(key, message, state, data) -> work"
+        note = f"{_kept(state)}; {_extra(message)}"
+        return returned("client.begin", kind, client.begin, key, message, state, data, note=note)
+
+    def step(work: Any, k: Any, message: Message, data: ClientData) -> Any:
+        kind = "step(work, k, message, data) -> work"
+        stepped = returned("client.step", kind, client.step, work, k, message, data, note=_extra(message))
+        alike("client.step", stepped, work, "work")
+        return stepped
+
+    def finish(work: Any, message: Message, state: Any) -> tuple[Any, Any]:
+        part, kind = "client.finish", "(upload, state)"
+        note = f"{_kept(state)}; {_extra(message)}; message.local_steps is missing in finish"
+        contract = f"finish(work, message, state) -> {kind}"
+        found = returned(part, contract, client.finish, work, message, state, note=note)
+        upload, after = pair(part, found, kind)
+        fits(all(map(is_array, jax.tree.leaves(upload))), part, upload, "an upload of arrays")
+        alike(f"{part}'s state", after, state, "state", _kept(state))
+        _try_optional(client, message, state, after, params)
+        return upload, after
+
+    return client._replace(init=init, begin=begin, step=step, finish=finish)  # type: ignore[no-any-return]
+
+
+def _kept(state: Any) -> str:
+    return f"client.init returned {shown(state)}"
+
+
+def _extra(message: Message) -> str:
+    return f"this rule sends message.extra = {shown(message.extra)}"
+
+
+def _try_optional(client: ClientAlgorithm, message: Message, state: Any, after: Any, params: Params) -> None:
+    """Check the functions that a client may have."""
+    note = _kept(state)
+    if client.info is not None:
+        found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
+        check_columns("client.info", found)
+    if client.gradients is not None:
+        one = np.ones(1, np.int64)
+        kind = "gradients(local_steps, examples) -> whole numbers like local_steps"
+        found = returned("client.gradients", kind, client.gradients, one, one)
+        whole = isinstance(found, np.ndarray) and found.shape == (1,) and np.issubdtype(found.dtype, np.integer)
+        fits(whole, "client.gradients", found, kind)
+    if client.unsent is not None:
+        kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
+        alike("client.unsent", kept, state, "state", note)
+    if client.own is not None:
+        model = returned("client.own", "own(message, state) -> params", client.own, message, state, note=note)
+        alike("client.own", model, params, "params")
+
+
+# --- a node without a server ----------------------------------------------------------------------------
+
+_FAMILY = "a PeerAlgorithm, or a function of hyper that returns one"
+
+
+def checked_node(node: PeerAlgorithm, params: Params) -> PeerAlgorithm:
+    """The node, checked at each call; ``params``: those of the model, or their shapes."""
+
+    def init(params: Params) -> Any:
+        return returned("peer.init", "init(params) -> row", node.init, params)
+
+    def opened(row: Any) -> Any:
+        return returned("peer.open", "open(row) -> inbox", node.open, row)
+
+    def wake(row: Any, inbox: Any, event: Any) -> Any:
+        after = returned("peer.wake", "wake(row, inbox, event) -> row", node.wake, row, inbox, event)
+        alike("peer.wake", after, row, "a row", "as peer.init")
+        return after
+
+    def params_of(row: Any) -> Params:
+        model = returned("peer.params", "params(row) -> params", node.params, row)
+        alike("peer.params", model, params, "params", "as the model's")
+        return model
+
+    def start(row: Any) -> Message:
+        message = returned("peer.start", "start(row) -> Message", node.start, row)
+        fits(isinstance(message, Message), "peer.start", message, "a Message")
+        return message  # type: ignore[no-any-return]
+
+    def push(row: Any, upload: Any, event: Any) -> tuple[Any, Any, Any]:
+        contract = "push(row, upload, event) -> (row, messages, columns)"
+        pushed = returned("peer.push", contract, node.push, row, upload, event)
+        fits(isinstance(pushed, tuple) and len(pushed) == 3, "peer.push", pushed, "(row, messages, columns)")
+        after, messages, columns = pushed
+        alike("peer.push's row", after, row, "a row", "as peer.init")
+        leaves = jax.tree.leaves(messages)
+        good = bool(leaves) and all(is_array(leaf) and leaf.shape[:1] == (node.fragments,) for leaf in leaves)
+        fits(good, "peer.push's messages", messages, f"arrays [F, ...], F = {node.fragments} fragments")
+        scalars = isinstance(columns, Mapping) and all(is_array(v) and v.shape == () for v in columns.values())
+        fits(scalars, "peer.push's columns", columns, "columns, a mapping, name -> scalar")
+        return pushed
+
+    def add(inbox: Any, row: Any, message: Any, weight: Any) -> Any:
+        contract = "add(inbox, row, message, weight) -> inbox"
+        after = returned("peer.add", contract, node.add, inbox, row, message, weight)
+        alike("peer.add", after, inbox, "an inbox")
+        return after
+
+    return node._replace(init=init, open=opened, wake=wake, params=params_of, start=start, push=push, add=add)
