@@ -150,6 +150,16 @@ def quoted(text: str) -> str:
     return f"{quote}{text}{quote}"
 
 
+def option_text(path: str, value: Any) -> str:
+    """An option's value as a spec holds it: what :func:`parse_value` reads back."""
+    if isinstance(value, (bool, type(None))):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, float) else str(value).strip()
+    fits = isinstance(value, (int, float, str)) and text != "" and "@" not in text
+    check.require(fits, path, value, "a number, true, false, none, or a text without '@'")
+    return quoted(text)
+
+
 def parse_spec(kind: str, spec: str, registry: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """Split ``"name:key=value,key=value"`` into the name and its options; ``ValueError`` for anything else.
 

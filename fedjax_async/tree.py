@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from fedjax_async import spec
 from fedjax_async.types import Array, Params, Path
 
 # Prefix of a column's name -> the setting that adds such columns.
@@ -41,6 +42,16 @@ class Columns(dict[str, Any]):
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Columns:
         """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, values, strict=True))
+
+
+def _with_keys(one: spec.Spec) -> tuple[list[Any], spec.Static]:
+    leaves, static = spec.flatten(one)
+    held = {str(number): value for number, value in enumerate(static.args)} | dict(static.options)
+    keys = [jax.tree_util.GetAttrKey(name) for name, value in held.items() if value is spec.LEAF]
+    return list(zip(keys, leaves, strict=True)), static
+
+
+jax.tree_util.register_pytree_with_keys(spec.Spec, _with_keys, spec.unflatten, spec.flatten)
 
 
 def gather(tree: Any, index: Any) -> Any:

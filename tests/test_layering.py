@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled",
-        "inputs", "identity"}  # fmt: skip
+        "inputs", "identity", "spec"}  # fmt: skip
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -34,7 +34,8 @@ ALLOWED = {
     "compiled": {"check", "home"},
     "disk": set(),
     "__version__": set(),  # of the package itself
-    "tree": {"types"},
+    "spec": {"check", "registry"},
+    "tree": {"spec", "types"},
     "hashing": {"types"},
     "registry": {"check"},
     "geometry": BASE,

@@ -15,12 +15,23 @@ import numpy as np
 
 from fedjax_async import tree
 from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_own, is_scalar, pair, returned, shown
-from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
-from fedjax_async.engine.components import Client, Hyper, Peer, Server, abstract, bound, row_of, rule_of
+from fedjax_async.engine.components import (
+    Client,
+    Hyper,
+    Peer,
+    Server,
+    abstract,
+    bound,
+    numbers_of,
+    row_of,
+    rule_of,
+    template,
+)
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server.rule import require_kept
+from fedjax_async.spec import Spec
 from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
@@ -39,19 +50,21 @@ from fedjax_async.types import (
 
 
 def sent(
-    s: Settings, chosen: Method, client: Client, hyper: Hyper, params: Params, data: FederatedData
+    s: Settings, server: Spec | ServerAlgorithm, client: Spec | ClientAlgorithm, params: Params, data: FederatedData
 ) -> tuple[Message, Any]:
     """Shapes of a message and of an upload before compression, from the shapes of the params.
 
     A rule or a client of the user's own is checked through a whole job. Raises ``ValueError`` for wrong values.
     """
-    facts, names = Facts(len(data.size)), ", ".join(chosen.hyper) or "empty"
-    contract = f"a function of hyper ({names}) -> ServerAlgorithm" if is_own(s, "method", "client") else ""
-    if contract:
-        _fits_server(chosen.server, hyper, contract)
+    facts, numbers = Facts(len(data.size)), numbers_of(server)
+    contract = ""
+    if is_own(s, "method", "client"):
+        contract = f"a function of hyper ({', '.join(numbers) or 'empty'}) -> ServerAlgorithm"
+        _fits_server(template(server), numbers, contract)
     else:
-        rule_of(chosen.server, hyper, facts)
-    found: tuple[Message, Any] = _shapes(_job(chosen.server, client, facts, contract), hyper, params, data)
+        rule_of(template(server), numbers, facts)
+    job, hyper = _job(template(server), template(client), facts, contract), {**numbers, **numbers_of(client)}
+    found: tuple[Message, Any] = _shapes(job, hyper, params, data)
     return found
 
 
@@ -70,7 +83,7 @@ def _shapes(function: Callable[..., Any], hyper: Mapping[str, float], params: Pa
 def _job(server: Server, client: Client, facts: Facts, contract: str) -> Callable[..., tuple[Message, Any]]:
     """``contract``: of a server of the user's own, whose functions are checked."""
 
-    def job(hyper: Hyper, params: Params, key: Key, pool: trial.Pool) -> tuple[Message, Any]:
+    def job(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
         if not contract:
             found = trial.job(rule_of(server, hyper, facts), bound(client, hyper), params, key, pool)
             return found.message, found.upload
@@ -84,7 +97,7 @@ def _job(server: Server, client: Client, facts: Facts, contract: str) -> Callabl
 
 @lru_cache(maxsize=64)
 def _event(peer: Peer, client: Client) -> Callable[..., Any]:
-    def event(hyper: Hyper, params: Params, key: Key, pool: trial.Pool) -> Any:
+    def event(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
         node = returned("method.peer", _FAMILY, bound, peer, hyper)
         fits(isinstance(node, PeerAlgorithm), "method.peer", node, "a PeerAlgorithm")
         return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)

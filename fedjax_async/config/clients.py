@@ -1,12 +1,13 @@
 """What clients do in a run: local training and compression of uploads, by the settings and the method.
 
-:func:`training_of` gives local training as a function of its traced numbers, :func:`compressing` adds compression, and
-:func:`traffic_of` counts the bytes of a message.
+:func:`training_of` gives local training as a spec, :func:`compressing` adds compression, and :func:`traffic_of` counts
+the bytes of a message.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -22,6 +23,7 @@ from fedjax_async.config.methods import (
     THROUGH,
     Method,
     PeerMethod,
+    client_of_method,
     ignored_by,
     local_options,
     registered_client,
@@ -30,30 +32,28 @@ from fedjax_async.config.methods import (
 )
 from fedjax_async.config.protection import per_example_of
 from fedjax_async.config.settings import DEFAULTS, Settings, given_in
-from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.local.feedback import grouping
-from fedjax_async.types import ClientAlgorithm, Model, Params, Path
+from fedjax_async.spec import Spec
+from fedjax_async.types import ClientAlgorithm, Model, Params, Path, Traced
 
 Private = Callable[[Path], bool] | None
 
 # --- local training ---------------------------------------------------------------------------------
 
 
-def client_of(
-    model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
-) -> tuple[Client, dict[str, float]]:
-    """Local training by the object or factory of the settings, or else the method's, and its traced numbers."""
+def client_of(model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod) -> ClientAlgorithm | Spec:
+    """Local training by the object or factory of the settings, or else the method's."""
     given = own.thing_of("client", s.client)
     if given is not None and not callable(given):
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         filled = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
-        return cast(ClientAlgorithm, own.lasting(given)), {}
+        return cast(ClientAlgorithm, own.lasting(given))
     if given is not None:
         used = with_factory(chosen, given)
     else:
@@ -88,78 +88,66 @@ def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[s
         raise ValueError(f"method = {str(s.method)!r}: must leave out the option {options[0]}: {_BRINGS}")
 
 
-def training_of(
-    model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
-) -> tuple[ClientFamily, dict[str, float]]:
-    """Client algorithms as a function of traced numbers, and the numbers that settings and method ask for."""
+def training_of(model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod) -> Spec:
+    """Local training that settings and method ask for."""
     filled = with_optimizer(s, chosen)
     spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
     made = registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
     check.kind(f"optimizer {spec}: what its factory returned", made, optax.GradientTransformation, allowed)
     name, options = registry.parse_spec("optimizer", spec)
-    factory = registry.find("optimizer", OPTIMIZERS, name)
-    static, traced = split_options(factory, options)
+    optimizer = Spec(registry.find("optimizer", OPTIMIZERS, name), **options).within("optimizer").later()
     per_example = per_example_of(s, registry.options_of(chosen.client))
-    plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
+    plain = name == "sgd" and not optimizer.traced and optimizer.options.get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
-    fixed = (chosen.client_options, static)
-    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, per_example is not None, repr(fixed))
-    proximal = float(chosen.proximal)
-    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
-    if per_example is not None:
-        hyper |= {f"dp_sgd.{option}": float(value) for option, value in per_example._asdict().items()}
-    return family, hyper | ({"proximal": proximal} if proximal else {})
-
-
-@registry.cached_by_name(maxsize=64)
-def _training(
-    model: Model,
-    client: Callable[..., ClientAlgorithm],
-    options: tuple[tuple[str, Any], ...],
-    static: tuple[tuple[str, Any], ...],
-    optimizer: Callable[..., Any],
-    decay: str,
-    batch_size: int,
-    per_example: bool,
-    text: str,
-) -> ClientFamily:
-    """Local training by the factory ``client``, as a function of its traced hyperparameters.
-
-    ``text``: the options as a text, to keep 1, 1.0 and True apart in the cache.
-    """
-    scale = registry.bind("decay", DECAYS, decay)()
+    scale = registry.bind("decay", DECAYS, s.decay)()
     allowed = "a function of the version, a WithinJob, or None"
     known = scale is None or callable(scale) or isinstance(scale, WithinJob)
-    check.require(known, f"decay {decay}: what its factory returned", scale, allowed)
-    takes = registry.options_of(client)
-
-    def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:
-        return {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
-
-    def family(hyper: Hyper) -> ClientAlgorithm:
-        given = {
-            "optimizer": optimizer(hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
-            "lr": hyper["lr"],
-            "batch_size": batch_size,
-            "proximal": hyper.get("proximal", 0.0),
-            "scale": scale,
-            "per_example": DPSGDOptions(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if per_example else None,
-        }
-        # the plain training beside a method's own (Ditto, fine-tuning) gets the numbers of both, and takes its own
-        own = dict(options) | {name: value for name, value in numbers(hyper, "client.").items() if name in takes}
-        return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
-
-    return family
+    check.require(known, f"decay {s.decay}: what its factory returned", scale, allowed)
+    return Spec(
+        _trained,
+        model,
+        client_of_method(chosen),
+        optimizer,
+        lr=lr,
+        proximal=float(chosen.proximal),
+        batch_size=batch_size,
+        scale=scale,
+        per_example=None
+        if per_example is None
+        else Spec(_per_example).within("dp_sgd").with_numbers(**per_example._asdict()),
+    )
 
 
-def plain_training(model: Model, s: Settings, batch_size: int) -> ClientFamily:
+def _trained(
+    model: Model,
+    client: functools.partial[ClientAlgorithm],
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    *,
+    lr: Traced,
+    proximal: Traced = 0.0,
+    batch_size: int,
+    scale: Any,
+    per_example: DPSGDOptions | None = None,
+) -> ClientAlgorithm:
+    """Local training by the factory ``client``, with what it takes of the run's options."""
+    takes = registry.options_of(client.func)
+    given = {"optimizer": optimizer(lr), "lr": lr, "proximal": proximal}
+    given |= {"batch_size": batch_size, "scale": scale, "per_example": per_example}
+    return client(model, **{name: value for name, value in given.items() if name in takes})
+
+
+def _per_example(**numbers: Any) -> DPSGDOptions:
+    return DPSGDOptions(**numbers)
+
+
+def plain_training(model: Model, s: Settings, batch_size: int) -> Spec:
     """Local training of all leaves, also private ones, with the optimiser and rate of the settings."""
     usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
     alone = dataclasses.replace(s, privacy=None)  # nothing is sent
-    return training_of(_without_private(model), alone, batch_size, usual)[0]
+    return training_of(_without_private(model), alone, batch_size, usual)
 
 
 @lru_cache(maxsize=64)
@@ -168,19 +156,16 @@ def _without_private(model: Model) -> Model:
     return model._replace(private=None)
 
 
-def with_ditto(client: Client, model: Model, s: Settings, batch_size: int) -> tuple[Client, dict[str, float]]:
-    """``client`` with a personal model (Ditto) if the settings ask for one, and the weight of its proximal term."""
+def with_ditto(client: ClientAlgorithm | Spec, model: Model, s: Settings, batch_size: int) -> ClientAlgorithm | Spec:
+    """``client`` with a personal model (Ditto) if the settings ask for one."""
     if s.ditto is None:
-        return client, {}
-    return _ditto(client, plain_training(model, s, batch_size)), {"ditto": float(s.ditto)}
+        return client
+    personal = plain_training(model, s, batch_size).later("proximal")
+    return Spec(_ditto, client, personal, ditto=float(s.ditto))
 
 
-@lru_cache(maxsize=64)
-def _ditto(client: Client, personal: ClientFamily) -> ClientFamily:
-    def family(hyper: Hyper) -> ClientAlgorithm:
-        return with_personal_model(bound(client, hyper), personal({**hyper, "proximal": hyper["ditto"]}))
-
-    return family
+def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *, ditto: Traced) -> ClientAlgorithm:
+    return with_personal_model(client, personal(proximal=ditto))
 
 
 # --- compression of uploads ---------------------------------------------------------------------------
@@ -234,26 +219,38 @@ def with_uploads(settings: Settings, usual: Usual) -> Settings:
     return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
 
 
-def compressing(client: Client, s: Settings, private: Private, upload: Any) -> tuple[Client, dict[str, float]]:
-    """``client`` with compressed uploads, and the compressor's traced numbers; unchanged if nothing is compressed.
+def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, upload: Any) -> ClientAlgorithm | Spec:
+    """``client`` with compressed uploads; unchanged if nothing is compressed.
 
     ``upload``: the shapes of an upload before compression. ``s``: resolved settings.
     """
     if s.compress is None:
-        return client, {}
-    static: tuple[tuple[str, Any], ...] = ()
-    traced: dict[str, float] = {}
-    factory: Callable[..., Compressor]
-    if (given := own.thing_of("compress", s.compress)) is not None:
-        factory = _constant(own.lasting(given))
-    else:
+        return client
+    given = own.thing_of("compress", s.compress)
+    if given is None:
         name, options = registry.parse_spec("compress", s.compress, COMPRESSORS)
-        factory = registry.find("compress", COMPRESSORS, name)
-        static, traced = split_options(factory, options)
-    like = _hashable(upload)
-    how = (str(s.feedback), str(s.compress_per))
-    family = _compression(client, factory, static, tuple(traced), *how, private, like, repr(static))
-    return family, {f"compress.{option}": value for option, value in traced.items()}
+        given = Spec(registry.find("compress", COMPRESSORS, name), **options).within("compress").later()
+    else:
+        given = own.lasting(given)
+    how = {"how": str(s.feedback), "per": str(s.compress_per)}
+    return Spec(_compressed, client, given, **how, private=private, like=_hashable(upload))
+
+
+def _compressed(
+    client: ClientAlgorithm,
+    compressor: Compressor | functools.partial[Compressor],
+    *,
+    how: str,
+    per: str,
+    private: Private,
+    like: tuple[Any, Any],
+) -> ClientAlgorithm:
+    if isinstance(compressor, functools.partial):
+        # numbers are floats, but factories check on the host that options such as k are whole numbers
+        given = compressor.keywords.items()
+        whole = {name: int(v) for name, v in given if isinstance(v, float) and v.is_integer()}
+        compressor = compressor(**whole)
+    return FEEDBACKS[how](client, compressor, per=per, private=private, like=_shapes(*like))
 
 
 def compressor_of(spec: str) -> Compressor:
@@ -265,36 +262,6 @@ def compressor_of(spec: str) -> Compressor:
     for name, function in given._asdict().items():
         check.require(callable(function), f"compress.{name}", function, "a function")
     return cast(Compressor, given)
-
-
-@lru_cache(maxsize=64)
-def _constant(compressor: Compressor) -> Callable[[], Compressor]:
-    """A factory without options."""
-    return lambda: compressor
-
-
-@lru_cache(maxsize=64)
-def _compression(
-    client: Client,
-    factory: Callable[..., Compressor],
-    static: tuple[tuple[str, Any], ...],
-    traced: tuple[str, ...],
-    how: str,
-    per: str,
-    private: Private,
-    like: tuple[Any, Any],
-    text: str,
-) -> ClientFamily:
-    """``client`` with compressed uploads, as a function of the compressor's traced numbers."""
-
-    def family(hyper: Hyper) -> ClientAlgorithm:
-        given = {option: hyper[f"compress.{option}"] for option in traced}
-        # hyperparameters are floats, but factories check on the host that options such as k are whole numbers
-        numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
-        compressor = factory(**dict(static), **numbers)
-        return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private, like=_shapes(*like))
-
-    return family
 
 
 def _hashable(tree: Any) -> tuple[Any, Any]:

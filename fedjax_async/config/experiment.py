@@ -22,7 +22,7 @@ from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import brings_timing, method_of
+from fedjax_async.config.methods import brings_timing, method_of, server_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
 from fedjax_async.config.policy_steps import (
@@ -49,6 +49,7 @@ from fedjax_async.config.resolving import (
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
+    components_of,
     facts_of,
     gradients_of,
     rule_of,
@@ -62,7 +63,7 @@ from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_p
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
-from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
+from fedjax_async.engine.storage import RestoringClient, StoringServer, probe_restoring
 from fedjax_async.local import local_steps
 from fedjax_async.server import check_capacity
 from fedjax_async.types import (
@@ -225,14 +226,13 @@ def resolve(settings: Settings) -> Resolved:
     chosen = method_of(s.method)
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
-    trainer, hyper = client_of(model, s, batch_size, chosen)
+    trainer, server = client_of(model, s, batch_size, chosen), server_of(chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
-    message, upload = sent(s, chosen, trainer, {**chosen.hyper, **hyper}, shapes, data)
-    trainer, numbers = compressing(trainer, s, model.private, upload)
-    trainer, weight = with_ditto(trainer, model, s, batch_size)
+    message, upload = sent(s, server, trainer, shapes, data)
+    trainer = with_ditto(compressing(trainer, s, model.private, upload), model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
-    server, protection = protecting(chosen.server, s, upload, model.private)
-    components = Components(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **weight, **protection})
+    server = protecting(server, s, upload, model.private)
+    components = components_of(server, trainer, model, data)
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:
@@ -340,7 +340,7 @@ def built(
     params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
-        server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)
+        server, client = StoringServer(components.server, s.slots), RestoringClient(components.client, full)
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit

@@ -16,10 +16,10 @@ import numpy as np
 
 from fedjax_async import check, lazy, registry, tree
 from fedjax_async.clock import TIMINGS
-from fedjax_async.config.methods import Method, local_options, method_of
-from fedjax_async.engine.components import rule_of
+from fedjax_async.config.methods import Method, local_options, method_of, server_of
 from fedjax_async.local import local_training
-from fedjax_async.server import closed
+from fedjax_async.server import closed, known
+from fedjax_async.spec import made
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
 LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read
@@ -54,7 +54,7 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     size = _closes_after(method, chosen)
     FedAvg = lazy.optional("flwr.serverapp.strategy", "strategies of Flower", "flwr[simulation]").FedAvg
     facts = facts_of(clients, rounds, size, nodes_of_a_round(clients, FedAvg, options))
-    rule = Rounds(rule_of(chosen.server, chosen.hyper, facts), clients, size, method)
+    rule = Rounds(known(made(server_of(chosen)), facts), clients, size, method)
     return _strategy(rule, float(chosen.proximal), options)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
 from typing import Any
 
 from fedjax_async import check, registry
@@ -11,7 +10,7 @@ from fedjax_async.config import own
 from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.components import Client, ClientFamily, Hyper
+from fedjax_async.engine.components import Client, template
 from fedjax_async.engine.measures import Measures, Sample, require_measurable
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import FederatedData, Model, Params
@@ -85,12 +84,4 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
 
 def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
     """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
-    return _without_proximal(plain_training(model, s, batch_size))
-
-
-@lru_cache(maxsize=64)
-def _without_proximal(family: ClientFamily) -> ClientFamily:
-    def tuner(hyper: Hyper) -> Any:
-        return family({name: value for name, value in hyper.items() if name != "proximal"})
-
-    return tuner
+    return template(plain_training(model, s, batch_size))  # type: ignore[no-any-return]

@@ -15,26 +15,29 @@ from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import earlier, misplaced, own, words
-from fedjax_async.config.families import server_family
+from fedjax_async.config.compositions import CLIENT, of_numbers, with_server_parts
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
+from fedjax_async.engine.components import Peer, ServerFamily
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
 from fedjax_async.peers import METHODS as PEER_METHODS
 from fedjax_async.peers import PeerAlgorithm, PeerPreset
 from fedjax_async.peers.methods import training
 from fedjax_async.server import METHODS as SERVER_METHODS
 from fedjax_async.server import Preset
+from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, Path, ServerAlgorithm
 
 METHODS: dict[str, Preset | PeerPreset] = {**SERVER_METHODS, **PEER_METHODS}
+OF_BOTH = ("client", "plain_sgd", "optimizer", "lr")  # fields of presets and methods, with and without a server
 Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node
 
 
 class Method(NamedTuple):
     """A method as a run needs it; build one to run a rule of your own.
 
-    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of ``hyper`` that
-    returns the rule: runs that differ only in these numbers share compiled programs. ``proximal`` is the weight mu of
+    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a ``Spec`` of the rule's
+    factory, ``Spec(fedbuff, server_lr=0.5)``, or a function of ``hyper`` that returns the rule: runs that differ only
+    in these numbers share compiled programs. ``proximal`` is the weight mu of
     the local term ``(mu/2) ||w - w_0||^2``. ``compress``, ``feedback``, ``optimizer`` and ``lr`` are the defaults of
     the settings with these names.
 
@@ -44,7 +47,7 @@ class Method(NamedTuple):
     says that the method only makes sense with plain SGD.
     """
 
-    server: ServerAlgorithm | ServerFamily
+    server: ServerAlgorithm | Spec | ServerFamily
     timing: str = "every"
     proximal: float = 0.0
     hyper: Mapping[str, float] = {}
@@ -60,14 +63,14 @@ class Method(NamedTuple):
 class PeerMethod(NamedTuple):
     """A method without a server as a run needs it; build one to run peers of your own.
 
-    ``peer``: a ``PeerAlgorithm``, a function of ``hyper`` that returns one, or ``f(stays)`` that returns either.
-    ``stays(path)`` says whether a leaf of the params stays with its node. ``exchange`` and ``topology`` are specs such
-    as ``"push_sum:policy=merge"`` and ``"gossip:receivers=4"``, the defaults of the settings with these names; so is
-    ``compress``, for methods that compress their messages. ``shared``: options that the exchange takes too, with the
-    values that it must have. The rest is as in :class:`Method`.
+    ``peer``: a ``PeerAlgorithm``, a function of ``hyper`` that returns one, ``f(stays)`` that returns either, or a
+    ``Spec`` of a factory ``f(stays, *, ...)``. ``stays(path)`` says whether a leaf of the params stays with its node.
+    ``exchange`` and ``topology`` are specs such as ``"push_sum:policy=merge"`` and ``"gossip:receivers=4"``, the
+    defaults of the settings with these names; so is ``compress``, for methods that compress their messages. ``shared``:
+    options that the exchange takes too, with the values that it must have. The rest is as in :class:`Method`.
     """
 
-    peer: Peer | Callable[[Stays], Peer]
+    peer: Peer | Spec | Callable[[Stays], Peer]
     exchange: str = "push_sum"
     topology: str = "gossip"
     proximal: float = 0.0
@@ -162,7 +165,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Chosen:
     """The method with local training by a factory of the user's own."""
     check_factory("client", factory)
-    return _with_local(chosen, own.lasting(factory), (), {})
+    return _with_local(chosen, own.lasting(factory), {})
 
 
 def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[str, Any]]:
@@ -181,15 +184,13 @@ def with_client(chosen: Chosen, spec: str) -> Chosen:
     for option in options:
         registry.find(f"option of client {name}", client_options(factory), option)
     check_factory(f"client {name}", factory, options)
-    return _with_local(chosen, factory, *split_options(factory, options, without=LOCAL))
+    return _with_local(chosen, factory, options)
 
 
-def _with_local(
-    chosen: Chosen, factory: Callable[..., ClientAlgorithm], static: tuple[tuple[str, Any], ...], traced: Hyper
-) -> Chosen:
-    hyper = {key: value for key, value in chosen.hyper.items() if not key.startswith("client.")}
-    hyper |= {f"client.{option}": value for option, value in traced.items()}
-    return chosen._replace(client=factory, client_options=static, hyper=hyper, plain_sgd=False)  # type: ignore[return-value]
+def _with_local(chosen: Chosen, factory: Callable[..., ClientAlgorithm], options: Mapping[str, Any]) -> Chosen:
+    hyper = {name: value for name, value in chosen.hyper.items() if not name.startswith(CLIENT)}
+    pairs = tuple(options.items())
+    return chosen._replace(client=factory, client_options=pairs, hyper=hyper, plain_sgd=False)  # type: ignore[return-value]
 
 
 def checked_method(given: Any) -> Method:
@@ -260,9 +261,9 @@ _IGNORES = "the factory method.client does not take it"
 
 
 def _is_server(thing: Any) -> bool:
-    """Whether it is a server rule, or a function that can be called with ``hyper`` alone."""
-    if isinstance(thing, ServerAlgorithm) or not callable(thing):
-        return isinstance(thing, ServerAlgorithm)
+    """Whether it is a server rule, a spec of one, or a function that can be called with ``hyper`` alone."""
+    if isinstance(thing, (ServerAlgorithm, Spec)) or not callable(thing):
+        return isinstance(thing, (ServerAlgorithm, Spec))
     try:
         inspect.signature(thing).bind({})
     except TypeError:
@@ -351,23 +352,29 @@ def method(spec: str) -> Method:
     hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(rule, PeerAlgorithm) else hint
     allowed = f"a factory of a ServerAlgorithm ({hint})"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
-    parts = own.parts_of("method", spec.partition("@")[0])[1:]
-    server, hyper = server_family(preset.server, rule_options, parts, spec)
-    local, local_traced = split_options(preset.client, options, without=LOCAL)
-    hyper |= {f"client.{option}": value for option, value in local_traced.items()}
-    return Method(
-        server,
-        timing or preset.timing,
-        proximal,
-        hyper,
-        preset.compress,
-        preset.feedback,
-        preset.client,
-        local,
-        preset.plain_sgd,
-        preset.optimizer,
-        preset.lr,
-    )
+    server = Spec(preset.server, **rule_options).within("server", name=name)
+    if parts := own.parts_of("method", spec.partition("@")[0])[1:]:
+        server = with_server_parts(server, parts)
+        try:
+            server.make()
+        except ValueError as error:
+            raise ValueError(f"method = {spec!r}: {error}") from error
+    local = tuple((key, value) for key, value in options.items() if key not in of_server)
+    usual = {field: getattr(preset, field) for field in ("compress", "feedback", *OF_BOTH)}
+    return Method(server, timing or preset.timing, proximal, client_options=local, **usual)
+
+
+def server_of(chosen: Method) -> Spec | ServerAlgorithm:
+    """The server rule of a method as a spec: also of a function of ``hyper``, with its numbers."""
+    if isinstance(chosen.server, (Spec, ServerAlgorithm)):
+        return chosen.server
+    return of_numbers(chosen.server, chosen.hyper)
+
+
+def client_of_method(chosen: Method | PeerMethod) -> Spec:
+    """The factory of local training with the options that the method gives; a run gives the others (``LOCAL``)."""
+    traced = {name.removeprefix(CLIENT): value for name, value in chosen.hyper.items() if name.startswith(CLIENT)}
+    return Spec(chosen.client, **dict(chosen.client_options), **traced).within("client").later(*LOCAL)
 
 
 @registry.cached_by_name(maxsize=64)

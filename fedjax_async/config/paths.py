@@ -63,18 +63,8 @@ def with_option(spec: str, key: str, value: Any) -> str:
     """
     name, options = registry.parse_spec("spec", spec)
     texts = (item.partition("=")[2].strip() for item in registry.items_of(spec))
-    merged = dict(zip(options, texts)) | {key: option_text(key, value)}
+    merged = dict(zip(options, texts)) | {key: registry.option_text(key, value)}
     return f"{name}:{','.join(f'{k}={text}' for k, text in merged.items())}"
-
-
-def option_text(path: str, value: Any) -> str:
-    """An option's value as a spec holds it: what :func:`fedjax_async.registry.parse_value` reads back."""
-    if isinstance(value, (bool, type(None))):
-        return str(value).lower()
-    text = repr(value) if isinstance(value, float) else str(value).strip()
-    fits = isinstance(value, (int, float, str)) and text != "" and "@" not in text
-    check.require(fits, path, value, "a number, true, false, none, or a text without '@'")
-    return registry.quoted(text)
 
 
 def _parts(method: str) -> tuple[str, str, str]:
@@ -229,7 +219,7 @@ def checked(path: str, value: Any, fields: Fields) -> Any:
     if path.partition(".")[0] not in FIELDS:
         raise _unknown(path, fields)
     where = address(path)
-    return registry.parse_value(option_text(path, value)) if where.option else _field_value(path, value)
+    return registry.parse_value(registry.option_text(path, value)) if where.option else _field_value(path, value)
 
 
 def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,18 +12,20 @@ from fedjax_async.clock import EXCHANGES, TOPOLOGIES, Exchange
 from fedjax_async.clock.exchanges import Alone
 from fedjax_async.compress import Compressor
 from fedjax_async.config import own
+from fedjax_async.config.compositions import of_numbers
 from fedjax_async.config.methods import (
     LOCAL,
     METHODS,
+    OF_BOTH,
     PeerMethod,
     Stays,
     check_local_fields,
     check_local_options,
     parsed,
 )
-from fedjax_async.engine.components import Hyper, Peer, split_options
 from fedjax_async.models import STATISTICS
 from fedjax_async.peers import PeerAlgorithm, PeerPreset
+from fedjax_async.spec import Spec
 from fedjax_async.types import Model, Path
 
 # --- the method of a spec -----------------------------------------------------------------------------
@@ -38,24 +40,12 @@ def _peer_method(spec: str, compress: str | None) -> PeerMethod:
     proximal = float(options.pop("proximal", preset.proximal))
     of_peer = registry.options_of(preset.peer)
     made = {key: value for key, value in options.items() if key in of_peer}
-    static, traced = split_options(preset.peer, made)
-    local, local_traced = split_options(preset.client, options, without=LOCAL)
-    hyper = {f"peer.{option}": value for option, value in traced.items()}
-    hyper |= {f"client.{option}": value for option, value in local_traced.items()}
-    chosen = PeerMethod(
-        _family(preset.peer, static, tuple(traced), compress or preset.compress, repr(static)),
-        exchange or preset.exchange,
-        preset.topology,
-        proximal,
-        hyper,
-        preset.compress,
-        preset.client,
-        local,
-        preset.plain_sgd,
-        preset.optimizer,
-        preset.lr,
-        {**dict(local), **dict(static), **local_traced, **traced},
-    )
+    peer = Spec(preset.peer, **made).within("peer", name=name)
+    local = tuple((key, value) for key, value in options.items() if key not in of_peer)
+    shared = {**Spec(preset.client, **dict(local)).later(*LOCAL).options, **peer.options}
+    usual = {field: getattr(preset, field) for field in ("topology", "compress", *OF_BOTH)}
+    of_method: dict[str, Any] = {"proximal": proximal, "client_options": local, "shared": shared}
+    chosen = PeerMethod(peer, exchange or preset.exchange, **of_method, **usual)
     one = registry.made(
         "method", name, lambda: preset.peer(_nothing, *_compressors(compress or preset.compress), **made)
     )
@@ -79,30 +69,6 @@ def _compressor(spec: str) -> Compressor:
     from fedjax_async.config.clients import compressor_of  # noqa: PLC0415 (needed only with compression)
 
     return own.lasting(compressor_of(spec))  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=64)
-def _family(
-    factory: Callable[..., PeerAlgorithm],
-    static: tuple[tuple[str, Any], ...],
-    traced: tuple[str, ...],
-    compress: str | None,
-    text: str,
-) -> Callable[[Stays], Peer]:
-    """A method's nodes as a function of ``stays``.
-
-    ``text``: the static options as a text, to keep 1, 1.0 and True apart in the cache.
-    """
-
-    @lru_cache(maxsize=64)
-    def of_model(stays: Stays) -> Peer:
-        def peer(hyper: Hyper) -> PeerAlgorithm:
-            given = {option: hyper[f"peer.{option}"] for option in traced}
-            return factory(stays, *_compressors(compress), **dict(static), **given)
-
-        return peer
-
-    return of_model
 
 
 def peer_method_of(spec: str, compress: str | None = None) -> PeerMethod:
@@ -151,14 +117,20 @@ def stays_of(model: Model) -> Stays:
     return stays
 
 
-def peer_of(chosen: PeerMethod, model: Model) -> Peer:
-    """What the nodes of a run with this model do."""
+def peer_of(chosen: PeerMethod, model: Model, compress: str | None) -> Spec | PeerAlgorithm:
+    """What the nodes of a run with this model do; ``compress``: the compressor of their messages, by its spec."""
     found: Any = chosen.peer
-    return _with_stays(found, stays_of(model)) if callable(found) and _takes_stays(found) else found
+    stays = stays_of(model)
+    if isinstance(found, Spec):
+        return found.on(stays, *_compressors(compress))
+    found = _with_stays(found, stays) if callable(found) and _takes_stays(found) else found
+    if isinstance(found, PeerAlgorithm):
+        return found
+    return of_numbers(found, chosen.hyper)
 
 
 @lru_cache(maxsize=64)
-def _with_stays(function: Callable[[Stays], Peer], stays: Stays) -> Peer:
+def _with_stays(function: Callable[[Stays], Any], stays: Stays) -> Any:
     return function(stays)
 
 

@@ -29,7 +29,7 @@ from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_o
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import PeerComponents, bound, gradients_of
+from fedjax_async.engine.components import PeerComponents, bound, components_of_nodes, gradients_of
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few
 from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
@@ -135,10 +135,10 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     allowed = "at least 2: a single node has no receiver (method = 'independent' trains without messages)"
     check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
-    trainer, hyper = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
+    trainer = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
-    components = PeerComponents(peer_of(chosen, model), trainer, model, data, {**chosen.hyper, **hyper})
+    components = components_of_nodes(peer_of(chosen, model, s.compress), trainer, model, data)
     size = _message_bytes(s, components, shapes)
     contracts.check_clock(s, delay, len(data.size))
     return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, _global_tests(s, data))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +16,11 @@ import numpy as np
 from fedjax_async import check, registry
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
+from fedjax_async.engine.components import Server, rule_of
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
+from fedjax_async.spec import Spec
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
@@ -85,29 +85,50 @@ def _rows(data: FederatedData, chosen: np.ndarray) -> np.ndarray:
 
 
 def protecting(
-    server: Server, s: Settings, upload: Any, stays: Callable[[Path], bool] | None
-) -> tuple[Server, dict[str, float]]:
-    """The rule with clipped, noised and forged uploads, and its traced numbers; unchanged if nothing is asked for.
+    server: Spec | ServerAlgorithm, s: Settings, upload: Any, stays: Callable[[Path], bool] | None
+) -> Spec | ServerAlgorithm:
+    """The rule with clipped, noised and forged uploads; unchanged if nothing is asked for.
 
     ``upload``: shapes of an upload. Forged uploads are clipped too.
     """
-    numbers: dict[str, float] = {}
     asked = privacy_of(s.privacy).uploads
     if asked is not None:
-        traced = noise_numbers(s, 1)
-        server, numbers = _private(server, asked.quantile is not None, tuple(traced), stays), dict(traced)
+        numbers = {name.removeprefix("privacy."): value for name, value in noise_numbers(s, 1).items()}
+        private = Spec(_private).within("privacy").with_numbers(**numbers).later()
+        server = Spec(_protected, server, private, stays=stays)
     if s.attack is not None:
         name, options = registry.parse_spec("attack", s.attack, ATTACKS)
         attack_of(s.attack)  # checks names and ranges
-        factory = registry.find("attack", ATTACKS, name)
         # the data say which clients attack, so runs with other shares of attackers share programs
-        static, varied = split_options(factory, options, without=registry.options_of(attackers))
-        numbers |= {f"attack.{option}": value for option, value in varied.items()}
-        if s.norm_limit is not None:
-            numbers["attack.norm_limit"] = float(s.norm_limit)
-        leaves, structure = _hashable(upload)
-        server = _attacked(server, factory, static, tuple(varied), s.norm_limit is not None, structure, leaves)
-    return server, numbers
+        attack = Spec(registry.find("attack", ATTACKS, name), **options).within("attack").later(*_ATTACKERS)
+        limit = {} if s.norm_limit is None else {"norm_limit": float(s.norm_limit)}
+        limited = Spec(_numbers).within("attack").with_numbers(**limit)
+        server = Spec(_attacked, server, attack, limited, like=_hashable(upload))
+    return server
+
+
+_ATTACKERS = tuple(registry.options_of(attackers))
+
+
+def _protected(
+    server: ServerAlgorithm, private: Callable[..., ServerAlgorithm], *, stays: Callable[[Path], bool] | None
+) -> ServerAlgorithm:
+    return private(server, stays=stays)
+
+
+def _private(server: ServerAlgorithm, *, stays: Callable[[Path], bool] | None, **numbers: Any) -> ServerAlgorithm:
+    return differentially_private(server, stays=stays, **numbers)
+
+
+def _numbers(**numbers: Any) -> dict[str, Any]:
+    return numbers
+
+
+def _attacked(
+    server: ServerAlgorithm, attack: Callable[[], Attack], limited: Mapping[str, Any], *, like: tuple[Any, Any]
+) -> ServerAlgorithm:
+    leaves, structure = like
+    return attacked(server, attack(), jax.tree.unflatten(structure, leaves), limited.get("norm_limit"))
 
 
 def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
@@ -148,33 +169,6 @@ def multipliers(noise: float, quantile: float | None, count_noise: float | None,
 def _hashable(tree: Any) -> tuple[Any, Any]:
     leaves, structure = jax.tree.flatten(tree)
     return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), structure
-
-
-@lru_cache(maxsize=64)
-def _private(server: Server, adapts: bool, traced: tuple[str, ...], stays: Callable[[Path], bool] | None) -> Any:
-    def family(hyper: Hyper) -> ServerAlgorithm:
-        given = {name.removeprefix("privacy."): hyper[name] for name in traced}
-        return differentially_private(bound(server, hyper), stays=stays, **given)
-
-    return family
-
-
-@lru_cache(maxsize=64)
-def _attacked(
-    server: Server,
-    factory: Callable[..., Attack],
-    static: tuple[tuple[str, Any], ...],
-    traced: tuple[str, ...],
-    limited: bool,
-    structure: Any,
-    leaves: tuple[Any, ...],
-) -> Any:
-    def family(hyper: Hyper) -> ServerAlgorithm:
-        attack = factory(**dict(static), **{option: hyper[f"attack.{option}"] for option in traced})
-        limit = hyper["attack.norm_limit"] if limited else None
-        return attacked(bound(server, hyper), attack, jax.tree.unflatten(structure, leaves), limit)
-
-    return family
 
 
 # --- what depends on the schedule -------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import registry, tree
+from fedjax_async import tree
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import known
+from fedjax_async.spec import Spec, leaf_names
 from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
 
 Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program
@@ -40,6 +40,11 @@ class Components(NamedTuple):
     hyper: Mapping[str, float] = {}
 
 
+def components_of(server: Any, client: Any, model: Model, data: FederatedData) -> Components:
+    """The components of two algorithms, each an algorithm or a ``Spec`` of one."""
+    return Components(template(server), template(client), model, data, {**numbers_of(server), **numbers_of(client)})
+
+
 class PeerComponents(NamedTuple):
     """Peer algorithm, local training, model and data of a decentralised run; otherwise as :class:`Components`."""
 
@@ -48,6 +53,34 @@ class PeerComponents(NamedTuple):
     model: Model
     data: FederatedData
     hyper: Mapping[str, float] = {}
+
+
+def components_of_nodes(peer: Any, client: Any, model: Model, data: FederatedData) -> PeerComponents:
+    """As :func:`components_of`, without a server."""
+    return PeerComponents(template(peer), template(client), model, data, {**numbers_of(peer), **numbers_of(client)})
+
+
+class Template(NamedTuple):
+    """A spec without its numbers: a function of them, equal by value, so that equal ones share compiled programs."""
+
+    structure: Any  # the PyTreeDef of the spec
+    names: tuple[str, ...]  # of its leaves; leaves of one name are one number
+
+    def __call__(self, hyper: Mapping[str, Any]) -> Any:
+        """What the spec makes with these numbers."""
+        return jax.tree.unflatten(self.structure, [hyper[name] for name in self.names]).make()
+
+
+def template(made: Any) -> Any:
+    """A spec without its numbers; an algorithm, or a function of ``hyper``, is returned as it is."""
+    return Template(jax.tree.structure(made), tuple(leaf_names(made))) if isinstance(made, Spec) else made
+
+
+def numbers_of(made: Any) -> dict[str, float]:
+    """The numbers of a spec by name; of an algorithm, none."""
+    if not isinstance(made, Spec):
+        return {}
+    return {name: float(leaf) for name, leaf in zip(leaf_names(made), jax.tree.leaves(made), strict=True)}
 
 
 def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:
@@ -110,23 +143,3 @@ def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.n
 def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:
     """Shape [1, ...] and dtype of a row as a program sees it: 64-bit types only where JAX has them enabled."""
     return jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))
-
-
-def split_options(
-    factory: Callable[..., Any], options: Mapping[str, Any], without: Collection[str] = ()
-) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
-    """Split options, defaults included, into ``(static options, traced numbers)``, leaving out those in ``without``.
-
-    A number is traced if the factory annotates it ``Traced``. A zero stays static, since it may switch a term off.
-    """
-    static, traced = [], {}
-    for name, parameter in registry.options_of(factory).items():
-        if name in without:
-            continue
-        value = options.get(name, parameter.default)
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if number and value != 0 and registry.is_traced(parameter):
-            traced[name] = float(value)  # type: ignore[arg-type]
-        else:
-            static.append((name, value))
-    return tuple(static), traced

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_async.engine.components import ClientFamily, Hyper, ServerFamily, bound
+from fedjax_async.engine.components import Client, Hyper, Server, bound
 from fedjax_async.server import known
 from fedjax_async.types import (
     Array,
@@ -36,14 +37,16 @@ def _cast(params: Params, dtype: Any) -> Params:
     return jax.tree.map(lambda w: w.astype(dtype) if jnp.issubdtype(w.dtype, jnp.floating) else w, params)
 
 
-@lru_cache(maxsize=64)
-def server_storing(server: ServerAlgorithm | ServerFamily, dtype: str) -> ServerFamily:
-    """The rule with messages in ``dtype``: clients start from the rounded model and extra."""
+@dataclass(frozen=True)
+class StoringServer:
+    """The rule ``full`` with messages in ``dtype``: clients start from the rounded model and extra."""
 
-    def family(hyper: Hyper) -> ServerAlgorithm:
-        return _storing(bound(server, hyper), dtype)
+    full: Server
+    dtype: str
 
-    return family
+    def __call__(self, hyper: Hyper) -> ServerAlgorithm:
+        """The rule with these hyperparameters."""
+        return _storing(bound(self.full, hyper), self.dtype)
 
 
 def _storing(rule: ServerAlgorithm, dtype: str) -> ServerAlgorithm:
@@ -62,31 +65,35 @@ def _storing(rule: ServerAlgorithm, dtype: str) -> ServerAlgorithm:
     return rule._replace(dispatch=dispatch, receive=receive, given=given)
 
 
-@lru_cache(maxsize=64)
-def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> ClientFamily:
-    """The client with messages converted to ``dtype`` before local training."""
+@dataclass(frozen=True)
+class RestoringClient:
+    """The client ``full`` with messages converted to ``dtype`` before local training."""
 
-    def family(hyper: Hyper) -> ClientAlgorithm:
-        one: ClientAlgorithm = bound(client, hyper)
+    full: Client
+    dtype: str
 
-        def full(message: Message) -> Message:
-            return message._replace(params=_cast(message.params, dtype), extra=_cast(message.extra, dtype))
+    def __call__(self, hyper: Hyper) -> ClientAlgorithm:
+        """The client with these hyperparameters."""
+        return _restoring(bound(self.full, hyper), self.dtype)
 
-        def begin(key: Key, message: Message, state: State, data: ClientData) -> State:
-            return one.begin(key, full(message), state, data)
 
-        def step(work: State, k: Array, message: Message, data: ClientData) -> State:
-            return one.step(work, k, full(message), data)
+def _restoring(one: ClientAlgorithm, dtype: str) -> ClientAlgorithm:
+    def full(message: Message) -> Message:
+        return message._replace(params=_cast(message.params, dtype), extra=_cast(message.extra, dtype))
 
-        def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
-            return one.finish(work, full(message), state)
+    def begin(key: Key, message: Message, state: State, data: ClientData) -> State:
+        return one.begin(key, full(message), state, data)
 
-        def own(message: Message, state: State) -> Params:
-            return full(message).params if one.own is None else one.own(full(message), state)
+    def step(work: State, k: Array, message: Message, data: ClientData) -> State:
+        return one.step(work, k, full(message), data)
 
-        return one._replace(begin=begin, step=step, finish=finish, own=None if one.own is None else own)
+    def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
+        return one.finish(work, full(message), state)
 
-    return family
+    def own(message: Message, state: State) -> Params:
+        return full(message).params if one.own is None else one.own(full(message), state)
+
+    return one._replace(begin=begin, step=step, finish=finish, own=None if one.own is None else own)
 
 
 def probe_restoring(probe: Probe, dtype: str) -> Probe:

@@ -25,8 +25,6 @@ from fedjax_async.types import (
     ServerAlgorithm,
 )
 
-Pool = tuple[Any, Any]  # a row of the data, x and y
-
 
 class Trial(NamedTuple):
     """A job at its arrival."""
@@ -49,7 +47,7 @@ def job(
     client: ClientAlgorithm,
     params: Params,
     key: Key,
-    pool: Pool,
+    pool: tuple[Any, Any],
     *,
     zero: Array | None = None,
     steps: int = 0,
@@ -79,7 +77,7 @@ def arrived(rule: ServerAlgorithm, trial: Trial) -> tuple[Any, Any, Info, Params
     return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
 
 
-def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: Pool) -> Any:
+def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
     """One message of a node that wakes, trains without local steps, pushes and mixes its own message."""
     zero, real = jnp.int32(0), jnp.result_type(float)
     start, now = node.init(params), Event(key, jnp.ones((), real))

@@ -13,6 +13,7 @@ from fedjax_async.config.earlier import CHANGED, Earlier
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.paths import changed
 from fedjax_async.config.settings import as_dict, fields_of, from_dict
+from fedjax_async.engine.components import numbers_of
 from fedjax_async.notices import RunWarning, SmallBuffer
 
 TINY = {"model": "logistic", "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
@@ -27,7 +28,7 @@ def before(method, **given):
 
 def meant(settings):
     chosen = method_of(settings.method)
-    return chosen.hyper["server.server_lr"], settings.timing or chosen.timing
+    return numbers_of(chosen.server)["server.server_lr"], settings.timing or chosen.timing
 
 
 OLD = {
@@ -97,7 +98,10 @@ DEFAULTS = {
 def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
     numbers, timing = DEFAULTS[method]
     chosen = method_of(method)
-    assert ({name.removeprefix("server."): v for name, v in chosen.hyper.items()}, chosen.timing) == (numbers, timing)
+    assert ({name.removeprefix("server."): v for name, v in numbers_of(chosen.server).items()}, chosen.timing) == (
+        numbers,
+        timing,
+    )
     with pytest.raises(ValueError, match=r"at most the 4 clients in flight .*METHOD@buffer:size=4"):
         prepare(Settings(method=method, clients=4, updates=6, **TINY))
 

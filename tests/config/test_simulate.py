@@ -46,7 +46,7 @@ def test_objects_take_the_place_of_names():
 
 def test_a_batch_longer_than_every_shard_is_the_whole_shard():
     runs = [prepare(Settings(updates=4, batch_size=size, **SMALL)) for size in (10**9, 5000)]
-    assert runs[0].components.client is runs[1].components.client
+    assert runs[0].components.client == runs[1].components.client
     assert length_of_batch(runs[0].settings, runs[0].components.data) == runs[0].components.data.size.max() < 5000
 
 
@@ -74,7 +74,7 @@ def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
     np.testing.assert_array_equal(part.components.data.test_x, whole.components.data.test_x[::10])
     np.testing.assert_array_equal(part.components.data.test_y, whole.components.data.test_y[::10])
     np.testing.assert_array_equal(part.components.data.order, whole.components.data.order)
-    assert part.components.client is whole.components.client
+    assert part.components.client == whole.components.client
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -13,7 +13,7 @@ from fedjax_async.config.grid import expand
 from fedjax_async.config.paths import value_of
 from fedjax_async.config.resolving import resolved
 from fedjax_async.engine import run_waves
-from fedjax_async.engine.storage import client_restoring
+from fedjax_async.engine.storage import RestoringClient
 from fedjax_async.local import FEEDBACKS
 from fedjax_async.server import METHODS, asgd, asynfl
 from tests.engine.problem import MODEL, carrying, client, close, data
@@ -81,7 +81,7 @@ def test_what_is_private_is_not_sent():
 
 def test_wrappers_keep_what_is_recorded():
     one = FEEDBACKS["ef"](client(), topk())
-    assert client_restoring(one, "float32")({}).info is one.info
+    assert RestoringClient(one, "float32")({}).info is one.info
     assert FEEDBACKS["off"](one, topk()).info(FEEDBACKS["off"](one, topk()).init(MODEL.init(jax.random.key(0))))
 
 

@@ -1,0 +1,238 @@
+"""A factory with its options, as a value: ``Spec(fedasync, mixing=0.4)`` is ``fedasync:mixing=0.4``.
+
+Specs are equal and hashed by value, and nest: an option, or a positional argument, may be a spec. ``tree.py`` makes
+them pytrees: the leaves are the options that are annotated ``types.Traced``, defaults included, unless they are zero,
+which may switch a term off. So runs whose specs have one structure share compiled programs, a sweep stacks leaves, and
+a gradient by a spec is a spec.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_async import check, registry
+
+_EMPTY = inspect.Parameter.empty
+_FIELDS = ("factory", "args", "options", "given", "traced", "scope", "late", "name")
+
+
+class Spec:
+    """A factory and what it will be called with; :meth:`make` calls it.
+
+    Args:
+      factory: a function of keyword-only options, after the positional arguments that are given here.
+      options: some of its options; the others keep their defaults.
+
+    Raises: ``ValueError`` for an option that the factory does not have, with the nearest name.
+
+    >>> from fedjax_async.server import fedasync
+    >>> spec = Spec(fedasync, mixing=0.4)
+    >>> spec, spec == Spec(fedasync, mixing=0.4), spec.put("exponent", 1)
+    (fedasync:mixing=0.4, True, fedasync:mixing=0.4,exponent=1)
+    """
+
+    __slots__ = _FIELDS
+
+    factory: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any]  # all options with their values, defaults included, in the order of the factory
+    given: tuple[str, ...]  # the options that do not have their defaults
+    traced: tuple[str, ...]  # the options that are leaves
+    scope: str  # the leaf ``mixing`` of the scope ``server`` is called ``server.mixing``
+    late: bool  # make() returns the factory with its options bound, for a caller that has more to give
+    name: str  # what it is called in a text
+
+    def __init__(self, factory: Callable[..., Any], /, *args: Any, **options: Any) -> None:
+        known = registry.options_of(factory)
+        name = getattr(factory, "__name__", type(factory).__name__)
+        for option in options:
+            require_option(name, option, known)
+        filled = {key: parameter.default for key, parameter in known.items() if parameter.default is not _EMPTY}
+        filled |= options
+        traced = tuple(key for key in filled if registry.is_traced(known[key]) and _is_leaf(filled[key]))
+        self._fill(factory, args, filled, tuple(options), traced, "", False, name)
+
+    def _fill(self, *values: Any) -> None:
+        for field, value in zip(_FIELDS, values, strict=True):
+            object.__setattr__(self, field, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: a Spec does not change; put(option, value) gives another one")
+
+    def _with(self, **changes: Any) -> Spec:
+        """The same spec with other fields."""
+        made = object.__new__(Spec)
+        made._fill(*(changes.get(field, getattr(self, field)) for field in _FIELDS))
+        return made
+
+    def within(self, scope: str, *, name: str = "") -> Spec:
+        """The same spec, with a scope for the names of its leaves, and another name."""
+        return self._with(scope=scope, name=name or self.name)
+
+    def on(self, *args: Any) -> Spec:
+        """The same spec, whose factory gets these positional arguments."""
+        return self._with(args=args)
+
+    def later(self, *open_options: str) -> Spec:
+        """The same spec, whose ``make`` binds the options and does not call the factory yet.
+
+        ``open_options``: options that it does not bind, because the caller gives them.
+        """
+        kept = {option: value for option, value in self.options.items() if option not in open_options}
+        traced, given = (tuple(name for name in names if name in kept) for names in (self.traced, self.given))
+        return self._with(late=True, options=kept, traced=traced, given=given)
+
+    def with_numbers(self, **numbers: Any) -> Spec:
+        """The same spec of a factory of any keywords, with these numbers, all of them leaves."""
+        return self._with(options=numbers, given=tuple(numbers), traced=tuple(numbers))
+
+    def put(self, path: str, value: Any) -> Spec:
+        """The same spec with one option set: ``put("mixing", 0.4)``, of a nested spec ``put("swa.start", 0.25)``."""
+        option, _, rest = path.partition(".")
+        require_option(self.name, option, registry.options_of(self.factory))
+        if rest:
+            inner = self.options.get(option)
+            check.require(isinstance(inner, Spec), "option", path, f"{option}: it is no spec with options of its own")
+            value = inner.put(rest, value)  # type: ignore[union-attr]
+        given = {name: self.options[name] for name in self.given}
+        changed = Spec(self.factory, *self.args, **{**given, option: value})
+        return changed._with(scope=self.scope, late=self.late, name=self.name)
+
+    def make(self) -> Any:
+        """What the factory returns; nested specs are made first."""
+        args = [made(value) for value in self.args]
+        options = {option: made(value) for option, value in self.options.items()}
+        return functools.partial(self.factory, *args, **options) if self.late else self.factory(*args, **options)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spec):
+            return NotImplemented
+        (mine, static), (its, same) = flatten(self), flatten(other)
+        return static == same and len(mine) == len(its) and all(map(_same, mine, its))
+
+    def __hash__(self) -> int:
+        leaves, static = flatten(self)
+        host = all(isinstance(leaf, (float, Spec)) for leaf in leaves)
+        if not host:
+            raise TypeError(f"unhashable: {self.name} has arrays among its numbers")
+        return hash((static, tuple(repr(leaf) if isinstance(leaf, float) else leaf for leaf in leaves)))
+
+    def __repr__(self) -> str:
+        options = ",".join(f"{option}={_text(self.options[option])}" for option in self.given)
+        return f"{self.name}:{options}" if options else self.name
+
+
+def _text(value: Any) -> str:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return registry.option_text("option", value) if plain else check.shown(value)
+
+
+def require_option(name: str, option: str, known: Mapping[str, Any], before: str = "") -> None:
+    """``ValueError`` unless ``option`` is among the ``known`` ones; ``before``: the beginning of the message."""
+    if option not in known:
+        near = difflib.get_close_matches(option, known, n=1, cutoff=check.NEAR)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{before}{name} has no option {option!r}{hint} (options: {', '.join(known) or 'none'})")
+
+
+def made(value: Any) -> Any:
+    """What a spec makes; anything else is returned as it is."""
+    return value.make() if isinstance(value, Spec) else value
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether the value of a traced option is a number that may vary: zero, None and texts decide what is computed."""
+    if isinstance(value, numbers.Real):
+        return not isinstance(value, bool) and value != 0
+    return hasattr(value, "dtype")  # an array, or a tracer
+
+
+def _same(mine: Any, its: Any) -> bool:
+    """Whether two leaves are equal: numbers by value, NaN included, arrays and tracers only if they are the same."""
+    if isinstance(mine, float) and isinstance(its, float):
+        return repr(mine) == repr(its)
+    return mine == its if isinstance(mine, Spec) else mine is its
+
+
+# --- as a pytree --------------------------------------------------------------------------------------
+
+
+class Static(NamedTuple):
+    """A spec without its leaves: equal if the factory, the positional arguments and all other options are."""
+
+    factory: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+    traced: tuple[str, ...]
+    scope: str
+    late: bool
+
+
+class _Held(NamedTuple):
+    """A value with its type, since 1, 1.0 and True are equal in Python; NaN equals itself."""
+
+    kind: type
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.kind is other.kind and self._key() == other._key()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self._key()))
+
+    def _key(self) -> Any:
+        return repr(self.value) if isinstance(self.value, float) else self.value
+
+
+LEAF = _Held(type(None), "a leaf")
+
+
+def flatten(spec: Spec) -> tuple[list[Any], Static]:
+    """Its leaves and nested specs, in order, and the rest."""
+    leaves: list[Any] = []
+
+    def held(value: Any, leaf: bool) -> _Held:
+        if not leaf and not isinstance(value, Spec):
+            return _Held(type(value), value)
+        leaves.append(float(value) if isinstance(value, numbers.Real) else value)
+        return LEAF
+
+    args = tuple(held(value, False) for value in spec.args)
+    options = tuple((option, held(value, option in spec.traced)) for option, value in spec.options.items())
+    return leaves, Static(spec.factory, args, options, spec.traced, spec.scope, spec.late)
+
+
+def unflatten(static: Static, leaves: Any) -> Spec:
+    """The inverse of :func:`flatten`; the leaves may be anything."""
+    left = iter(leaves)
+
+    def value(held: _Held) -> Any:
+        return next(left) if held is LEAF else held.value
+
+    args = tuple(value(held) for held in static.args)
+    options = {option: value(held) for option, held in static.options}
+    made = object.__new__(Spec)
+    name = getattr(static.factory, "__name__", type(static.factory).__name__)
+    given = tuple(options)
+    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, name)
+    return made
+
+
+def leaf_names(spec: Spec) -> Iterator[str]:
+    """The names of all leaves, nested ones included, in their order: ``server.mixing``, ``server.swa.start``."""
+    inner = [value for value in spec.args if isinstance(value, Spec)]
+    for one in inner:
+        yield from leaf_names(one)
+    for option, value in spec.options.items():
+        if isinstance(value, Spec):
+            yield from leaf_names(value)
+        elif option in spec.traced:
+            yield f"{spec.scope}.{option}" if spec.scope else option
