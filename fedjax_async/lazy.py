@@ -1,28 +1,62 @@
-"""Lazy imports (PEP 562): a package imports a public name at its first use, so that ``--help`` needs no JAX.
+"""Public names of packages, and lazy imports (PEP 562): ``--help`` needs no JAX. Also optional packages.
 
-Also optional packages, which are imported where they are needed.
+An ``__init__.py`` has each public name once, as ``from module import name as name``: type checkers take this form for a
+public name. :func:`names` reads it from the source text.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for ``package``; ``names``: public name -> the module of ``package`` that has it.
+def names(package: str) -> dict[str, str]:
+    """The public names of a package, each with its module: those imported ``as`` themselves, and those defined in it.
 
-    Modules of the package are found too. No public name may equal the name of a module: importing the module would
-    hide it.
+    Raises ``OSError`` if the package is installed without its source text.
     """
+    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found = {each.name: str(node.module) for node in imports for each in node.names if each.name == each.asname}
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)])
+                | ast.AnnAssign(target=ast.Name(id=name))
+                | ast.FunctionDef(name=name)
+            ) if not name.startswith("_") or name == "__version__":
+                found[name] = package
+    return found
+
+
+def set_all(package: str, more: Iterable[str] = ()) -> dict[str, str]:
+    """Set ``__all__`` of a package to its public names and ``more``; returns :func:`names`.
+
+    ``__init__.py`` must not assign ``__all__`` itself: type checkers cannot read a computed list, and mypy then takes
+    every name for private.
+    """
+    found = names(package)
+    sys.modules[package].__all__ = sorted({*found, *more})  # type: ignore[attr-defined]
+    return found
+
+
+def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use; sets ``__all__``.
+
+    Its imports are under ``if TYPE_CHECKING``. Modules of the package are found too. No public name may equal the name
+    of a module: importing the module would hide it.
+    """
+    modules = set_all(package)
 
     def find(name: str) -> Any:
-        if name in names:
-            value = getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+        if name in modules:
+            value = getattr(importlib.import_module(modules[name]), name)
         elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
             value = importlib.import_module(f"{package}.{name}")
         else:
@@ -30,7 +64,7 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
         setattr(sys.modules[package], name, value)  # so that this function is not called again
         return value
 
-    return find, lambda: sorted({*names, *vars(sys.modules[package])})
+    return find, lambda: sorted({*modules, *vars(sys.modules[package])})
 
 
 def optional(module: str, purpose: str, package: str | None = None) -> Any:

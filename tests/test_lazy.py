@@ -16,10 +16,12 @@ import pytest
 import fedjax_async
 
 ROOT = Path(__file__).resolve().parent.parent
-LAZY = ("fedjax_async", "fedjax_async.engine")
+SOURCES = sorted((ROOT / "fedjax_async").rglob("__init__.py"))
+PACKAGES = {".".join(path.relative_to(ROOT).parent.parts): path.read_text(encoding="utf-8") for path in SOURCES}
+LAZY = [name for name, text in PACKAGES.items() if "lazy.attach(" in text]
 
 
-@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("name", PACKAGES)
 def test_every_public_name_is_there_and_listed(name):
     package = importlib.import_module(name)
     assert package.__all__ and set(package.__all__) <= set(dir(package))
@@ -27,6 +29,7 @@ def test_every_public_name_is_there_and_listed(name):
         assert getattr(package, public) is not None, public
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         package.nothing  # noqa: B018
+    assert "__all__" not in PACKAGES[name]  # computed: mypy would take all names for private
 
 
 @pytest.mark.parametrize("name", LAZY)
@@ -36,9 +39,37 @@ def test_no_public_name_is_that_of_a_module(name):
     assert not {module.name for module in pkgutil.iter_modules(package.__path__)} & set(package.__all__)
 
 
+FORMS = """
+from typing import TYPE_CHECKING
+from fedjax_async import lazy
+if TYPE_CHECKING:
+    from made_up_names.one import Two as Two, one as one, other, third as renamed
+TABLE: dict = {}
+LIST = []
+_private = 1
+def function(): pass
+__getattr__, __dir__ = lazy.attach(__name__)
+"""
+
+
+def test_public_names_are_those_imported_as_themselves_or_defined(tmp_path, monkeypatch):
+    folder = tmp_path / "made_up_names"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(FORMS, encoding="utf-8")
+    (folder / "one.py").write_text("one, Two, other, third = 1, 2, 3, 4", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("made_up_names")
+    assert package.__all__ == ["LIST", "TABLE", "Two", "function", "one"]
+    assert set(package.__all__) <= set(dir(package)) and "made_up_names.one" not in sys.modules
+    for name in ("other", "third", "renamed"):
+        assert not hasattr(package, name)
+    assert package.Two == 2 and vars(package)["Two"] == 2
+
+
 USES = {
     "a room": "import fedjax_async; fedjax_async.clock.DELAYS",
     "a module of a room": "import fedjax_async.config; fedjax_async.config.grid.expand",
+    "no JAX": "import sys, fedjax_async.config, fedjax_async.engine; assert 'jax' not in sys.modules",
     "all names": "from fedjax_async import *; simulate, sweep, Settings(updates=1)",
 }
 

@@ -20,148 +20,53 @@ Start with :func:`plan` (``planning.py``). Order of reading:
    arrays and checks it, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """
 
-from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.chance import FAMILIES, Draws
-from fedjax_async.clock.checking import check_schedule, make_schedule
-from fedjax_async.clock.cutting import cut
-from fedjax_async.clock.decisions import Decisions, Ended, Executor
-from fedjax_async.clock.delays import DELAYS
-from fedjax_async.clock.delays import bind as bind_delays
-from fedjax_async.clock.durations import DelayModel, Delays
-from fedjax_async.clock.energy import ENERGY
-from fedjax_async.clock.exchanges import EXCHANGES, Exchange
-from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
-from fedjax_async.clock.idle_clients import SUCCESSORS
-from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
-from fedjax_async.clock.peer_planning import plan_peers
-from fedjax_async.clock.peer_schedule import Delivery, PeerScenario, PeerSchedule
-from fedjax_async.clock.peer_statistics import (
-    Masses,
-    PeerStatistics,
-    ages,
-    connecting_window,
-    degrees,
-    masses,
-    peer_statistics,
-)
-from fedjax_async.clock.peer_trace import is_peer_schedule, load_peer_schedule, save_peer_schedule
-from fedjax_async.clock.peer_waves import peer_runs, peer_slots, peer_waves
-from fedjax_async.clock.planning import NothingArrives, plan
-from fedjax_async.clock.policies import POLICIES
-from fedjax_async.clock.policies import bind as bind_policy
-from fedjax_async.clock.record import (
-    Extension,
-    Outcome,
-    Record,
-    at_or_before,
-    fault_counts,
-    trained_in_vain,
-    used_arrivals,
-    with_derived_columns,
-)
-from fedjax_async.clock.scenario import Conditions, Limits, Scenario, Until, joined
-from fedjax_async.clock.scenario import bind as bind_conditions
-from fedjax_async.clock.statistics import (
-    DelayStatistics,
-    client_counts,
-    concurrency,
-    delay_statistics,
-    staleness_histogram,
-)
-from fedjax_async.clock.timing import TIMINGS, Timing
-from fedjax_async.clock.topologies import TOPOLOGIES, Graph, Topology, TopologyModel
-from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
-from fedjax_async.clock.views import Choice, Finished, Policy, PolicyModel, Prior, View
-from fedjax_async.clock.waves import SlotPlan, WaveStatistics, allocate, longest_chain, wave_statistics, waves
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.clock import delays, policies, scenario
+from fedjax_async.clock.availability import (AVAILABILITY as AVAILABILITY, Availability as Availability,
+    AvailabilityModel as AvailabilityModel)
+from fedjax_async.clock.chance import FAMILIES as FAMILIES, Draws as Draws
+from fedjax_async.clock.checking import check_schedule as check_schedule, make_schedule as make_schedule
+from fedjax_async.clock.cutting import cut as cut
+from fedjax_async.clock.decisions import Decisions as Decisions, Ended as Ended, Executor as Executor
+from fedjax_async.clock.delays import DELAYS as DELAYS
+from fedjax_async.clock.durations import DelayModel as DelayModel, Delays as Delays
+from fedjax_async.clock.energy import ENERGY as ENERGY
+from fedjax_async.clock.exchanges import EXCHANGES as EXCHANGES, Exchange as Exchange
+from fedjax_async.clock.faults import (FAULTS as FAULTS, FaultModel as FaultModel, Faults as Faults,
+    JobFaults as JobFaults, job_faults as job_faults)
+from fedjax_async.clock.idle_clients import SUCCESSORS as SUCCESSORS
+from fedjax_async.clock.network import NETWORKS as NETWORKS, Network as Network, NetworkModel as NetworkModel
+from fedjax_async.clock.peer_planning import plan_peers as plan_peers
+from fedjax_async.clock.peer_schedule import (Delivery as Delivery, PeerScenario as PeerScenario,
+    PeerSchedule as PeerSchedule)
+from fedjax_async.clock.peer_statistics import (Masses as Masses, PeerStatistics as PeerStatistics, ages as ages,
+    connecting_window as connecting_window, degrees as degrees, masses as masses, peer_statistics as peer_statistics)
+from fedjax_async.clock.peer_trace import (is_peer_schedule as is_peer_schedule,
+    load_peer_schedule as load_peer_schedule, save_peer_schedule as save_peer_schedule)
+from fedjax_async.clock.peer_waves import peer_runs as peer_runs, peer_slots as peer_slots, peer_waves as peer_waves
+from fedjax_async.clock.planning import NothingArrives as NothingArrives, plan as plan
+from fedjax_async.clock.policies import POLICIES as POLICIES
+from fedjax_async.clock.record import (Extension as Extension, Outcome as Outcome, Record as Record,
+    at_or_before as at_or_before, fault_counts as fault_counts, trained_in_vain as trained_in_vain,
+    used_arrivals as used_arrivals, with_derived_columns as with_derived_columns)
+from fedjax_async.clock.scenario import (Conditions as Conditions, Limits as Limits, Scenario as Scenario,
+    Until as Until, joined as joined)
+from fedjax_async.clock.statistics import (DelayStatistics as DelayStatistics, client_counts as client_counts,
+    concurrency as concurrency, delay_statistics as delay_statistics, staleness_histogram as staleness_histogram)
+from fedjax_async.clock.timing import TIMINGS as TIMINGS, Timing as Timing
+from fedjax_async.clock.topologies import (TOPOLOGIES as TOPOLOGIES, Graph as Graph, Topology as Topology,
+    TopologyModel as TopologyModel)
+from fedjax_async.clock.trace import (load_schedule as load_schedule, load_schedule_csv as load_schedule_csv,
+    save_schedule as save_schedule, save_schedule_csv as save_schedule_csv)
+from fedjax_async.clock.views import (Choice as Choice, Finished as Finished, Policy as Policy,
+    PolicyModel as PolicyModel, Prior as Prior, View as View)
+from fedjax_async.clock.waves import (SlotPlan as SlotPlan, WaveStatistics as WaveStatistics, allocate as allocate,
+    longest_chain as longest_chain, wave_statistics as wave_statistics, waves as waves)
 
-__all__ = [
-    "AVAILABILITY",
-    "DELAYS",
-    "ENERGY",
-    "EXCHANGES",
-    "FAMILIES",
-    "FAULTS",
-    "NETWORKS",
-    "POLICIES",
-    "SUCCESSORS",
-    "TIMINGS",
-    "TOPOLOGIES",
-    "Availability",
-    "AvailabilityModel",
-    "Choice",
-    "Conditions",
-    "Decisions",
-    "DelayModel",
-    "DelayStatistics",
-    "Delays",
-    "Delivery",
-    "Draws",
-    "Ended",
-    "Exchange",
-    "Executor",
-    "Extension",
-    "FaultModel",
-    "Faults",
-    "Finished",
-    "Graph",
-    "JobFaults",
-    "Limits",
-    "Masses",
-    "Network",
-    "NetworkModel",
-    "NothingArrives",
-    "Outcome",
-    "PeerScenario",
-    "PeerSchedule",
-    "PeerStatistics",
-    "Policy",
-    "PolicyModel",
-    "Prior",
-    "Record",
-    "Scenario",
-    "SlotPlan",
-    "Timing",
-    "Topology",
-    "TopologyModel",
-    "Until",
-    "View",
-    "WaveStatistics",
-    "ages",
-    "allocate",
-    "at_or_before",
-    "bind_conditions",
-    "bind_delays",
-    "bind_policy",
-    "check_schedule",
-    "client_counts",
-    "concurrency",
-    "connecting_window",
-    "cut",
-    "degrees",
-    "delay_statistics",
-    "fault_counts",
-    "is_peer_schedule",
-    "job_faults",
-    "joined",
-    "load_peer_schedule",
-    "load_schedule",
-    "load_schedule_csv",
-    "longest_chain",
-    "make_schedule",
-    "masses",
-    "peer_runs",
-    "peer_slots",
-    "peer_statistics",
-    "peer_waves",
-    "plan",
-    "plan_peers",
-    "save_peer_schedule",
-    "save_schedule",
-    "save_schedule_csv",
-    "staleness_histogram",
-    "trained_in_vain",
-    "used_arrivals",
-    "wave_statistics",
-    "waves",
-    "with_derived_columns",
-]
+# assigned: type checkers take `bind as bind_delays` for a private name
+bind_conditions = scenario.bind
+bind_delays = delays.bind
+bind_policy = policies.bind
+
+lazy.set_all(__name__)

@@ -9,24 +9,21 @@ whole models for peers (:func:`wcp`), with the k-means of ``clustering.py``.
 
 from collections.abc import Callable
 
-from fedjax_async.compress.centroids import (
-    Clustered,
-    from_payloads,
-    is_weight,
-    is_weight_released,
-    lookup,
-    mask,
-    nearest_centroids,
-    payloads,
-    random_tables,
-    wcp,
-)
-from fedjax_async.compress.compose import chain, on_tree, topk_qsgd
-from fedjax_async.compress.payload import Buckets, Centroids, Compressor, Dense, Levels, Payload, Signs, Sparse
-from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd, scaled_sign, sign
-from fedjax_async.compress.sizes import bits, most_bits, values_bits, wire_bytes
-from fedjax_async.compress.sparse import randk, topk, topk_fast
-from fedjax_async.compress.wire import decode, encode
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.compress.centroids import (Clustered as Clustered, from_payloads as from_payloads,
+    is_weight as is_weight, is_weight_released as is_weight_released, lookup as lookup, mask as mask,
+    nearest_centroids as nearest_centroids, payloads as payloads, random_tables as random_tables, wcp as wcp)
+from fedjax_async.compress.compose import chain as chain, on_tree as on_tree, topk_qsgd as topk_qsgd
+from fedjax_async.compress.payload import (Buckets as Buckets, Centroids as Centroids, Compressor as Compressor,
+    Dense as Dense, Levels as Levels, Payload as Payload, Signs as Signs, Sparse as Sparse)
+from fedjax_async.compress.quantise import (cast as cast, identity as identity, levels_of as levels_of, qsgd as qsgd,
+    scaled_sign as scaled_sign, sign as sign)
+from fedjax_async.compress.sizes import (bits as bits, most_bits as most_bits, values_bits as values_bits,
+    wire_bytes as wire_bytes)
+from fedjax_async.compress.sparse import randk as randk, topk as topk, topk_fast as topk_fast
+from fedjax_async.compress.wire import decode as decode, encode as encode
+# fmt: on
 
 COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "identity": identity,
@@ -41,42 +38,4 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "centroids": nearest_centroids,
 }
 
-__all__ = [
-    "COMPRESSORS",
-    "Buckets",
-    "Centroids",
-    "Clustered",
-    "Compressor",
-    "Dense",
-    "Levels",
-    "Payload",
-    "Signs",
-    "Sparse",
-    "bits",
-    "cast",
-    "chain",
-    "decode",
-    "encode",
-    "from_payloads",
-    "identity",
-    "is_weight",
-    "is_weight_released",
-    "levels_of",
-    "lookup",
-    "mask",
-    "most_bits",
-    "nearest_centroids",
-    "on_tree",
-    "payloads",
-    "qsgd",
-    "randk",
-    "random_tables",
-    "scaled_sign",
-    "sign",
-    "topk",
-    "topk_fast",
-    "topk_qsgd",
-    "values_bits",
-    "wcp",
-    "wire_bytes",
-]
+lazy.set_all(__name__)

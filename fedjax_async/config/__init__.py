@@ -24,78 +24,22 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.config.adaptive import AdaptiveExperiment
-    from fedjax_async.config.descent import Tuned, tune
-    from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
-    from fedjax_async.config.execution import execute
-    from fedjax_async.config.experiment import ENGINES, Experiment, Prepared, prepare
-    from fedjax_async.config.grid import GridPoint, expand
-    from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
-    from fedjax_async.config.own import named
-    from fedjax_async.config.peers import PeerExperiment
-    from fedjax_async.config.plugins import register
-    from fedjax_async.config.settings import Settings
-    from fedjax_async.config.sweeping import SweepGroup, execute_group, plan_groups
+    # fmt: off
+    from fedjax_async.config.adaptive import AdaptiveExperiment as AdaptiveExperiment
+    from fedjax_async.config.descent import Tuned as Tuned, tune as tune
+    from fedjax_async.config.differentiable import (PerClient as PerClient, PerExample as PerExample,
+        PerStaleness as PerStaleness, Trajectory as Trajectory, trajectory as trajectory)
+    from fedjax_async.config.execution import execute as execute
+    from fedjax_async.config.experiment import (ENGINES as ENGINES, Experiment as Experiment, Prepared as Prepared,
+        prepare as prepare)
+    from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
+    from fedjax_async.config.methods import (METHODS as METHODS, Method as Method, PeerMethod as PeerMethod,
+        method as method, method_options as method_options)
+    from fedjax_async.config.own import named as named
+    from fedjax_async.config.peers import PeerExperiment as PeerExperiment
+    from fedjax_async.config.plugins import register as register
+    from fedjax_async.config.settings import Settings as Settings
+    from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,
+        plan_groups as plan_groups)
 
-__all__ = [
-    "ENGINES",
-    "METHODS",
-    "AdaptiveExperiment",
-    "Experiment",
-    "GridPoint",
-    "Method",
-    "PeerExperiment",
-    "PeerMethod",
-    "PerClient",
-    "PerExample",
-    "PerStaleness",
-    "Prepared",
-    "Settings",
-    "SweepGroup",
-    "Trajectory",
-    "Tuned",
-    "execute",
-    "execute_group",
-    "expand",
-    "method",
-    "method_options",
-    "named",
-    "plan_groups",
-    "prepare",
-    "register",
-    "trajectory",
-    "tune",
-]
-
-__getattr__, __dir__ = lazy.attach(
-    __name__,
-    {
-        "AdaptiveExperiment": "adaptive",
-        "ENGINES": "experiment",
-        "METHODS": "methods",
-        "Experiment": "experiment",
-        "SweepGroup": "sweeping",
-        "Method": "methods",
-        "PeerExperiment": "peers",
-        "PeerMethod": "methods",
-        "PerClient": "differentiable",
-        "PerExample": "differentiable",
-        "PerStaleness": "differentiable",
-        "Tuned": "descent",
-        "tune": "descent",
-        "GridPoint": "grid",
-        "Prepared": "experiment",
-        "Settings": "settings",
-        "execute": "execution",
-        "execute_group": "sweeping",
-        "expand": "grid",
-        "method": "methods",
-        "method_options": "methods",
-        "named": "own",
-        "Trajectory": "differentiable",
-        "register": "plugins",
-        "trajectory": "differentiable",
-        "plan_groups": "sweeping",
-        "prepare": "experiment",
-    },
-)
+__getattr__, __dir__ = lazy.attach(__name__)

@@ -16,53 +16,25 @@ own. :func:`check_data` (``checking.py``) checks the result of either before a r
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 
-from fedjax_async.data.augment import AUGMENTATIONS, augmentation
-from fedjax_async.data.checking import check_data
-from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
-from fedjax_async.data.embedded import digits, fashion_mnist_6k
-from fedjax_async.data.federated import Dataset, Federation, client_rows, federate
-from fedjax_async.data.fetch import fetch
-from fedjax_async.data.formats import FORMATS, from_torch
-from fedjax_async.data.memmap import open_folder, pack, packed_offsets, write_clients, write_folder
-from fedjax_async.data.own import from_arrays
-from fedjax_async.data.partition import PARTITIONERS, split_clients
-from fedjax_async.data.population import ceiling, population
-from fedjax_async.data.problems import Quadratic, quadratic, quadratic_problem, synthetic
-from fedjax_async.data.virtual import Generated, Identity, generate, generated
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.data.augment import AUGMENTATIONS as AUGMENTATIONS, augmentation as augmentation
+from fedjax_async.data.checking import check_data as check_data
+from fedjax_async.data.datasets import (DATASETS as DATASETS, list_datasets as list_datasets, load as load,
+    verify as verify)
+from fedjax_async.data.embedded import digits as digits, fashion_mnist_6k as fashion_mnist_6k
+from fedjax_async.data.federated import (Dataset as Dataset, Federation as Federation, client_rows as client_rows,
+    federate as federate)
+from fedjax_async.data.fetch import fetch as fetch
+from fedjax_async.data.formats import FORMATS as FORMATS, from_torch as from_torch
+from fedjax_async.data.memmap import (open_folder as open_folder, pack as pack, packed_offsets as packed_offsets,
+    write_clients as write_clients, write_folder as write_folder)
+from fedjax_async.data.own import from_arrays as from_arrays
+from fedjax_async.data.partition import PARTITIONERS as PARTITIONERS, split_clients as split_clients
+from fedjax_async.data.population import ceiling as ceiling, population as population
+from fedjax_async.data.problems import (Quadratic as Quadratic, quadratic as quadratic,
+    quadratic_problem as quadratic_problem, synthetic as synthetic)
+from fedjax_async.data.virtual import (Generated as Generated, Identity as Identity, generate as generate,
+    generated as generated)
 
-__all__ = [
-    "AUGMENTATIONS",
-    "DATASETS",
-    "FORMATS",
-    "PARTITIONERS",
-    "Dataset",
-    "Federation",
-    "Generated",
-    "Identity",
-    "Quadratic",
-    "augmentation",
-    "ceiling",
-    "check_data",
-    "client_rows",
-    "digits",
-    "fashion_mnist_6k",
-    "federate",
-    "fetch",
-    "from_arrays",
-    "from_torch",
-    "generate",
-    "generated",
-    "list_datasets",
-    "load",
-    "open_folder",
-    "pack",
-    "packed_offsets",
-    "population",
-    "quadratic",
-    "quadratic_problem",
-    "split_clients",
-    "synthetic",
-    "verify",
-    "write_clients",
-    "write_folder",
-]
+lazy.set_all(__name__)

@@ -40,54 +40,18 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.engine.components import Components, PeerComponents
-    from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points
-    from fedjax_async.engine.layout import Layout, make_layout
-    from fedjax_async.engine.peer_probes import NodesProbe
-    from fedjax_async.engine.peer_reference import run_peer_reference
-    from fedjax_async.engine.peer_result import PeerResult
-    from fedjax_async.engine.peer_run import run_peer_waves
-    from fedjax_async.engine.reference import run_reference
-    from fedjax_async.engine.run import run_waves
-    from fedjax_async.engine.stack import default_batching, default_lanes, default_width
+    # fmt: off
+    from fedjax_async.engine.components import Components as Components, PeerComponents as PeerComponents
+    from fedjax_async.engine.evaluation import (EvaluationPoints as EvaluationPoints, Every as Every,
+        evaluation_points as evaluation_points)
+    from fedjax_async.engine.layout import Layout as Layout, make_layout as make_layout
+    from fedjax_async.engine.peer_probes import NodesProbe as NodesProbe
+    from fedjax_async.engine.peer_reference import run_peer_reference as run_peer_reference
+    from fedjax_async.engine.peer_result import PeerResult as PeerResult
+    from fedjax_async.engine.peer_run import run_peer_waves as run_peer_waves
+    from fedjax_async.engine.reference import run_reference as run_reference
+    from fedjax_async.engine.run import run_waves as run_waves
+    from fedjax_async.engine.stack import (default_batching as default_batching, default_lanes as default_lanes,
+        default_width as default_width)
 
-__all__ = [
-    "Components",
-    "EvaluationPoints",
-    "Every",
-    "Layout",
-    "NodesProbe",
-    "PeerComponents",
-    "PeerResult",
-    "default_batching",
-    "default_lanes",
-    "default_width",
-    "evaluation_points",
-    "make_layout",
-    "run_peer_reference",
-    "run_peer_waves",
-    "run_reference",
-    "run_waves",
-]
-
-__getattr__, __dir__ = lazy.attach(
-    __name__,
-    {
-        "Every": "evaluation",
-        "Components": "components",
-        "Layout": "layout",
-        "NodesProbe": "peer_probes",
-        "PeerComponents": "components",
-        "PeerResult": "peer_result",
-        "EvaluationPoints": "evaluation",
-        "default_batching": "stack",
-        "default_lanes": "stack",
-        "default_width": "stack",
-        "evaluation_points": "evaluation",
-        "make_layout": "layout",
-        "run_peer_reference": "peer_reference",
-        "run_peer_waves": "peer_run",
-        "run_reference": "reference",
-        "run_waves": "run",
-    },
-)
+__getattr__, __dir__ = lazy.attach(__name__)

@@ -8,101 +8,27 @@ Riemannian SGD) and ``simplex.py`` (mixtures of several models). ``vectors.py`` 
 that all of them use.
 """
 
-from fedjax_async.geometry.bezier import (
-    bezier,
-    bezier_derivative,
-    bezier_length,
-    bezier_points,
-    control_point,
-    line,
-    polygon,
-)
-from fedjax_async.geometry.corrections import (
-    CORRECTIONS,
-    PHASE_COLUMN,
-    PHASES,
-    Correction,
-    Trend,
-    asgd,
-    dc_asgd,
-    dc_asgd_a,
-    fedasync,
-    gradient_surgery,
-    norm_falls,
-    ortho_correct,
-    orthocorrect,
-    orthodyn,
-    orthograd,
-    orthopos,
-    orthostrict,
-    steps_pass,
-)
-from fedjax_async.geometry.hyperbolic import (
-    LorentzPoint,
-    lorentz_distance,
-    lorentz_inner,
-    lorentz_penalty,
-    lorentz_project,
-)
-from fedjax_async.geometry.manifold import MANIFOLDS, Manifold, euclidean, geodesic, lorentz, riemannian_sgd
-from fedjax_async.geometry.plane import Plane, plane, plane_coordinates, plane_point
-from fedjax_async.geometry.projection import GROUPINGS, orthonormalise, project_out, project_out_span
-from fedjax_async.geometry.rotation import CONTROL_POINTS, keep_offset, reflect, rotate, rotate_offset
-from fedjax_async.geometry.simplex import centroid, sample_simplex, sample_weights, simplex, simplex_point
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.geometry.bezier import (bezier as bezier, bezier_derivative as bezier_derivative,
+    bezier_length as bezier_length, bezier_points as bezier_points, control_point as control_point, line as line,
+    polygon as polygon)
+from fedjax_async.geometry.corrections import (CORRECTIONS as CORRECTIONS, PHASES as PHASES,
+    PHASE_COLUMN as PHASE_COLUMN, Correction as Correction, Trend as Trend, asgd as asgd, dc_asgd as dc_asgd,
+    dc_asgd_a as dc_asgd_a, fedasync as fedasync, gradient_surgery as gradient_surgery, norm_falls as norm_falls,
+    ortho_correct as ortho_correct, orthocorrect as orthocorrect, orthodyn as orthodyn, orthograd as orthograd,
+    orthopos as orthopos, orthostrict as orthostrict, steps_pass as steps_pass)
+from fedjax_async.geometry.hyperbolic import (LorentzPoint as LorentzPoint, lorentz_distance as lorentz_distance,
+    lorentz_inner as lorentz_inner, lorentz_penalty as lorentz_penalty, lorentz_project as lorentz_project)
+from fedjax_async.geometry.manifold import (MANIFOLDS as MANIFOLDS, Manifold as Manifold, euclidean as euclidean,
+    geodesic as geodesic, lorentz as lorentz, riemannian_sgd as riemannian_sgd)
+from fedjax_async.geometry.plane import (Plane as Plane, plane as plane, plane_coordinates as plane_coordinates,
+    plane_point as plane_point)
+from fedjax_async.geometry.projection import (GROUPINGS as GROUPINGS, orthonormalise as orthonormalise,
+    project_out as project_out, project_out_span as project_out_span)
+from fedjax_async.geometry.rotation import (CONTROL_POINTS as CONTROL_POINTS, keep_offset as keep_offset,
+    reflect as reflect, rotate as rotate, rotate_offset as rotate_offset)
+from fedjax_async.geometry.simplex import (centroid as centroid, sample_simplex as sample_simplex,
+    sample_weights as sample_weights, simplex as simplex, simplex_point as simplex_point)
 
-__all__ = [
-    "CONTROL_POINTS",
-    "CORRECTIONS",
-    "GROUPINGS",
-    "MANIFOLDS",
-    "PHASES",
-    "PHASE_COLUMN",
-    "Correction",
-    "LorentzPoint",
-    "Manifold",
-    "Plane",
-    "Trend",
-    "asgd",
-    "bezier",
-    "bezier_derivative",
-    "bezier_length",
-    "bezier_points",
-    "centroid",
-    "control_point",
-    "dc_asgd",
-    "dc_asgd_a",
-    "euclidean",
-    "fedasync",
-    "geodesic",
-    "gradient_surgery",
-    "keep_offset",
-    "line",
-    "lorentz",
-    "lorentz_distance",
-    "lorentz_inner",
-    "lorentz_penalty",
-    "lorentz_project",
-    "norm_falls",
-    "ortho_correct",
-    "orthocorrect",
-    "orthodyn",
-    "orthograd",
-    "orthonormalise",
-    "orthopos",
-    "orthostrict",
-    "plane",
-    "plane_coordinates",
-    "plane_point",
-    "polygon",
-    "project_out",
-    "project_out_span",
-    "reflect",
-    "riemannian_sgd",
-    "rotate",
-    "rotate_offset",
-    "sample_simplex",
-    "sample_weights",
-    "simplex",
-    "simplex_point",
-    "steps_pass",
-]
+lazy.set_all(__name__)

@@ -12,18 +12,26 @@ each example and adds noise.
 from collections.abc import Callable
 from functools import partial
 
-from fedjax_async.local.anchored import anchored_training
-from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
-from fedjax_async.local.curve import Curve, curve_training
-from fedjax_async.local.feedback import ef21, feedback
-from fedjax_async.local.job import arrival_key, job_key, local_steps, run_job, run_steps
-from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
-from fedjax_async.local.private import keeping, wrapping
-from fedjax_async.local.proximal_metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
-from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
-from fedjax_async.local.training import Scale, WithinJob, decay_factor, local_training, without_statistics
-from fedjax_async.local.warm import warmed
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.local.anchored import anchored_training as anchored_training
+from fedjax_async.local.batches import (batch as batch, mean_loss as mean_loss, part_mean as part_mean,
+    permute as permute)
+from fedjax_async.local.curve import Curve as Curve, curve_training as curve_training
+from fedjax_async.local.feedback import ef21 as ef21, feedback as feedback
+from fedjax_async.local.job import (arrival_key as arrival_key, job_key as job_key, local_steps as local_steps,
+    run_job as run_job, run_steps as run_steps)
+from fedjax_async.local.optimizers import DECAYS as DECAYS, OPTIMIZERS as OPTIMIZERS
+from fedjax_async.local.private import keeping as keeping, wrapping as wrapping
+from fedjax_async.local.proximal_metrics import (PROXIMAL_METRICS as PROXIMAL_METRICS, euclidean as euclidean,
+    hyperbolic as hyperbolic, metric_of as metric_of)
+from fedjax_async.local.sharpness import (nearby as nearby, nearby_in_scale as nearby_in_scale,
+    sharpness_aware as sharpness_aware)
+from fedjax_async.local.training import (Scale as Scale, WithinJob as WithinJob, decay_factor as decay_factor,
+    local_training as local_training, without_statistics as without_statistics)
+from fedjax_async.local.warm import warmed as warmed
 from fedjax_async.types import ClientAlgorithm
+# fmt: on
 
 # What a client does with the compression error of its uploads.
 FEEDBACKS: dict[str, Callable[..., ClientAlgorithm]] = {
@@ -32,37 +40,4 @@ FEEDBACKS: dict[str, Callable[..., ClientAlgorithm]] = {
     "ef21": ef21,
 }
 
-__all__ = [
-    "DECAYS",
-    "FEEDBACKS",
-    "OPTIMIZERS",
-    "PROXIMAL_METRICS",
-    "Curve",
-    "Scale",
-    "WithinJob",
-    "anchored_training",
-    "arrival_key",
-    "batch",
-    "curve_training",
-    "decay_factor",
-    "ef21",
-    "euclidean",
-    "feedback",
-    "hyperbolic",
-    "job_key",
-    "keeping",
-    "local_steps",
-    "local_training",
-    "mean_loss",
-    "metric_of",
-    "nearby",
-    "nearby_in_scale",
-    "part_mean",
-    "permute",
-    "run_job",
-    "run_steps",
-    "sharpness_aware",
-    "warmed",
-    "without_statistics",
-    "wrapping",
-]
+lazy.set_all(__name__)

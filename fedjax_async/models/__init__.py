@@ -19,25 +19,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedjax_async import registry
+# fmt: off
+from fedjax_async import lazy, registry
 from fedjax_async.models.alexnet_vgg import alexnet, vgg11
-from fedjax_async.models.characters import char_gru, char_transformer
-from fedjax_async.models.choice import default_lowering
-from fedjax_async.models.conv import Conv, ConvPool, avg_pool, max_pool
-from fedjax_async.models.encoder import minilm_lora
-from fedjax_async.models.labels import PADDING, cross_entropy, hits
-from fedjax_async.models.lowerings import LOWERINGS
-from fedjax_async.models.metrics import METRICS, Metric
+from fedjax_async.models.characters import char_gru as char_gru, char_transformer as char_transformer
+from fedjax_async.models.choice import default_lowering as default_lowering
+from fedjax_async.models.conv import Conv as Conv, ConvPool as ConvPool, avg_pool as avg_pool, max_pool as max_pool
+from fedjax_async.models.encoder import minilm_lora as minilm_lora
+from fedjax_async.models.labels import PADDING as PADDING, cross_entropy as cross_entropy, hits as hits
+from fedjax_async.models.lowerings import LOWERINGS as LOWERINGS
+from fedjax_async.models.metrics import METRICS as METRICS, Metric as Metric
 from fedjax_async.models.mobilenet import mobilenetv2
-from fedjax_async.models.nnx import from_module, from_nnx, is_module, starts_alike
-from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
+from fedjax_async.models.nnx import (from_module as from_module, from_nnx as from_nnx, is_module as is_module,
+    starts_alike as starts_alike)
+from fedjax_async.models.norm import (NORMS as NORMS, STATISTICS as STATISTICS, BatchNorm as BatchNorm,
+    GroupNorm as GroupNorm)
 from fedjax_async.models.resnet import resnet18, resnet18_1d
-from fedjax_async.models.safetensors import read_safetensors
-from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
-from fedjax_async.models.state_dicts import flattened, from_torch, layer_names, to_torch
-from fedjax_async.models.weights import arrays_of, filled, read_arrays, write_arrays
-from fedjax_async.models.wrap import augmented, decoded, from_flax, in_dtype, rematerialised
+from fedjax_async.models.safetensors import read_safetensors as read_safetensors
+from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear as linear, logistic, mlp
+from fedjax_async.models.state_dicts import (flattened as flattened, from_torch as from_torch,
+    layer_names as layer_names, to_torch as to_torch)
+from fedjax_async.models.weights import (arrays_of as arrays_of, filled as filled, read_arrays as read_arrays,
+    write_arrays as write_arrays)
+from fedjax_async.models.wrap import (augmented as augmented, decoded as decoded, from_flax as from_flax,
+    in_dtype as in_dtype, rematerialised as rematerialised)
 from fedjax_async.types import Model
+# fmt: on
 
 MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
@@ -59,49 +66,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 OF_TEXT = ("char_gru", "char_transformer")  # inputs are codes of characters; each gets one row of outputs
 NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched first
 
-__all__ = [
-    "LOWERINGS",
-    "METRICS",
-    "MODELS",
-    "NEED_WEIGHTS",
-    "NORMS",
-    "OF_TEXT",
-    "PADDING",
-    "STATISTICS",
-    "BatchNorm",
-    "Conv",
-    "ConvPool",
-    "GroupNorm",
-    "Metric",
-    "arrays_of",
-    "augmented",
-    "avg_pool",
-    "char_gru",
-    "char_transformer",
-    "cross_entropy",
-    "decoded",
-    "default_lowering",
-    "filled",
-    "flattened",
-    "from_flax",
-    "from_module",
-    "from_nnx",
-    "from_torch",
-    "hits",
-    "in_dtype",
-    "is_module",
-    "layer_names",
-    "linear",
-    "make",
-    "max_pool",
-    "minilm_lora",
-    "read_arrays",
-    "read_safetensors",
-    "rematerialised",
-    "starts_alike",
-    "to_torch",
-    "write_arrays",
-]
+lazy.set_all(__name__)
 
 
 def make(spec: str, *, num_classes: int | None = None, input_shape: tuple[int, ...] | None = None) -> Model:

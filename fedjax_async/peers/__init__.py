@@ -8,11 +8,12 @@ and what they mix (``PeerSchedule``), ``engine`` executes the plan. ``methods.py
 factories take ``stays(path)``: whether a leaf of the params stays with its node.
 """
 
-from fedjax_async.peers.choco import choco
-from fedjax_async.peers.contract import Event, PeerAlgorithm
-from fedjax_async.peers.divshare import divshare
-from fedjax_async.peers.full_models import full_models, sgp
-from fedjax_async.peers.methods import METHODS, PeerPreset
-from fedjax_async.peers.pushcen import pushcen
+from fedjax_async import lazy
+from fedjax_async.peers.choco import choco as choco
+from fedjax_async.peers.contract import Event as Event, PeerAlgorithm as PeerAlgorithm
+from fedjax_async.peers.divshare import divshare as divshare
+from fedjax_async.peers.full_models import full_models as full_models, sgp as sgp
+from fedjax_async.peers.methods import METHODS as METHODS, PeerPreset as PeerPreset
+from fedjax_async.peers.pushcen import pushcen as pushcen
 
-__all__ = ["METHODS", "Event", "PeerAlgorithm", "PeerPreset", "choco", "divshare", "full_models", "pushcen", "sgp"]
+lazy.set_all(__name__)

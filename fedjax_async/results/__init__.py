@@ -19,70 +19,29 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    ``html_figures.py``, ``html_gantt.py``.
 """
 
-from fedjax_async.results.comparisons import comparison
-from fedjax_async.results.curves import accuracy_curve, loss_curve
-from fedjax_async.results.explaining import Explanation, explain
-from fedjax_async.results.exporting import export
-from fedjax_async.results.figure import Drawing, save_figure
-from fedjax_async.results.html_report import write_report
-from fedjax_async.results.landscape import path_picture, plane_picture
-from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
-from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
-from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.privacy import Guarantee, guarantees
-from fedjax_async.results.progress import ProgressBar, bar
-from fedjax_async.results.provenance import versions
-from fedjax_async.results.runs import write_comparison, write_run
-from fedjax_async.results.significance import holm, interval, paired
-from fedjax_async.results.store import load, save
-from fedjax_async.results.sweep_report import write_sweep
-from fedjax_async.results.sweeps import Sweep, collect, sweep
-from fedjax_async.results.tables import Spread, mean_std, spread, table, write
-from fedjax_async.results.tuning import Tuning, choose
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.results.comparisons import comparison as comparison
+from fedjax_async.results.curves import accuracy_curve as accuracy_curve, loss_curve as loss_curve
+from fedjax_async.results.explaining import Explanation as Explanation, explain as explain
+from fedjax_async.results.exporting import export as export
+from fedjax_async.results.figure import Drawing as Drawing, save_figure as save_figure
+from fedjax_async.results.html_report import write_report as write_report
+from fedjax_async.results.landscape import path_picture as path_picture, plane_picture as plane_picture
+from fedjax_async.results.metrics import (Spread as Spread, area as area, best_accuracy as best_accuracy,
+    final_accuracy as final_accuracy, final_value as final_value, relative_time as relative_time, spread as spread,
+    to_target as to_target)
+from fedjax_async.results.peer_gantt import age_histogram as age_histogram, peer_gantt as peer_gantt
+from fedjax_async.results.plots import gantt as gantt, staleness_histogram as staleness_histogram
+from fedjax_async.results.privacy import Guarantee as Guarantee, guarantees as guarantees
+from fedjax_async.results.progress import ProgressBar as ProgressBar, bar as bar
+from fedjax_async.results.provenance import versions as versions
+from fedjax_async.results.runs import write_comparison as write_comparison, write_run as write_run
+from fedjax_async.results.significance import holm as holm, interval as interval, paired as paired
+from fedjax_async.results.store import load as load, save as save
+from fedjax_async.results.sweep_report import write_sweep as write_sweep
+from fedjax_async.results.sweeps import Sweep as Sweep, collect as collect, sweep as sweep
+from fedjax_async.results.tables import mean_std as mean_std, table as table, write as write
+from fedjax_async.results.tuning import Tuning as Tuning, choose as choose
 
-__all__ = [
-    "Drawing",
-    "Explanation",
-    "Guarantee",
-    "ProgressBar",
-    "Spread",
-    "Sweep",
-    "Tuning",
-    "accuracy_curve",
-    "age_histogram",
-    "area",
-    "bar",
-    "best_accuracy",
-    "choose",
-    "collect",
-    "comparison",
-    "explain",
-    "export",
-    "final_accuracy",
-    "final_value",
-    "gantt",
-    "guarantees",
-    "holm",
-    "interval",
-    "load",
-    "loss_curve",
-    "mean_std",
-    "paired",
-    "path_picture",
-    "peer_gantt",
-    "plane_picture",
-    "relative_time",
-    "save",
-    "save_figure",
-    "spread",
-    "staleness_histogram",
-    "sweep",
-    "table",
-    "to_target",
-    "versions",
-    "write",
-    "write_comparison",
-    "write_report",
-    "write_run",
-    "write_sweep",
-]
+lazy.set_all(__name__)

@@ -13,75 +13,28 @@ them to any rule.
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
-from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
-from fedjax_async.server.attacks import ATTACKS, Attack, Attackers, attacked, attackers
-from fedjax_async.server.delay_correction import delay_corrected
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.server.aggregate import (Aggregate as Aggregate, buffered as buffered,
+    check_capacity as check_capacity, mean as mean)
+from fedjax_async.server.attacks import (ATTACKS as ATTACKS, Attack as Attack, Attackers as Attackers,
+    attacked as attacked, attackers as attackers)
+from fedjax_async.server.delay_correction import delay_corrected as delay_corrected
+from fedjax_async.server.methods import METHODS as METHODS, SERVERS as SERVERS, Preset as Preset
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
-from fedjax_async.server.methods import METHODS, SERVERS, Preset
-from fedjax_async.server.parts import PARTS, Part, with_parts
-from fedjax_async.server.privacy import PRIVACY, Privacy, differentially_private
-from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
-from fedjax_async.server.running_statistics import rebased, weights_of
-from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
-from fedjax_async.server.steps import STEPS, stepping
-from fedjax_async.server.swa import averaged
-from fedjax_async.server.transforms import (
-    STALENESS,
-    Transform,
-    chain,
-    clip_by_norm,
-    scale_by,
-    scale_by_staleness,
-    scale_overstale,
-    staleness_weight,
-    stateless,
-    towards_client,
-)
+from fedjax_async.server.parts import PARTS as PARTS, Part as Part, with_parts as with_parts
+from fedjax_async.server.privacy import (PRIVACY as PRIVACY, Privacy as Privacy,
+    differentially_private as differentially_private)
+from fedjax_async.server.rule import (closed as closed, discount as discount, guard_rails as guard_rails,
+    known as known, rule as rule, with_facts as with_facts)
+from fedjax_async.server.running_statistics import rebased as rebased, weights_of as weights_of
+from fedjax_async.server.step_size import (cyclic as cyclic, moving_on as moving_on,
+    scale_by_dominance as scale_by_dominance, step_size as step_size)
+from fedjax_async.server.steps import STEPS as STEPS, stepping as stepping
+from fedjax_async.server.swa import averaged as averaged
+from fedjax_async.server.transforms import (STALENESS as STALENESS, Transform as Transform, chain as chain,
+    clip_by_norm as clip_by_norm, scale_by as scale_by, scale_by_staleness as scale_by_staleness,
+    scale_overstale as scale_overstale, staleness_weight as staleness_weight, stateless as stateless,
+    towards_client as towards_client)
 
-__all__ = [
-    "ATTACKS",
-    "METHODS",
-    "PARTS",
-    "PRIVACY",
-    "SERVERS",
-    "STALENESS",
-    "STEPS",
-    "Aggregate",
-    "Attack",
-    "Attackers",
-    "Part",
-    "Preset",
-    "Privacy",
-    "Transform",
-    "attacked",
-    "attackers",
-    "averaged",
-    "buffered",
-    "chain",
-    "check_capacity",
-    "clip_by_norm",
-    "closed",
-    "cyclic",
-    "delay_corrected",
-    "differentially_private",
-    "discount",
-    "guard_rails",
-    "known",
-    "mean",
-    "moving_on",
-    "rebased",
-    "rule",
-    "scale_by",
-    "scale_by_dominance",
-    "scale_by_staleness",
-    "scale_overstale",
-    "staleness_weight",
-    "stateless",
-    "step_size",
-    "stepping",
-    "towards_client",
-    "weights_of",
-    "with_facts",
-    "with_parts",
-]
-__all__ += list(SERVERS)
+lazy.set_all(__name__, SERVERS)

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+# `as` themselves: they are public names of `server`, which imports all of this file
+# fmt: off
 from fedjax_async.local import curve_training, local_training
-from fedjax_async.server.asynccurve import asynccurve
-from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff, fednova
-from fedjax_async.server.ca2fl import ca2fl
-from fedjax_async.server.delay_correction import dc_asgd, dc_asgd_a, orthodyn, orthograd, orthopos, orthostrict
-from fedjax_async.server.feddyn import feddyn, feddyn_client
-from fedjax_async.server.fedmrur import fedmrur, fedmrur_client
-from fedjax_async.server.fedopt import fadas, fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_async.server.floco import floco, floco_client
-from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise, orthofl_released
-from fedjax_async.server.robust import fedmedian, krum, trimmed_mean
-from fedjax_async.server.scaffold import scaffold, scaffold_client
+from fedjax_async.server.asynccurve import asynccurve as asynccurve
+from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
+    fedbuff as fedbuff, fednova as fednova)
+from fedjax_async.server.ca2fl import ca2fl as ca2fl
+from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
+    orthograd as orthograd, orthopos as orthopos, orthostrict as orthostrict)
+from fedjax_async.server.feddyn import feddyn as feddyn, feddyn_client as feddyn_client
+from fedjax_async.server.fedmrur import fedmrur as fedmrur, fedmrur_client as fedmrur_client
+from fedjax_async.server.fedopt import (fadas as fadas, fedadagrad as fedadagrad, fedadam as fedadam,
+    fedavgm as fedavgm, fedyogi as fedyogi)
+from fedjax_async.server.floco import floco as floco, floco_client as floco_client
+from fedjax_async.server.orthofl import (orthofl as orthofl, orthofl_no_average as orthofl_no_average,
+    orthofl_pairwise as orthofl_pairwise, orthofl_released as orthofl_released)
+from fedjax_async.server.robust import fedmedian as fedmedian, krum as krum, trimmed_mean as trimmed_mean
+from fedjax_async.server.scaffold import scaffold as scaffold, scaffold_client as scaffold_client
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
+# fmt: on
 
 
 class Preset(NamedTuple):

@@ -49,214 +49,57 @@ constants is no guarantee.
 The orders of ``compare`` and of the corollaries have hidden constants, here 1. Use them only to compare methods.
 """
 
-from fedjax_async.theory.asynchronous_rates import (
-    BufferedConstants,
-    fedasync_factor,
-    fedasync_gap_bound,
-    fedbuff_bound,
-    largest_lr_fedbuff,
-)
-from fedjax_async.theory.asyncmanifold_rate import (
-    ManifoldBound,
-    ManifoldConstants,
-    fedasync_bound,
-    largest_lr_manifold,
-    manifold_bound,
-    manifold_rate,
-    quality_term,
-)
-from fedjax_async.theory.closed_forms import (
-    ClosedForm,
-    affine_iterate,
-    elementwise_iterate,
-    glm_displacement,
-    glm_iterate,
-    glm_loss,
-    quadratic_displacement,
-    quadratic_fixed_point,
-)
-from fedjax_async.theory.comparison import TABLE_2, Analysis, Setting, compare
-from fedjax_async.theory.connectivity import batch_loss, learned_control_point
-from fedjax_async.theory.curve_quality import curve_probe, divergence, quality
-from fedjax_async.theory.estimate import (
-    Estimates,
-    client_gradients,
-    estimate,
-    gradient_variance,
-    heterogeneity,
-    smoothness,
-    smoothness_between,
-)
-from fedjax_async.theory.fedavg_dynamics import Orbit, mean_displacement, orbit, server_field, server_iterates
-from fedjax_async.theory.field_examples import EXAMPLES, ClosedOrbit, Example, closed_orbit
-from fedjax_async.theory.field_rates import (
-    HeavyBall,
-    Spectrum,
-    fedavg_client_lr,
-    fedavg_distance_bound,
-    fedavg_gap_bound,
-    fedavgm_distance_bound,
-    fedavgm_parameters,
-    iterate_spectrum,
-    surrogate_constants,
-)
-from fedjax_async.theory.fixed_points import Found, fixed_point, fixed_point_shift, minimiser
-from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
-from fedjax_async.theory.orders import (
-    LearningRates,
-    corollary_1,
-    corollary_2,
-    corollary_3,
-    corollary_4,
-    fast_lrs,
-    residual_order,
-    slow_lrs,
-)
-from fedjax_async.theory.pushcen_rate import (
-    PushCenBound,
-    PushCenConstants,
-    largest_lr_pushcen,
-    pushcen_bound,
-    shares_of_masses,
-)
-from fedjax_async.theory.rates import (
-    Bound,
-    Constants,
-    asynfl_bound,
-    asynflc_bound,
-    asynflc_ef_bound,
-    compression_factor,
-    constant_delays,
-    largest_lr_asynfl,
-    largest_lr_asynflc,
-    largest_lr_asynflc_ef,
-    smallest_gamma_asynflc,
-)
-from fedjax_async.theory.surrogate import Surrogate, surrogate_loss
-from fedjax_async.theory.training_field import curl_probe, local_displacement, training_curl
-from fedjax_async.theory.vector_fields import (
-    Conservatism,
-    CurlEstimate,
-    Field,
-    Loss,
-    MeanCurl,
-    antisymmetric_part,
-    antisymmetry,
-    curl,
-    displacement,
-    estimate_antisymmetry,
-    estimate_curl,
-    estimate_mean_curl,
-    gradient_map,
-    is_k_conservative,
-    iterate,
-)
+# fmt: off
+from fedjax_async import lazy
+from fedjax_async.theory.asynchronous_rates import (BufferedConstants as BufferedConstants,
+    fedasync_factor as fedasync_factor, fedasync_gap_bound as fedasync_gap_bound, fedbuff_bound as fedbuff_bound,
+    largest_lr_fedbuff as largest_lr_fedbuff)
+from fedjax_async.theory.asyncmanifold_rate import (ManifoldBound as ManifoldBound,
+    ManifoldConstants as ManifoldConstants, fedasync_bound as fedasync_bound,
+    largest_lr_manifold as largest_lr_manifold, manifold_bound as manifold_bound, manifold_rate as manifold_rate,
+    quality_term as quality_term)
+from fedjax_async.theory.closed_forms import (ClosedForm as ClosedForm, affine_iterate as affine_iterate,
+    elementwise_iterate as elementwise_iterate, glm_displacement as glm_displacement, glm_iterate as glm_iterate,
+    glm_loss as glm_loss, quadratic_displacement as quadratic_displacement,
+    quadratic_fixed_point as quadratic_fixed_point)
+from fedjax_async.theory.comparison import (TABLE_2 as TABLE_2, Analysis as Analysis, Setting as Setting,
+    compare as compare)
+from fedjax_async.theory.connectivity import batch_loss as batch_loss, learned_control_point as learned_control_point
+from fedjax_async.theory.curve_quality import curve_probe as curve_probe, divergence as divergence, quality as quality
+from fedjax_async.theory.estimate import (Estimates as Estimates, client_gradients as client_gradients,
+    estimate as estimate, gradient_variance as gradient_variance, heterogeneity as heterogeneity,
+    smoothness as smoothness, smoothness_between as smoothness_between)
+from fedjax_async.theory.fedavg_dynamics import (Orbit as Orbit, mean_displacement as mean_displacement, orbit as orbit,
+    server_field as server_field, server_iterates as server_iterates)
+from fedjax_async.theory.field_examples import (EXAMPLES as EXAMPLES, ClosedOrbit as ClosedOrbit, Example as Example,
+    closed_orbit as closed_orbit)
+from fedjax_async.theory.field_rates import (HeavyBall as HeavyBall, Spectrum as Spectrum,
+    fedavg_client_lr as fedavg_client_lr, fedavg_distance_bound as fedavg_distance_bound,
+    fedavg_gap_bound as fedavg_gap_bound, fedavgm_distance_bound as fedavgm_distance_bound,
+    fedavgm_parameters as fedavgm_parameters, iterate_spectrum as iterate_spectrum,
+    surrogate_constants as surrogate_constants)
+from fedjax_async.theory.fixed_points import (Found as Found, fixed_point as fixed_point,
+    fixed_point_shift as fixed_point_shift, minimiser as minimiser)
+from fedjax_async.theory.landscape import (barrier as barrier, loss_along as loss_along, loss_surface as loss_surface,
+    scores as scores)
+from fedjax_async.theory.orders import (LearningRates as LearningRates, corollary_1 as corollary_1,
+    corollary_2 as corollary_2, corollary_3 as corollary_3, corollary_4 as corollary_4, fast_lrs as fast_lrs,
+    residual_order as residual_order, slow_lrs as slow_lrs)
+from fedjax_async.theory.pushcen_rate import (PushCenBound as PushCenBound, PushCenConstants as PushCenConstants,
+    largest_lr_pushcen as largest_lr_pushcen, pushcen_bound as pushcen_bound, shares_of_masses as shares_of_masses)
+from fedjax_async.theory.rates import (Bound as Bound, Constants as Constants, asynfl_bound as asynfl_bound,
+    asynflc_bound as asynflc_bound, asynflc_ef_bound as asynflc_ef_bound, compression_factor as compression_factor,
+    constant_delays as constant_delays, largest_lr_asynfl as largest_lr_asynfl,
+    largest_lr_asynflc as largest_lr_asynflc, largest_lr_asynflc_ef as largest_lr_asynflc_ef,
+    smallest_gamma_asynflc as smallest_gamma_asynflc)
+from fedjax_async.theory.surrogate import Surrogate as Surrogate, surrogate_loss as surrogate_loss
+from fedjax_async.theory.training_field import (curl_probe as curl_probe, local_displacement as local_displacement,
+    training_curl as training_curl)
+from fedjax_async.theory.vector_fields import (Conservatism as Conservatism, CurlEstimate as CurlEstimate,
+    Field as Field, Loss as Loss, MeanCurl as MeanCurl, antisymmetric_part as antisymmetric_part,
+    antisymmetry as antisymmetry, curl as curl, displacement as displacement,
+    estimate_antisymmetry as estimate_antisymmetry, estimate_curl as estimate_curl,
+    estimate_mean_curl as estimate_mean_curl, gradient_map as gradient_map, is_k_conservative as is_k_conservative,
+    iterate as iterate)
 
-__all__ = [
-    "EXAMPLES",
-    "TABLE_2",
-    "Analysis",
-    "Bound",
-    "BufferedConstants",
-    "ClosedForm",
-    "ClosedOrbit",
-    "Conservatism",
-    "Constants",
-    "CurlEstimate",
-    "Estimates",
-    "Example",
-    "Field",
-    "Found",
-    "HeavyBall",
-    "LearningRates",
-    "Loss",
-    "ManifoldBound",
-    "ManifoldConstants",
-    "MeanCurl",
-    "Orbit",
-    "PushCenBound",
-    "PushCenConstants",
-    "Setting",
-    "Spectrum",
-    "Surrogate",
-    "affine_iterate",
-    "antisymmetric_part",
-    "antisymmetry",
-    "asynfl_bound",
-    "asynflc_bound",
-    "asynflc_ef_bound",
-    "barrier",
-    "batch_loss",
-    "client_gradients",
-    "closed_orbit",
-    "compare",
-    "compression_factor",
-    "constant_delays",
-    "corollary_1",
-    "corollary_2",
-    "corollary_3",
-    "corollary_4",
-    "curl",
-    "curl_probe",
-    "curve_probe",
-    "displacement",
-    "divergence",
-    "elementwise_iterate",
-    "estimate",
-    "estimate_antisymmetry",
-    "estimate_curl",
-    "estimate_mean_curl",
-    "fast_lrs",
-    "fedasync_bound",
-    "fedasync_factor",
-    "fedasync_gap_bound",
-    "fedavg_client_lr",
-    "fedavg_distance_bound",
-    "fedavg_gap_bound",
-    "fedavgm_distance_bound",
-    "fedavgm_parameters",
-    "fedbuff_bound",
-    "fixed_point",
-    "fixed_point_shift",
-    "glm_displacement",
-    "glm_iterate",
-    "glm_loss",
-    "gradient_map",
-    "gradient_variance",
-    "heterogeneity",
-    "is_k_conservative",
-    "iterate",
-    "iterate_spectrum",
-    "largest_lr_asynfl",
-    "largest_lr_asynflc",
-    "largest_lr_asynflc_ef",
-    "largest_lr_fedbuff",
-    "largest_lr_manifold",
-    "largest_lr_pushcen",
-    "learned_control_point",
-    "local_displacement",
-    "loss_along",
-    "loss_surface",
-    "manifold_bound",
-    "manifold_rate",
-    "mean_displacement",
-    "minimiser",
-    "orbit",
-    "pushcen_bound",
-    "quadratic_displacement",
-    "quadratic_fixed_point",
-    "quality",
-    "quality_term",
-    "residual_order",
-    "scores",
-    "server_field",
-    "server_iterates",
-    "shares_of_masses",
-    "slow_lrs",
-    "smallest_gamma_asynflc",
-    "smoothness",
-    "smoothness_between",
-    "surrogate_constants",
-    "surrogate_loss",
-    "training_curl",
-]
+lazy.set_all(__name__)

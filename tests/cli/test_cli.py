@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import METHODS, cli, registry
-from fedjax_async.cli import flags, listing
+from fedjax_async.cli import entry, flags, listing
 from fedjax_async.results import final_value, load
 from tests.cli.called import ok, refused
 from tests.results.made_up import of_settings
@@ -328,6 +328,6 @@ def test_an_output_without_unicode_shows_what_it_can(monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     name = b"caf\xc3\xa9".decode("ascii", "surrogateescape")
     action = argparse.Namespace(action=lambda arguments: print(f"1 ± 2, é, {name}"))
-    monkeypatch.setattr(cli, "parser", lambda: argparse.Namespace(parse_args=lambda argv: action))
+    monkeypatch.setattr(entry, "parser", lambda: argparse.Namespace(parse_args=lambda argv: action))
     assert cli.main([]) == 0
     assert stream.buffer.getvalue() == b"1 +- 2, \\xe9, caf\xc3\xa9\n"

@@ -7,13 +7,14 @@ tables. ``torch.py`` takes objects instead of files: :func:`from_torch`.
 
 from collections.abc import Callable
 
+from fedjax_async import lazy
 from fedjax_async.data.federated import Dataset
-from fedjax_async.data.formats.flower import flower
-from fedjax_async.data.formats.hugging_face import hugging_face
-from fedjax_async.data.formats.leaf import leaf
-from fedjax_async.data.formats.parquet import parquet
-from fedjax_async.data.formats.tff import tff
-from fedjax_async.data.formats.torch import from_torch
+from fedjax_async.data.formats.flower import flower as flower
+from fedjax_async.data.formats.hugging_face import hugging_face as hugging_face
+from fedjax_async.data.formats.leaf import leaf as leaf
+from fedjax_async.data.formats.parquet import parquet as parquet
+from fedjax_async.data.formats.tff import tff as tff
+from fedjax_async.data.formats.torch import from_torch as from_torch
 
 FORMATS: dict[str, Callable[..., Dataset]] = {
     "leaf": leaf,
@@ -23,4 +24,4 @@ FORMATS: dict[str, Callable[..., Dataset]] = {
     "flower": flower,
 }
 
-__all__ = ["FORMATS", "flower", "from_torch", "hugging_face", "leaf", "parquet", "tff"]
+lazy.set_all(__name__)
