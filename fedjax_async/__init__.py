@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedjax_async.results.runs import compare as compare
     from fedjax_async.results.simulation import resume as resume, simulate as simulate
     from fedjax_async.results.sweeps import sweep as sweep
+    from fedjax_async.spec import Spec as Spec
     from fedjax_async.types import (Arrival as Arrival, ClientAlgorithm as ClientAlgorithm, ClientData as ClientData,
         DataParts as DataParts, Evaluation as Evaluation, Facts as Facts, FederatedData as FederatedData, Info as Info,
         Message as Message, Model as Model, Probe as Probe, Request as Request, Run as Run, Schedule as Schedule,

@@ -52,8 +52,8 @@ class Spec:
         name = getattr(factory, "__name__", type(factory).__name__)
         for option in options:
             require_option(name, option, known)
-        filled = {key: parameter.default for key, parameter in known.items() if parameter.default is not _EMPTY}
-        filled |= options
+        filled = {key: options.get(key, parameter.default) for key, parameter in known.items()}
+        filled = {key: value for key, value in filled.items() if value is not _EMPTY}
         traced = tuple(key for key in filled if registry.is_traced(known[key]) and _is_leaf(filled[key]))
         self._fill(factory, args, filled, tuple(options), traced, "", False, name)
 
