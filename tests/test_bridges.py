@@ -19,8 +19,8 @@ import pytest
 from fedjax_async import models
 from fedjax_async.config.flower import Rounds, facts_of, nodes_of_a_round, strategy
 from fedjax_async.config.methods import method_of
-from fedjax_async.engine.components import rule_of
 from fedjax_async.models import read_arrays, write_arrays
+from fedjax_async.server import known
 from fedjax_async.types import Facts
 from tests import forked
 
@@ -76,7 +76,7 @@ def test_ours_ends_where_the_loop_of_pytorch_does(tmp_path):
 def rounds_of(method, size, clients=3):
     chosen = method_of(method)
     facts = Facts(clients, size == 1, 12, 4)
-    made = Rounds(rule_of(chosen.server, chosen.hyper, facts), clients, size, method)
+    made = Rounds(known(chosen.server.make(), facts), clients, size, method)
     made.begin({"w": jnp.zeros(2)})
     return made
 

@@ -381,7 +381,7 @@ def test_a_spec_may_say_that_the_control_point_keeps_its_offset():
     start, now, change, offset = (vector(seed) for seed in range(4))
     after = []
     written = method_of("asynccurve:control=none")
-    for rule in (written.server(written.hyper), asynccurve(control="none")):
+    for rule in (written.server.make(), asynccurve(control="none")):
         state, memory = rule.init(now)
         state, memory, _ = rule.receive(state, memory, arrival_of(Curve(change, offset), start))
         after.append(np.asarray(rule.params(rule.close(state, memory)[0])["w"]))

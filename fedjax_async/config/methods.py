@@ -359,7 +359,8 @@ def method(spec: str) -> Method:
             server.make()
         except ValueError as error:
             raise ValueError(f"method = {spec!r}: {error}") from error
-    local = tuple((key, value) for key, value in options.items() if key not in of_server)
+    of_client = client_options(preset.client)  # which may have options of the rule's names
+    local = tuple((key, value) for key, value in options.items() if key in of_client)
     usual = {field: getattr(preset, field) for field in ("compress", "feedback", *OF_BOTH)}
     return Method(server, timing or preset.timing, proximal, client_options=local, **usual)
 

@@ -21,6 +21,7 @@ from fedjax_async.config.methods import (
     Stays,
     check_local_fields,
     check_local_options,
+    client_options,
     parsed,
 )
 from fedjax_async.models import STATISTICS
@@ -41,7 +42,8 @@ def _peer_method(spec: str, compress: str | None) -> PeerMethod:
     of_peer = registry.options_of(preset.peer)
     made = {key: value for key, value in options.items() if key in of_peer}
     peer = Spec(preset.peer, **made).within("peer", name=name)
-    local = tuple((key, value) for key, value in options.items() if key not in of_peer)
+    of_client = client_options(preset.client)
+    local = tuple((key, value) for key, value in options.items() if key in of_client)
     shared = {**Spec(preset.client, **dict(local)).later(*LOCAL).options, **peer.options}
     usual = {field: getattr(preset, field) for field in ("topology", "compress", *OF_BOTH)}
     of_method: dict[str, Any] = {"proximal": proximal, "client_options": local, "shared": shared}

@@ -28,8 +28,7 @@ from tests.server.made_up import (
 
 def rule_of(spec):
     """The server rule of a method's spec."""
-    chosen = method(spec)
-    return chosen.server(chosen.hyper)
+    return method(spec).server.make()
 
 
 def path_of(spec, uploads):
