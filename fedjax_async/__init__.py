@@ -7,11 +7,12 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     # fmt: off
     from fedjax_async.compiled import keep_compiled as keep_compiled
-    from fedjax_async.config.methods import METHODS as METHODS, Method as Method, PeerMethod as PeerMethod
+    from fedjax_async.config.methods import METHODS as METHODS
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.fingerprints import fingerprint as fingerprint
+    from fedjax_async.method import Method as Method
     from fedjax_async.models.metrics import Metric as Metric
     from fedjax_async.results.runs import compare as compare
     from fedjax_async.results.simulation import resume as resume, simulate as simulate

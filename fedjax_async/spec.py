@@ -91,6 +91,12 @@ class Spec:
         """The same spec of a factory of any keywords, with these numbers, all of them leaves."""
         return self._with(options=numbers, given=tuple(numbers), traced=tuple(numbers))
 
+    def with_functions(self, change: Callable[[Any], Any]) -> Spec:
+        """The same spec with ``change`` applied to its factory, its arguments and its options, which may be specs."""
+        args = tuple(change(value) for value in self.args)
+        options = {option: change(value) for option, value in self.options.items()}
+        return self._with(factory=change(self.factory), args=args, options=options)
+
     def put(self, path: str, value: Any) -> Spec:
         """The same spec with one option set: ``put("mixing", 0.4)``, of a nested spec ``put("swa.start", 0.25)``."""
         option, _, rest = path.partition(".")

@@ -2,7 +2,7 @@
 
 Contracts within one subpackage are in it: ``DelayModel`` and ``Delays`` in ``clock/durations.py``, ``Timing`` in
 ``clock/timing.py``, ``Scenario`` in ``clock/scenario.py``, ``Compressor`` in ``compress/payload.py``, ``Metric`` in
-``models/metrics.py``. ``Method``, what a run needs of a method, is in ``config/methods.py``.
+``models/metrics.py``. ``Method``, a rule with its timing and its clients, is in ``method.py``.
 
 Letters in shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters,
 M training examples, T test examples. Times are virtual seconds. No JAX here: the clock, pure NumPy, imports this file.
@@ -26,6 +26,7 @@ Params = Any  # a pytree of arrays with D scalars in total
 State = Any  # a pytree that only its algorithm interprets; () if it has no state
 Key = Any  # a JAX random key
 Path = tuple[str, ...]  # the path of a leaf in a pytree, such as ("head", "kernel")
+Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node
 Traced = Annotated[Any, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
@@ -243,6 +244,43 @@ class ClientAlgorithm(NamedTuple):
     unsent: Callable[[State, State], State] | None = None
     own: Callable[[Message, State], Params] | None = None
     gradients: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+
+
+class Event(NamedTuple):
+    """What a node knows of its compute event when it mixes and when it sends."""
+
+    key: Key  # of the job, the same as the client's ``begin`` gets
+    mass: Any  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
+
+
+class PeerAlgorithm(NamedTuple):
+    """What ONE node does at a compute event: mix its inbox, train, push. Only the engine stacks nodes.
+
+    A *row* is all that a node keeps between events, beside the state of its local training. A compute event is
+
+    1. ``inbox = open(row)``; then ``inbox = add(inbox, row, message, weight)`` for each message of the inbox; then
+       ``row = wake(row, inbox, event)``. The weights are planned by the clock (``PeerSchedule.weight``): the row's
+       model becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: the node's own
+       model stands in its place.
+    2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
+    3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
+       of leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
+       finite. ``columns``: scalars to record about the event, by name.
+
+    ``init(params) -> row``: at the beginning of the run, also for a node that joins late.
+    ``params(row) -> params``: the node's model, which is evaluated.
+    ``wire(message) -> bytes`` of one message on the network, from its shapes; ``None``: the bytes of its arrays.
+    """
+
+    init: Callable[[Params], State]
+    open: Callable[[State], State]
+    add: Callable[[State, State, Any, Array], State]
+    wake: Callable[[State, State, Event], State]
+    start: Callable[[State], Message]
+    push: Callable[[State, Any, Event], tuple[State, Any, Mapping[str, Array]]]
+    params: Callable[[State], Params]
+    fragments: int = 1  # F
+    wire: Callable[[Any], int] | None = None
 
 
 class DataParts(NamedTuple):

@@ -76,7 +76,7 @@ def test_ours_ends_where_the_loop_of_pytorch_does(tmp_path):
 def rounds_of(method, size, clients=3):
     chosen = method_of(method)
     facts = Facts(clients, size == 1, 12, 4)
-    made = Rounds(known(chosen.server.make(), facts), clients, size, method)
+    made = Rounds(known(chosen.rule.make(), facts), clients, size, method)
     made.begin({"w": jnp.zeros(2)})
     return made
 

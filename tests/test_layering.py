@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled",
-        "inputs", "identity", "spec"}  # fmt: skip
+        "inputs", "identity", "spec", "method"}  # fmt: skip
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -35,6 +35,7 @@ ALLOWED = {
     "disk": set(),
     "__version__": set(),  # of the package itself
     "spec": {"check", "registry"},
+    "method": {"spec", "types"},
     "tree": {"spec", "types"},
     "hashing": {"types"},
     "registry": {"check"},

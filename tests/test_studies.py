@@ -16,7 +16,7 @@ import pytest
 
 from fedjax_async import registry
 from fedjax_async.clock import TIMINGS
-from fedjax_async.config.methods import METHODS, is_decentralised, method_of
+from fedjax_async.config.methods import METHODS, method_of
 from fedjax_async.data import load
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
@@ -381,7 +381,7 @@ def test_a_spec_may_say_that_the_control_point_keeps_its_offset():
     start, now, change, offset = (vector(seed) for seed in range(4))
     after = []
     written = method_of("asynccurve:control=none")
-    for rule in (written.server.make(), asynccurve(control="none")):
+    for rule in (written.rule.make(), asynccurve(control="none")):
         state, memory = rule.init(now)
         state, memory, _ = rule.receive(state, memory, arrival_of(Curve(change, offset), start))
         after.append(np.asarray(rule.params(rule.close(state, memory)[0])["w"]))
@@ -408,7 +408,7 @@ def meaning(spec):
 
 
 def test_every_method_with_a_server_has_a_grid_whose_first_values_are_its_default(defaults):
-    assert list(defaults.GRIDS) == [name for name, usual in METHODS.items() if not is_decentralised(usual)]
+    assert list(defaults.GRIDS) == [name for name, usual in METHODS.items() if usual.has_server]
     for scale, grids in (("laptop", defaults.GRIDS), ("smoke", defaults.SMALLEST)):
         for method, grid in grids.items():
             first = defaults.spec(method, {name: values[0] for name, values in grid.items()})

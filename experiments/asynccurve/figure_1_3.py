@@ -22,7 +22,7 @@ import numpy as np
 import phases
 from study import options, report, shared
 
-from fedjax_async import Method, Settings, named, results, simulate
+from fedjax_async import Method, Settings, Spec, named, results, simulate
 from fedjax_async.config import prepare
 from fedjax_async.data import Dataset, formats, load
 from fedjax_async.data.federated import check_dataset
@@ -61,10 +61,10 @@ def methods(control_epochs: int) -> dict[str, Method]:
     """The methods of the two runs; each rule also keeps the states of all corrections."""
     still: dict[str, Any] = {"lowest": 1.0, "correction": "asgd", "swa": 1.0, "warm": "off"}
     curve = asynccurve(server_lr=POSITION, **still)
-    client = (("order", "after"), ("control_epochs", control_epochs), ("warm", "off"))
+    client = Spec(curve_training, order="after", control_epochs=control_epochs, warm="off")
     return {
         "fedasync": Method(corrections.observed(fedasync(mixing=POSITION, staleness="constant"))),
-        "asynccurve": Method(corrections.observed(curve), client=curve_training, client_options=client),
+        "asynccurve": Method(corrections.observed(curve), client=client),
     }
 
 
@@ -103,7 +103,7 @@ def run_of(task: str, name: str, given: argparse.Namespace) -> Run:
         setting = {**SETTING, **parts, **budget, "model": scale["model"]}
         components = prepare(Settings(**setting)).components
         examples = examples_of(components.data, scale["measured"])
-        measured = corrections.probe(method.server, components.model, examples, POSITION)
+        measured = corrections.probe(method.rule, components.model, examples, POSITION)
         simulate(**setting, out=folder, plots=False, checkpoint=200, probes={"corrections": Probe(measured, EVERY)})
     return results.load(folder)
 

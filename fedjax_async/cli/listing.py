@@ -96,9 +96,9 @@ def _documented(entry: Any) -> list[Callable[..., Any]]:
     made: list[Any] = [entry]
     clocks: list[Any] = []
     if not callable(entry):
-        from fedjax_async.config.methods import rule_factory  # noqa: PLC0415 (needs JAX)
+        from fedjax_async.method import factory_of  # noqa: PLC0415 (needs JAX)
 
-        made = [rule_factory(entry), entry.client]
+        made = [factory_of(entry.rule), factory_of(entry.client)]
         specs = {kind: getattr(entry, field, None) for field, kind in CLOCKS.items()}
         clocks = [entries(kind)[spec.partition(":")[0]] for kind, spec in specs.items() if spec is not None]
     groups = [group for factory in made for group in getattr(factory, "groups", {}).values()]

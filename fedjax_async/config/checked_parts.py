@@ -59,7 +59,7 @@ def sent(
     facts, numbers = Facts(len(data.size)), numbers_of(server)
     contract = ""
     if is_own(s, "method", "client"):
-        contract = f"a function of hyper ({', '.join(numbers) or 'empty'}) -> ServerAlgorithm"
+        contract = "a factory of a ServerAlgorithm"
         _fits_server(template(server), numbers, contract)
     else:
         rule_of(template(server), numbers, facts)
@@ -70,7 +70,7 @@ def sent(
 
 def sent_by_nodes(peer: Peer, client: Client, hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
     """Shapes of one message of a node; ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong."""
-    returned("method.peer", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
+    returned("method.rule", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
     return _shapes(_event(peer, client), hyper, params, data)
 
 
@@ -98,8 +98,8 @@ def _job(server: Server, client: Client, facts: Facts, contract: str) -> Callabl
 @lru_cache(maxsize=64)
 def _event(peer: Peer, client: Client) -> Callable[..., Any]:
     def event(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
-        node = returned("method.peer", _FAMILY, bound, peer, hyper)
-        fits(isinstance(node, PeerAlgorithm), "method.peer", node, "a PeerAlgorithm")
+        node = returned("method.rule", _FAMILY, bound, peer, hyper)
+        fits(isinstance(node, PeerAlgorithm), "method.rule", node, "a PeerAlgorithm")
         return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)
 
     return event
@@ -109,8 +109,8 @@ def _event(peer: Peer, client: Client) -> Callable[..., Any]:
 
 
 def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm:
-    made = returned("method.server", contract, bound, server, hyper)
-    fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
+    made = returned("method.rule", contract, bound, server, hyper)
+    fits(isinstance(made, ServerAlgorithm), "method.rule", made, "a ServerAlgorithm")
     return made  # type: ignore[no-any-return]
 
 
@@ -233,7 +233,7 @@ def _try_optional(client: ClientAlgorithm, message: Message, state: Any, after: 
 
 # --- a node without a server ----------------------------------------------------------------------------
 
-_FAMILY = "a PeerAlgorithm, or a function of hyper that returns one"
+_FAMILY = "a factory of a PeerAlgorithm"
 
 
 def checked_node(node: PeerAlgorithm, params: Params) -> PeerAlgorithm:

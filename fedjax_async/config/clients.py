@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,10 @@ import optax
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import concerns, own
+from fedjax_async.config.method_checks import THROUGH, ignored_by
 from fedjax_async.config.methods import (
-    THROUGH,
-    Method,
-    PeerMethod,
-    client_of_method,
-    ignored_by,
+    client_spec,
+    filled,
     local_options,
     registered_client,
     with_client,
@@ -37,6 +35,8 @@ from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.local.feedback import grouping
+from fedjax_async.method import Method, factory_of
+from fedjax_async.server import fedavg
 from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path, Traced
 
@@ -45,37 +45,37 @@ Private = Callable[[Path], bool] | None
 # --- local training ---------------------------------------------------------------------------------
 
 
-def client_of(model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod) -> ClientAlgorithm | Spec:
+def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> ClientAlgorithm | Spec:
     """Local training by the object or factory of the settings, or else the method's."""
     given = own.thing_of("client", s.client)
     if given is not None and not callable(given):
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
-        filled = ignored_by(())  # have the method's values if they are not given: checked in the line above
+        left = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
-        concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
+        concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in left})
         return cast(ClientAlgorithm, own.lasting(given))
     if given is not None:
         used = with_factory(chosen, given)
     else:
         used = chosen if s.client is None else with_client(chosen, s.client)
-    _check_ignored(s, used, takes=registry.options_of(used.client))
+    _check_ignored(s, used, takes=registry.options_of(factory_of(used.client)))
     return training_of(model, s, batch_size, used)
 
 
-def factory_of(s: Settings, usual: TrainingDefaults) -> Callable[..., Any] | None:
+def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
     """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
     given = own.thing_of("client", s.client)
     if given is not None:
         return given if callable(given) else None
     if s.client is None:
-        return usual.client
+        return factory_of(usual.client)  # type: ignore[no-any-return]
     return registered_client(s.client)[0]
 
 
 _BRINGS = "the client algorithm (client) does not take it"
 
 
-def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[str]) -> None:
+def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for settings that local training with the options ``takes`` would ignore."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": DEFAULTS["decay"]}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
@@ -88,28 +88,28 @@ def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[s
         raise ValueError(f"method = {str(s.method)!r}: must leave out the option {options[0]}: {_BRINGS}")
 
 
-def training_of(model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod) -> Spec:
+def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Spec:
     """Local training that settings and method ask for."""
-    filled = with_optimizer(s, chosen)
-    spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
+    known = with_optimizer(s, chosen)
+    spec, lr = str(known.optimizer), float(known.lr or 0.0)
     made = registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
     check.kind(f"optimizer {spec}: what its factory returned", made, optax.GradientTransformation, allowed)
     name, options = registry.parse_spec("optimizer", spec)
     optimizer = Spec(registry.find("optimizer", OPTIMIZERS, name), **options).within("optimizer").later()
-    per_example = per_example_of(s, registry.options_of(chosen.client))
+    per_example = per_example_of(s, registry.options_of(factory_of(chosen.client)))
     plain = name == "sgd" and not optimizer.traced and optimizer.options.get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     scale = registry.bind("decay", DECAYS, s.decay)()
     allowed = "a function of the version, a WithinJob, or None"
-    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
-    check.require(known, f"decay {s.decay}: what its factory returned", scale, allowed)
+    fits = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(fits, f"decay {s.decay}: what its factory returned", scale, allowed)
     return Spec(
         _trained,
         model,
-        client_of_method(chosen),
+        client_spec(chosen),
         optimizer,
         lr=lr,
         proximal=float(chosen.proximal),
@@ -145,7 +145,7 @@ def _per_example(**numbers: Any) -> DPSGDOptions:
 
 def plain_training(model: Model, s: Settings, batch_size: int) -> Spec:
     """Local training of all leaves, also private ones, with the optimiser and rate of the settings."""
-    usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
+    usual = filled(Method(fedavg))
     alone = dataclasses.replace(s, privacy=None)  # nothing is sent
     return training_of(_without_private(model), alone, batch_size, usual)
 
@@ -171,30 +171,7 @@ def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *,
 # --- compression of uploads ---------------------------------------------------------------------------
 
 
-class TrainingDefaults(Protocol):
-    """A method's defaults for settings of local training: a preset or a method object."""
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def client(self) -> Callable[..., Any]: ...
-
-
-class Usual(TrainingDefaults, Protocol):
-    """The same for a method with a server, with the compression of uploads."""
-
-    @property
-    def compress(self) -> str | None: ...
-
-    @property
-    def feedback(self) -> str | None: ...
-
-
-def with_optimizer(settings: Settings, usual: TrainingDefaults) -> Settings:
+def with_optimizer(settings: Settings, usual: Method) -> Settings:
     """Fill in the method's optimiser and learning rate where the settings leave them open."""
     return dataclasses.replace(
         settings,
@@ -203,7 +180,7 @@ def with_optimizer(settings: Settings, usual: TrainingDefaults) -> Settings:
     )
 
 
-def with_uploads(settings: Settings, usual: Usual) -> Settings:
+def with_uploads(settings: Settings, usual: Method) -> Settings:
     """Fill in the method's compression where the settings leave it open.
 
     Raises ``ValueError`` for options of compression in a run without compression.

@@ -1,17 +1,14 @@
-"""Specs made of specs: a rule with server parts, and algorithms that are functions of their numbers."""
+"""A rule with server parts, as a spec made of specs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from fedjax_async import check, registry
 from fedjax_async.server import PARTS, Part, with_parts
 from fedjax_async.spec import Spec
 from fedjax_async.types import ServerAlgorithm
-
-CLIENT = "client."  # how numbers of local training begin in ``hyper``
 
 
 def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:
@@ -27,13 +24,3 @@ def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:
 
 def _with_parts(rule: functools.partial[ServerAlgorithm], *parts: Part, names: tuple[str, ...]) -> ServerAlgorithm:
     return with_parts(rule.func, dict(zip(names, parts, strict=True)))(**rule.keywords)
-
-
-def of_numbers(function: Callable[[Any], Any], hyper: Any) -> Spec:
-    """The spec of a function of ``hyper``, name -> number, without the numbers of local training."""
-    numbers = {name: value for name, value in hyper.items() if not name.startswith(CLIENT)}
-    return Spec(_called, function).with_numbers(**numbers)
-
-
-def _called(function: Callable[[Any], Any], **numbers: Any) -> Any:
-    return function(numbers)

@@ -59,12 +59,13 @@ def _rule(method: str) -> tuple[str, dict[str, Any]]:
 
 def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     """The present values of defaults that have changed and that these two settings leave to the method."""
+    from fedjax_async.method import factory_of  # noqa: PLC0415 (imports Spec)
     from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
 
     if not isinstance(method, str) or isinstance(method, own.Named) or (name := _rule(method)[0]) not in CHANGED:
         return {}
     fixed = {*_rule(method)[1], *([TIMING] if "@" in method or timing is not None else [])}
-    present = {option: p.default for option, p in options_of(METHODS[name].server).items()}
+    present = {option: p.default for option, p in options_of(factory_of(METHODS[name].rule)).items()}
     present[TIMING] = METHODS[name].timing
     return {option: present[option] for option in CHANGED[name] if option not in fixed}
 

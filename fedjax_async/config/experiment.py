@@ -22,8 +22,8 @@ from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import brings_timing, method_of, server_of
-from fedjax_async.config.peer_methods import exchange_of, peer_method_of
+from fedjax_async.config.methods import brings_timing, method_of, rule_spec
+from fedjax_async.config.peer_methods import exchange_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
 from fedjax_async.config.policy_steps import (
     PlannedSteps,
@@ -226,7 +226,7 @@ def resolve(settings: Settings) -> Resolved:
     chosen = method_of(s.method)
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
-    trainer, server = client_of(model, s, batch_size, chosen), server_of(chosen)
+    trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
     message, upload = sent(s, server, trainer, shapes, data)
     trainer = with_ditto(compressing(trainer, s, model.private, upload), model, s, batch_size)
@@ -243,7 +243,7 @@ def resolve(settings: Settings) -> Resolved:
 def check_method(s: Settings) -> None:
     """``ValueError`` for a method, timing or exchange that does not exist."""
     if without_server(s):
-        exchange_of(peer_method_of(s.method, s.compress), s.exchange)
+        exchange_of(method_of(s.method), s.exchange)
     else:
         timing_of(s)
 
@@ -256,7 +256,7 @@ def timing_of(s: Settings) -> Timing:
     if given is not None:
         return contracts.checked_timing(given)
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
-    timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
+    timing: Timing = registry.bind("timing", TIMINGS, str(s.timing or usual))()
     return timing
 
 

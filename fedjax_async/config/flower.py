@@ -16,8 +16,9 @@ import numpy as np
 
 from fedjax_async import check, lazy, registry, tree
 from fedjax_async.clock import TIMINGS
-from fedjax_async.config.methods import Method, local_options, method_of, server_of
+from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
+from fedjax_async.method import Method, factory_of
 from fedjax_async.server import closed, known
 from fedjax_async.spec import made
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
@@ -54,16 +55,16 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     size = _closes_after(method, chosen)
     FedAvg = lazy.optional("flwr.serverapp.strategy", "strategies of Flower", "flwr[simulation]").FedAvg
     facts = facts_of(clients, rounds, size, nodes_of_a_round(clients, FedAvg, options))
-    rule = Rounds(known(made(server_of(chosen)), facts), clients, size, method)
+    rule = Rounds(known(made(rule_spec(chosen)), facts), clients, size, method)
     return _strategy(rule, float(chosen.proximal), options)
 
 
 def _closes_after(method: str, chosen: Method) -> int | None:
     """Replies per server step; None: all of a round. ``ValueError`` for a method that Flower's rounds cannot run."""
-    plain = chosen.client is local_training and not local_options(method) and chosen.compress is None
+    plain = factory_of(chosen.client) is local_training and not local_options(method) and chosen.compress is None
     check.require(plain, "method", method, "one whose clients train by themselves and upload the whole model")
-    name, given = registry.parse_spec("timing", chosen.timing)
-    registry.bind("timing", TIMINGS, chosen.timing)()  # checks names and ranges
+    name, given = registry.parse_spec("timing", str(chosen.timing))
+    registry.bind("timing", TIMINGS, str(chosen.timing))()  # checks names and ranges
     usual = registry.options_of(TIMINGS["buffer"])["size"].default
     closing = {"every": 1, "buffer": given.get("size", usual), "cohort": None}
     check.one_of("timing of the method", name, closing)

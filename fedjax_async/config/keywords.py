@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from fedjax_async.clock.faults import FaultModel
     from fedjax_async.clock.network import NetworkModel
     from fedjax_async.compress import Compressor
-    from fedjax_async.config.methods import Method, PeerMethod
     from fedjax_async.data import Dataset, Federation
     from fedjax_async.data.augment import Augment
     from fedjax_async.data.partition import Partitioner
+    from fedjax_async.method import Method
     from fedjax_async.models.metrics import Metric
+    from fedjax_async.spec import Spec
     from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 Called = TypeVar("Called", bound=Callable[..., Any])
@@ -99,7 +100,7 @@ class OfAnyRun(TypedDict, total=False):
 class OfSweeps(OfAnyRun, total=False):
     """The settings that ``sweep`` takes as keywords."""
 
-    method: str | Method | PeerMethod
+    method: str | Method | Spec
 
 
 class OfComparisons(OfAnyRun, total=False):
@@ -115,7 +116,7 @@ class OfComparisons(OfAnyRun, total=False):
 class OfRuns(OfComparisons, total=False):
     """The settings that ``simulate`` takes as keywords."""
 
-    method: str | Method | PeerMethod
+    method: str | Method | Spec
 
 
 def signed(keywords: type) -> Callable[[Called], Called]:

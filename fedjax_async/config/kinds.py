@@ -14,10 +14,11 @@ from fedjax_async.clock import Topology
 from fedjax_async.clock.topologies import is_graphs
 from fedjax_async.compress import Compressor
 from fedjax_async.config import own
-from fedjax_async.config.methods import Method, PeerMethod
 from fedjax_async.data import Dataset, Federation
+from fedjax_async.method import Method
 from fedjax_async.models import is_module
 from fedjax_async.peers import PeerAlgorithm
+from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, ServerAlgorithm
 
 
@@ -32,7 +33,7 @@ def _is_function(thing: Any) -> bool:
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
-    "method": lambda thing: isinstance(thing, (Method, PeerMethod)),
+    "method": lambda thing: isinstance(thing, (Method, Spec)),
     "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_function(thing),
     "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),
     "model": lambda thing: isinstance(thing, Model) or is_module(thing),
@@ -42,7 +43,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "metrics": lambda thing: isinstance(thing, Mapping),  # ``config.measures`` checks the metrics in it
 }  # all others are functions
 _TAKES = {
-    "method": "a name or a Method",
+    "method": "a name or a Method, or the Spec of a rule",
     "model": "a name, a Model, or a flax.linen or flax.nnx module",
     "initial": f"a text, or {own.KINDS['initial']}",
     "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory",
@@ -69,9 +70,9 @@ def _advice(field: str, thing: Any) -> str:
     if field in ("method", "") and isinstance(thing, ServerAlgorithm):
         return "; wrap the rule: Method(rule, timing='every')"
     if field in ("method", "") and isinstance(thing, PeerAlgorithm):
-        return "; wrap the algorithm: PeerMethod(algorithm)"
+        return "; wrap the algorithm: Method(algorithm)"
     if field == "method" and callable(thing):
-        return "; call the factory: Method(f())"
+        return "; wrap the factory: Method(f), or Spec(f, option=...)"
     if field == "model" and isinstance(thing, type):
         return f"; make one: {thing.__name__}(...)"
     if field in ("model", "") and _is_torch(thing):

@@ -45,7 +45,7 @@ def _elsewhere(spec: str, usual: Any, option: str, value: str) -> Place | None:
         if _takes(own.known_parts(), part, option):
             there = "+".join([rule, *parts[:place], _with(part, option, value), *parts[place + 1 :]])
             return Place(f"the part {part.partition(':')[0]}", "method", [there + at + own_clock])
-    kind, clocks = ("timing", TIMINGS) if hasattr(usual, "timing") else ("exchange", EXCHANGES)
+    kind, clocks = ("timing", TIMINGS) if usual.has_server else ("exchange", EXCHANGES)
     known: Factories = registry.entries(kind, clocks)
     clock, whole = own_clock or getattr(usual, kind), "+".join([rule, *parts])
     if _takes(known, clock, option):
@@ -60,7 +60,7 @@ def _elsewhere(spec: str, usual: Any, option: str, value: str) -> Place | None:
         return Place(f"the {kind} {' or '.join(others)}", "method", examples)
     for setting, factories in SETTINGS.items():
         others = _takers(registry.entries(setting, factories), option)[:MOST]
-        if others and hasattr(usual, setting):
+        if others and not (setting == "topology" and usual.has_server):
             return Place(f"the setting {setting}", setting, [f"{each}:{option}={value}" for each in others])
     return None
 

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, registry
+from fedjax_async.spec import Spec
 
 # Settings that may hold an object, with what it may be.
 KINDS = {
-    "method": "a Method or a PeerMethod",
+    "method": "a Method, or the Spec of a rule",
     "timing": "a timing, timing(scenario) -> Schedule",
     "policy": "a policy model, model(prior) -> clock.Policy",
     "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
@@ -134,6 +135,8 @@ def as_setting(field: str, value: Any) -> Named:
         from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
 
         value = topologies.of_graphs(value)
+    if field == "method" and isinstance(value, Spec):
+        return Named(str(value), value, fingerprint(value))
     plain = isinstance(value, PLAIN) and not (field == "initial" and is_params(value))
     check.require(not plain, field, value, f"a text, or {KINDS[field]}")
     require_kind(field, value)
@@ -181,6 +184,24 @@ def thing_of(field: str, value: Any) -> Any:
             "registers it (--plugin FILE.py)"
         )
     return value.thing
+
+
+def spec_in(value: Any) -> Spec | None:
+    """The spec of the rule that a method object has, whose options may be set and swept; else None."""
+    thing = value.thing if isinstance(value, Named) else None
+    thing = getattr(thing, "rule", thing)
+    return thing if isinstance(thing, Spec) else None
+
+
+def with_option(value: Named, option: str, new: Any) -> Named:
+    """A method object with one option of its rule's spec set; it keeps a name that the user gave it."""
+    rule: Any = spec_in(value)
+    changed = rule.put(option, new)
+    thing = changed if value.thing is rule else value.thing._replace(rule=changed)
+    text = str(changed) if str(value) == str(rule) else str(value)
+    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+
+    return Named(text, thing, fingerprint(thing), value.given)
 
 
 def object_or_spec(field: str, value: Any) -> Any:
@@ -291,9 +312,13 @@ def lasting(thing: Any) -> Any:
     do different things, and a function changes when a variable that it reads changes. Such functions are replaced by
     wrappers that equal only themselves; everything else is returned unchanged.
     """
+    if isinstance(thing, Spec):
+        return thing.with_functions(lasting)
     if isinstance(thing, tuple) and hasattr(thing, "_replace"):
         fields = zip(thing._fields, thing)  # type: ignore[attr-defined]
-        changed = {name: lasting(value) for name, value in fields if callable(value) or isinstance(value, tuple)}
+        changed = {
+            name: lasting(value) for name, value in fields if callable(value) or isinstance(value, (tuple, Spec))
+        }
         return thing._replace(**changed)
     return _lasting_function(thing) if callable(thing) else thing
 

@@ -13,11 +13,11 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
-from fedjax_async.config import words
+from fedjax_async.config import own, words
 from fedjax_async.config.allowed import EXAMPLES
 from fedjax_async.config.earlier import meaning_of
-from fedjax_async.config.methods import is_decentralised, method_options, preset_of
-from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting
+from fedjax_async.config.methods import method_options, usual_of
+from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting, spec_in
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
 
@@ -79,8 +79,8 @@ def _spec(fields: Fields, field: str) -> str | None:
         return rule
     if field not in OF_METHODS:
         return fields[field] or USUAL.get(field)
-    usual = preset_of(fields["method"])
-    kind = "exchange" if is_decentralised(usual) else "timing"
+    usual = usual_of(fields["method"])
+    kind = "timing" if usual.has_server else "exchange"
     # in this order: the method's own "@timing", the run's timing, the method's default
     given = own_one if field == kind else ""
     spec: str | None = given or fields[field] or getattr(usual, field, None)
@@ -92,7 +92,7 @@ def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
     rule, at, own_one = _parts(fields["method"])
     changes = {"method": {"method": spec + at + own_one}}
     if at:
-        kind = "exchange" if is_decentralised(preset_of(fields["method"])) else "timing"
+        kind = "timing" if usual_of(fields["method"]).has_server else "exchange"
         changes[kind] = {"method": f"{rule}@{spec}"}
     return {**fields, **changes.get(field, {field: spec})}
 
@@ -121,8 +121,9 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     if where.field == "method" and name in known_parts():
         paths = f"given for a method with this part, {first}+{name}"
     check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
-    allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
-    check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)
+    allowed = f"left out: {name} is an object and has no options (give the Spec of a factory, or register one)"
+    fits = not isinstance(models[name], Named) or spec_in(models[name]) is not None
+    check.require(fits, "setting", ".".join(filter(None, where)), allowed)
     return models, name
 
 
@@ -234,7 +235,8 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
         if not where.option:
             continue
         models, name = _chosen(new, where)
-        known = _options(where.field, name)
+        rule = spec_in(models[name])
+        known = _options(where.field, name) if rule is None else registry.options_of(rule.factory)
         if where.option not in known:
             near = [f"{field}.{where.option}" for field in OF_METHODS if where.option in _options_of(new, field)]
             near = near if where.field == "method" else []
@@ -243,6 +245,9 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
+        if rule is not None:
+            new = {**new, where.field: own.with_option(fields[where.field], where.option, value)}
+            continue
         models[name] = with_option(models[name], where.option, value)
         new = _with_spec(new, where.field, _joint(where.field).join(models.values()))
     return new
@@ -265,6 +270,8 @@ def value_of(settings: Settings, path: str) -> Any:
         return getattr(settings, where.field)
     models = _models(fields_of(settings), where.field)
     spec = models.get(where.name) if where.name else next(iter(models.values()), None)
+    if (rule := spec_in(spec)) is not None:
+        return rule.options.get(where.option)
     return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
 
 

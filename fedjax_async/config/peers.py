@@ -24,8 +24,8 @@ from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_e
 from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
-from fedjax_async.config.methods import PeerMethod
-from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_of, stays_of
+from fedjax_async.config.methods import client_spec, method_of
+from fedjax_async.config.peer_methods import exchange_of, peer_of, stays_of
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
@@ -37,6 +37,7 @@ from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
+from fedjax_async.method import Method
 from fedjax_async.types import FederatedData, Key, Model, Params, Run
 
 PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
@@ -130,7 +131,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     """Turn every name into an object, and count the bytes of a message."""
     s = checked(settings)
     delay, data = delay_of(s), data_of(s)
-    chosen = peer_method_of(s.method, s.compress)
+    chosen = method_of(s.method)
     exchange = exchange_of(chosen, s.exchange)
     allowed = "at least 2: a single node has no receiver (method = 'independent' trains without messages)"
     check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
@@ -150,9 +151,9 @@ def _without_private(model: Model) -> Model:
     return model if model.private is None else model._replace(private=None)
 
 
-def _whole_batches(chosen: PeerMethod) -> bool:
+def _whole_batches(chosen: Method) -> bool:
     """Whether local training leaves out the last partial batch of an epoch, as the released code does."""
-    options = dict(chosen.client_options)
+    options = client_spec(chosen).options
     shuffle = options.get("shuffle")
     return shuffle is False or (shuffle is None and options.get("reference") == "released")
 

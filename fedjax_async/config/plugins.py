@@ -20,15 +20,15 @@ from fedjax_async import check, inputs, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
-from fedjax_async.config.methods import METHODS, Method, PeerMethod, check_factory, check_fields, client_options
+from fedjax_async.config.method_checks import NODES, check_factory, check_fields, client_options
+from fedjax_async.config.methods import METHODS, filled
 from fedjax_async.config.own import JOINED, shown
-from fedjax_async.config.peer_methods import check_exchange
 from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
+from fedjax_async.method import Method, factory_of
 from fedjax_async.models import METRICS, MODELS
-from fedjax_async.peers import PeerPreset
-from fedjax_async.server import ATTACKS, PARTS, PRIVACY, Preset
+from fedjax_async.server import ATTACKS, PARTS, PRIVACY
 from fedjax_async.types import ServerAlgorithm
 
 AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
@@ -84,7 +84,7 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
       replace: allow other code under a registered name, as a notebook needs; otherwise that is an error.
       preset: for a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,
         ``plain_sgd``, ``optimizer`` and ``lr``, as in ``Method``; without a server ``exchange`` and ``topology``
-        instead of ``timing`` and ``feedback``, as in ``PeerMethod``.
+        instead of ``timing`` and ``feedback``.
 
     Raises: ``ValueError`` for a name of the package, for a name registered with other code, and for a factory that has
     no fingerprint.
@@ -106,7 +106,7 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     check.require(name not in builtin, f"name of a {kind}", name, "another name: the package has this one")
     check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")
     for option in preset:
-        registry.find("preset", dict.fromkeys([*_OF_SERVER, *_OF_PEERS]), option)
+        registry.find("preset", dict.fromkeys(_PRESET), option)
     if kind == "method":
         _check_preset(preset)
     if kind == "metrics":
@@ -124,34 +124,33 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     return decorate
 
 
-_OF_SERVER = [field for field in Preset._fields if field not in ("server", "about")]
-_OF_PEERS = [field for field in PeerPreset._fields if field not in ("peer", "about")]
-_USUAL = {field: PeerMethod._field_defaults[field] for field in ("exchange", "topology", "optimizer", "lr")}
-NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
+_PRESET = [field for field in Method._fields if field not in ("rule", "about")]
 
 
 def _check_preset(preset: Mapping[str, Any]) -> None:
     """``ValueError`` for a value of a method's preset that is out of range, before its factory is known."""
-    of_server = {field: value for field, value in preset.items() if field in _OF_SERVER}
-    given = Preset(ServerAlgorithm, about="", **({"timing": "every"} | of_server))
+    nodes = {"exchange", "topology"} & preset.keys()
+    given = filled(Method(_of_nodes if nodes else ServerAlgorithm, **preset))
     check_fields(given, "preset")
-    check_factory("preset.client", given.client, client_options(given.client))
-    check_exchange("preset", **{field: preset.get(field, _USUAL[field]) for field in ("exchange", "topology")})
+    check_factory("preset.client", factory_of(given.client), client_options(given.client))
 
 
-def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Preset | PeerPreset:
-    """The preset of a factory: without a server if the factory takes ``stays``, else with one."""
-    nodes, about = _positional(factory), registry.summary(factory)
+def _of_nodes(stays: Any) -> Any:
+    """A factory of nodes, to check what is given beside one."""
+    return stays
+
+
+def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Method:
+    """The method of a factory: without a server if the factory takes ``stays``, else with one."""
+    nodes = _positional(factory)
     kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
-    for field, value in preset.items():
-        fits = field in (_OF_PEERS if nodes else _OF_SERVER)
-        check.require(fits, f"preset.{field}", value, f"left out of a method {kind}")
-    if not nodes:
-        return Preset(factory, about=about, **{"timing": "every", **preset})
+    for field in ("timing", "feedback") if nodes else ("exchange", "topology"):
+        check.require(field not in preset, f"preset.{field}", preset.get(field), f"left out of a method {kind}")
     takes = len(nodes) == len(NODES)
     allowed = "a compressor such as 'topk:ratio=0.1', which the factory takes" if takes else "left out: it takes none"
-    check.require(takes == (preset.get("compress") is not None), "preset.compress", preset.get("compress"), allowed)
-    return PeerPreset(factory, about=about, **{**_USUAL, **preset})
+    fits = not nodes or takes == (preset.get("compress") is not None)
+    check.require(fits, "preset.compress", preset.get("compress"), allowed)
+    return filled(Method(factory, about=registry.summary(factory), **preset))
 
 
 def _positional(factory: Callable[..., Any]) -> list[str]:

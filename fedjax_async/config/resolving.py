@@ -17,17 +17,10 @@ from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.allowed import moments
 from fedjax_async.config.cautions import caution
-from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
+from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
 from fedjax_async.config.inputs import with_files
-from fedjax_async.config.methods import (
-    PeerMethod,
-    PeerPreset,
-    brings_timing,
-    ignored_by,
-    is_decentralised,
-    owner_of,
-    preset_of,
-)
+from fedjax_async.config.method_checks import ignored_by
+from fedjax_async.config.methods import brings_timing, owner_of, usual_of
 from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
@@ -35,6 +28,7 @@ from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_backend, require_fits
 from fedjax_async.engine.evaluation import Every
+from fedjax_async.method import Method
 from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
@@ -46,7 +40,7 @@ TEST_FRACTION = 0.2  # of each node's examples, without a server
 
 def without_server(settings: Settings) -> bool:
     """Whether the method of the settings is decentralised."""
-    return is_decentralised(preset_of(settings.method))
+    return not usual_of(settings.method).has_server
 
 
 def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
@@ -122,15 +116,13 @@ def resolved(settings: Settings) -> Settings:
 
 
 def _resolved(settings: Settings) -> Settings:
-    usual, settings = preset_of(settings.method), with_evaluations(settings)
-    concerns.refuse("nodes" if is_decentralised(usual) else "server", given_in(settings), method=str(settings.method))
+    usual, settings = usual_of(settings.method), with_evaluations(settings)
+    concerns.refuse("server" if usual.has_server else "nodes", given_in(settings), method=str(settings.method))
     if settings.policy is not None:
         concerns.refuse("adaptive", given_in(settings))
-    if isinstance(usual, (PeerPreset, PeerMethod)):
-        filled = _with_peers(with_owners(settings), usual)
-    else:
-        filled = with_uploads(with_owners(settings), usual)
-    factory = factory_of(settings, usual)
+    fill = with_uploads if usual.has_server else _with_peers
+    filled = fill(with_owners(settings), usual)
+    factory = client_factory(settings, usual)
     if factory is None or settings.fine_tune is not None or settings.ditto is not None:
         return with_optimizer(filled, usual)
     given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
@@ -152,7 +144,7 @@ def with_evaluations(s: Settings) -> Settings:
     return dataclasses.replace(s, eval_steps=-(-int(s.server_steps or 0) // 50))
 
 
-def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
+def _with_peers(s: Settings, usual: Method) -> Settings:
     """Fill in topology, compressor and test fraction of a run without a server.
 
     Nodes that send nothing have no topology.
@@ -181,7 +173,7 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
     train and test on the same examples: ``test_fraction`` is 0.2 unless it is given. Nodes that send nothing have no
     topology. A timing or exchange in the method's spec replaces the common one.
     """
-    peers = {name: is_decentralised(preset_of(name)) for name in (method, *others)}
+    peers = {name: not usual_of(name).has_server for name in (method, *others)}
     changes: dict[str, Any] = {"method": method}
     if brings_timing(method):
         changes["exchange" if peers[method] else "timing"] = None

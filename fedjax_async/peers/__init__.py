@@ -1,6 +1,6 @@
 """Decentralised algorithms: what a node does with its inbox, and what it sends. No server.
 
-Start with ``contract.py``: an algorithm is a ``PeerAlgorithm``, written for one node. ``clock`` plans when nodes train
+An algorithm is a ``PeerAlgorithm`` (``types.py``), written for one node. ``clock`` plans when nodes train
 and what they mix (``PeerSchedule``), ``engine`` executes the plan. ``methods.py`` joins the two by name.
 
 ``full_models.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
@@ -10,10 +10,10 @@ factories take ``stays(path)``: whether a leaf of the params stays with its node
 
 from fedjax_async import lazy
 from fedjax_async.peers.choco import choco as choco
-from fedjax_async.peers.contract import Event as Event, PeerAlgorithm as PeerAlgorithm
 from fedjax_async.peers.divshare import divshare as divshare
 from fedjax_async.peers.full_models import full_models as full_models, sgp as sgp
-from fedjax_async.peers.methods import METHODS as METHODS, PeerPreset as PeerPreset
+from fedjax_async.peers.methods import METHODS as METHODS
 from fedjax_async.peers.pushcen import pushcen as pushcen
+from fedjax_async.types import Event as Event, PeerAlgorithm as PeerAlgorithm
 
 lazy.set_all(__name__)

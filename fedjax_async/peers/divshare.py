@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.peers.contract import Event, PeerAlgorithm
 from fedjax_async.peers.full_models import Stays, changed, no_change
-from fedjax_async.types import Array, Message, Params
+from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm
 
 
 class Fragment(NamedTuple):

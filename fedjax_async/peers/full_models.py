@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
-from fedjax_async.peers.contract import Event, PeerAlgorithm
-from fedjax_async.types import Array, Message, Params, Path, State
+from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, State
 
 Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node: never sent, never mixed
 

@@ -2,93 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
-from fedjax_async.local import anchored_training, local_training
+from fedjax_async.local import anchored_training
+from fedjax_async.method import Method
 from fedjax_async.peers.choco import choco
-from fedjax_async.peers.contract import PeerAlgorithm
 from fedjax_async.peers.divshare import divshare
 from fedjax_async.peers.full_models import full_models, sgp
 from fedjax_async.peers.pushcen import pushcen
-from fedjax_async.types import ClientAlgorithm
 
-# The optimiser's state stays with its node: a node trains on, whatever it mixes in.
-training = partial(local_training, keep_optimizer=True)
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.001}
 
-
-class PeerPreset(NamedTuple):
-    """A method without a server by name: what a node does, with its usual exchange, topology and local training.
-
-    An option that several of node, exchange and local training take (``reference``, ``omega``) has one value for all.
-    """
-
-    peer: Callable[..., PeerAlgorithm]  # ``peer(stays, *, ...)``; ``peer(stays, compressor, *, ...)`` if it compresses
-    exchange: str  # a spec of ``clock.EXCHANGES``
-    topology: str  # a spec of ``clock.TOPOLOGIES``
-    about: str  # one line for lists of methods
-    client: Callable[..., ClientAlgorithm] = training  # called as ``client(model, batch_size=..., ...)``
-    compress: str | None = None  # of its messages, a spec of ``compress.COMPRESSORS``, where it takes a compressor
-    optimizer: str = "adam"  # its usual local optimiser, a spec of ``local.OPTIMIZERS``
-    lr: float = 0.001  # its usual local learning rate
-    proximal: float = 0.0  # mu of ``local_training``
-    plain_sgd: bool = False  # whether its nodes must take plain SGD steps
-
-
-METHODS: dict[str, PeerPreset] = {
-    "pushcen": PeerPreset(
-        pushcen, "push_sum", "gossip", "Push-sum of centroid models (PushCen-ADFL 2026).", anchored_training
-    ),
-    "pushcen_released": PeerPreset(
-        partial(pushcen, reference="released"),
-        "push_sum:newest=false,policy=discard,aggregate_at=end,reference=released",
-        "gossip",
-        "PushCen-ADFL by its authors' released code; its buffer loses mass.",
-        partial(anchored_training, reference="released"),
-    ),
-    "pushcen_no_anchor": PeerPreset(
-        pushcen, "push_sum", "gossip", "PushCen-ADFL without its regulariser.", partial(anchored_training, anchor=0.0)
-    ),
-    "pushcen_no_buffer": PeerPreset(
+METHODS: dict[str, Method] = {
+    "pushcen": Method(
         pushcen,
-        "push_sum:newest=false,capacity=none",
-        "gossip",
-        "PushCen-ADFL with every message kept: neither deduplication nor capacity.",
-        anchored_training,
+        exchange="push_sum",
+        topology="gossip",
+        client=anchored_training,
+        about="Push-sum of centroid models (PushCen-ADFL 2026).",
+        **ADAM,
     ),
-    "pushcen_no_push_sum": PeerPreset(
-        pushcen, "mean:capacity=16", "gossip", "PushCen-ADFL with plain means, without masses.", anchored_training
+    "pushcen_released": Method(
+        partial(pushcen, reference="released"),
+        exchange="push_sum:newest=false,policy=discard,aggregate_at=end,reference=released",
+        topology="gossip",
+        client=partial(anchored_training, reference="released"),
+        about="PushCen-ADFL by its authors' released code; its buffer loses mass.",
+        **ADAM,
     ),
-    "pushcen_full_models": PeerPreset(
-        full_models, "push_sum", "gossip", "Push-sum of full models: PushCen-ADFL without compression."
+    "pushcen_no_anchor": Method(
+        pushcen,
+        exchange="push_sum",
+        topology="gossip",
+        client=partial(anchored_training, anchor=0.0),
+        about="PushCen-ADFL without its regulariser.",
+        **ADAM,
     ),
-    "async_dfedavg": PeerPreset(full_models, "mean", "gossip", "Plain mean of the own and all received models."),
-    "swift": PeerPreset(
-        full_models, "swift", "ring", "Wait-free mixing with coefficients of the degrees (Bornstein et al. 2023)."
+    "pushcen_no_buffer": Method(
+        pushcen,
+        exchange="push_sum:newest=false,capacity=none",
+        topology="gossip",
+        client=anchored_training,
+        about="PushCen-ADFL with every message kept: neither deduplication nor capacity.",
+        **ADAM,
     ),
-    "divshare": PeerPreset(
-        divshare, "divshare", "gossip", "Fragments of models, each to its own receivers (Biswas et al. 2025)."
+    "pushcen_no_push_sum": Method(
+        pushcen,
+        exchange="mean:capacity=16",
+        topology="gossip",
+        client=anchored_training,
+        about="PushCen-ADFL with plain means, without masses.",
+        **ADAM,
     ),
-    "independent": PeerPreset(full_models, "alone", "gossip", "Every node trains alone, without messages."),
-    "dpsgd": PeerPreset(
-        full_models, "dpsgd", "ring", "Synchronous gossip (Lian et al. 2017).", optimizer="sgd", lr=0.01
+    "pushcen_full_models": Method(
+        full_models,
+        exchange="push_sum",
+        topology="gossip",
+        about="Push-sum of full models: PushCen-ADFL without compression.",
+        **ADAM,
     ),
-    "sgp": PeerPreset(
+    "async_dfedavg": Method(
+        full_models, exchange="mean", topology="gossip", about="Plain mean of the own and all received models.", **ADAM
+    ),
+    "swift": Method(
+        full_models,
+        exchange="swift",
+        topology="ring",
+        about="Wait-free mixing with coefficients of the degrees (Bornstein et al. 2023).",
+        **ADAM,
+    ),
+    "divshare": Method(
+        divshare,
+        exchange="divshare",
+        topology="gossip",
+        about="Fragments of models, each to its own receivers (Biswas et al. 2025).",
+        **ADAM,
+    ),
+    "independent": Method(
+        full_models, exchange="alone", topology="gossip", about="Every node trains alone, without messages.", **ADAM
+    ),
+    "dpsgd": Method(full_models, exchange="dpsgd", topology="ring", about="Synchronous gossip (Lian et al. 2017)."),
+    "sgp": Method(
         sgp,
-        "sgp",
-        "exponential:one_peer=true",
-        "Synchronous stochastic gradient push (Assran et al. 2019).",
-        optimizer="sgd",
-        lr=0.01,
+        exchange="sgp",
+        topology="exponential:one_peer=true",
+        about="Synchronous stochastic gradient push (Assran et al. 2019).",
     ),
-    "choco": PeerPreset(
+    "choco": Method(
         choco,
-        "dpsgd",
-        "ring",
-        "Synchronous gossip of compressed differences (Koloskova et al. 2019).",
+        exchange="dpsgd",
+        topology="ring",
         compress="topk:ratio=0.1",
-        optimizer="sgd",
-        lr=0.01,
+        about="Synchronous gossip of compressed differences (Koloskova et al. 2019).",
     ),
 }

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.compress import centroids, most_bits
 from fedjax_async.local.anchored import REFERENCES, Dictionary, Rules, clustered
-from fedjax_async.peers.contract import Event, PeerAlgorithm
 from fedjax_async.peers.full_models import Stays, change_towards, changed, no_change
-from fedjax_async.types import Array, Message, Params, Path, Traced
+from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, Traced
 
 _FIRST = 2**31 + 3  # folded into the key of a node's first event: the clustering of the mean of its messages
 SHORTCUTS = ("shortcut", "downsample")  # layers whose weights the released code sends as they are

@@ -20,7 +20,7 @@ from fedjax_async.server.aggregate import (Aggregate as Aggregate, buffered as b
 from fedjax_async.server.attacks import (ATTACKS as ATTACKS, Attack as Attack, Attackers as Attackers,
     attacked as attacked, attackers as attackers)
 from fedjax_async.server.delay_correction import delay_corrected as delay_corrected
-from fedjax_async.server.methods import METHODS as METHODS, SERVERS as SERVERS, Preset as Preset
+from fedjax_async.server.methods import METHODS as METHODS, SERVERS as SERVERS
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.parts import PARTS as PARTS, Part as Part, with_parts as with_parts
 from fedjax_async.server.privacy import (PRIVACY as PRIVACY, Privacy as Privacy,

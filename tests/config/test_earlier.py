@@ -28,7 +28,7 @@ def before(method, **given):
 
 def meant(settings):
     chosen = method_of(settings.method)
-    return numbers_of(chosen.server)["server.server_lr"], settings.timing or chosen.timing
+    return numbers_of(chosen.rule)["server.server_lr"], settings.timing or chosen.timing
 
 
 OLD = {
@@ -98,7 +98,7 @@ DEFAULTS = {
 def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
     numbers, timing = DEFAULTS[method]
     chosen = method_of(method)
-    assert ({name.removeprefix("server."): v for name, v in numbers_of(chosen.server).items()}, chosen.timing) == (
+    assert ({name.removeprefix("server."): v for name, v in numbers_of(chosen.rule).items()}, chosen.timing) == (
         numbers,
         timing,
     )

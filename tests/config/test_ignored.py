@@ -7,8 +7,9 @@ import optax
 import pytest
 from flax import linen
 
-from fedjax_async import Method, Settings, local, models, server
+from fedjax_async import Method, Settings, Spec, local, models, server, types
 from fedjax_async.config import prepare
+from fedjax_async.config.method_checks import LOCAL
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict
 from fedjax_async.models import from_flax
@@ -41,18 +42,16 @@ def only_lr(model, *, lr):
 FIELDS = [
     *[("proximal", value) for value in (-1, -1e-9, float("nan"), float("inf"), "0.1", True, None, [0.1])],
     *[("lr", value) for value in (0, -0.1, float("nan"), float("inf"), "0.1", True, None)],
-    *[("optimizer", value) for value in (3, None, True)], *[("timing", value) for value in (3, None, ("every",))],
-    *[("hyper", value) for value in (3, {"a": float("nan")}, {"a": "x"}, {"a": None}, {"a": True}, {1: 1.0})],
+    *[("optimizer", value) for value in (3, None, True)], *[("timing", value) for value in (3, ("every",))],
     *[("compress", value) for value in (3, True)], *[("feedback", value) for value in (3, "nope", True)],
-    *[("client", value) for value in (3, "sgd", None)],
-    *[("client_options", value) for value in (3, ["a"], (("batch_size", 0),), (("proximal", -1),), ((1, 2),))],
-    *[("plain_sgd", value) for value in ("no", 1, None)], *[("server", value) for value in (3, None, "fedavg")],
+    *[("client", value) for value in (3, "sgd", *(Spec(local.local_training, **{name: 0}) for name in LOCAL[2:4]))],
+    *[("plain_sgd", value) for value in ("no", 1, None)], *[("rule", value) for value in (3, None, "fedavg")],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "value"), FIELDS)
 def test_every_field_of_a_method_is_checked(field, value):
-    made = Method(**{"server": RULE, "timing": "buffer:size=5", field: value})
+    made = Method(**{"rule": RULE, "timing": "buffer:size=5", field: value})
     with pytest.raises(ValueError, match=rf"^method\.{field} = "):
         prepare(Settings(**SMALL, method=made))
 
@@ -75,7 +74,6 @@ def lacking(field, proximal=0.2, **settings):
 REFUSED = [
     *[({field: value}, rf"^{field} = .*: must be True or False") for field in ("remat", "per_client")
       for value in ("no", "", 1, None)],
-    ({"method": Method(RULE, client_options=(("alpha", 1.0),))}, r"^option of method\.client = 'alpha': unknown"),
     ({"method": Method(server.fedasync()._replace(receive=lambda state, memory, arrival: (state, memory, None)))},
      r"^rule.receive = '.*lambda.*': must be replaced together with given"),
     # a timing beside the method's own
@@ -89,7 +87,7 @@ REFUSED = [
     (own_client(method="fedprox"), "^proximal = .*client"),
     (own_client(method="fedbuff:proximal=0.3"), "^proximal = .*client"),
     (own_client(method=Method(RULE, proximal=0.1)), "^proximal = .*client"),
-    (own_client(method=Method(RULE, client=server.METHODS["feddyn"].client, client_options=(("alpha", 0.5),))),
+    (own_client(method=Method(RULE, client=Spec(server.feddyn_client, alpha=0.5))),
      r"^method = .*: must leave out the option alpha: the client algorithm"),
     lacking("optimizer", 0.0, optimizer="adam"), lacking("decay", 0.0, decay="cosine"), lacking("proximal"),
     # a loss that is a mean
@@ -106,9 +104,14 @@ def test_what_would_be_ignored_is_refused(settings, message):
         prepare(Settings(**SMALL | settings))
 
 
+def fair(*, gain: types.Traced = 0.5):
+    return server.fedasync(mixing=0.1 + gain)
+
+
 @pytest.mark.parametrize("method", [
     Method(RULE, proximal=jnp.float32(0.1), timing="buffer:size=5"),
-    Method(lambda hyper: RULE, hyper={"a": jnp.zeros(())}), Method(RULE, client=only_lr),
+    Spec(server.fedasync, mixing=0.3), Method(server.fedasync), Method(Spec(fair, gain=0)),
+    Method(RULE, client=only_lr),
 ])  # fmt: skip
 def test_what_a_method_may_hold_passes(method):
     prepare(Settings(**SMALL, lr=0.3, method=method))

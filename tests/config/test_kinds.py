@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, PeerMethod, clock, compare, models, named, server, simulate, sweep
+from fedjax_async import Method, clock, compare, models, named, server, simulate, sweep
 from fedjax_async.config import Settings, own
 from fedjax_async.fingerprints import fingerprint
 
@@ -116,7 +116,7 @@ CALLS = [
     (lambda: sweep(Settings(updates=1), {"delay": [WithDropout()]}),
      "^delay = 'a WithDropout': must be a name or a delay model"),
     # parts of objects
-    (lambda: simulate(**SMALL, method=PeerMethod(OfTorch())), "^method.peer returned .*: must return a PeerAlgorithm"),
+    (lambda: simulate(**SMALL, method=Method(OfTorch())), "^method.rule = 'a OfTorch': must be a ServerAlgorithm, a"),
     (lambda: simulate(**SMALL, metrics={"top": Speechless()}),
      r"^metrics\['top'\] = 'a Speechless': must be f\(outputs, y\)"),
     (lambda: simulate(**SMALL, lr=jax.random.key(0)), "^lr = .*key.*: must be a finite number > 0"),

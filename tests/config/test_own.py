@@ -9,10 +9,10 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, Settings, fingerprint, identity, models, named, server, simulate
+from fedjax_async import Method, Settings, Spec, fingerprint, identity, models, named, server, simulate, sweep
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import execute, own, prepare
+from fedjax_async.config import execute, own, plan_groups, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.methods import method
 from fedjax_async.config.settings import as_dict, from_dict
@@ -21,7 +21,7 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
 from fedjax_async.notices import RunWarning
-from fedjax_async.types import Info, Message, ServerAlgorithm
+from fedjax_async.types import Info, Message, ServerAlgorithm, Traced
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
 
@@ -139,7 +139,7 @@ def test_flax_modules_are_models():
     ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
     ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
     ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
-    ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a Method; wrap the rule: Method\("),
+    ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a .*; wrap the rule: Method\("),
     ({"method": 5}, "method = 5: must be a text, or a Method"),
     ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
 ])  # fmt: skip
@@ -159,12 +159,38 @@ def test_a_plain_name_stands_for_an_object(name, thing, message):
         named(name, thing)
 
 
+def fair(*, gain: Traced = 0.5, power: float = 1.0):
+    """A rule of the user's own."""
+    return server.fedasync(mixing=gain**power)
+
+
+def test_the_spec_of_a_rule_is_a_method_whose_options_are_swept_and_kept(tmp_path):
+    base = SMALL | {"method": Spec(fair), "dataset": "fashion_mnist_6k"}
+    found = sweep(base, {"method.gain": [0.25, 0.75]}, out=tmp_path / "sweep")
+    assert [point.name for point in found.points] == ["gain=0.25", "gain=0.75"]
+    assert len(plan_groups([point.settings for point in found.points])) == 1
+    for gain, run in zip((0.25, 0.75), found.runs, strict=True):
+        alone = simulate(**SMALL, method=f"fedasync:mixing={gain}")
+        for x, y in zip(jax.tree.leaves(run.params), jax.tree.leaves(alone.params), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-6)
+    given = {**SMALL, "plots": False, "out": tmp_path / "run"}
+    run = simulate(**given, method=Spec(fair, gain=0.75))
+    assert run.settings["method"] == "fair:gain=0.75"
+    equal(run, simulate(**given, method=Spec(fair, gain=0.75)))  # read
+    with pytest.raises(
+        ValueError, match=r"code of method 'fair:gain=0.75'|method = 'fair:gain=0.25', saved 'fair:gain"
+    ):
+        simulate(**given, method=Spec(fair, gain=0.25))
+    with pytest.raises(ValueError, match=r"'method.gian': fair has no option 'gian'; did you mean 'method.gain'"):
+        sweep(base, {"method.gian": [0.1, 0.2]})
+
+
 def test_a_name_needs_a_fingerprint_and_a_bare_object_does_not():
     hidden = iter([1])
     thing, other = (
         Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None)) for _ in range(2)
     )
-    with pytest.raises(ValueError, match=r"fingerprint of server -> params -> .*'s hidden = <list_iterator"):
+    with pytest.raises(ValueError, match=r"fingerprint of rule -> params -> .*'s hidden = <list_iterator"):
         named("mine", thing)
     content = as_dict(Settings(method=thing, updates=1))
     assert content["method"] == "(object)" and content["own"] == {"method": {"(object)": None}}
@@ -304,6 +330,6 @@ def test_no_two_own_rules_have_the_same_settings(way):
 
 def test_equal_runs_share_their_programs():
     thing = Method(scaled(0.5))
-    assert own.lasting(thing) == own.lasting(thing) and own.lasting(thing).server.receive is thing.server.receive
+    assert own.lasting(thing) == own.lasting(thing) and own.lasting(thing).rule.receive is thing.rule.receive
     one, other = SaysItIsEqual(1.0), SaysItIsEqual(2.0)
     assert own.lasting(one) is own.lasting(one) and own.lasting(one) != own.lasting(other)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import PeerMethod, Settings, inputs, models, register, registry, server, simulate
+from fedjax_async import Method, Settings, inputs, models, register, registry, server, simulate
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import plan_groups, plugins, prepare
@@ -261,7 +261,7 @@ def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch
         plugins.load([str(path)])
         plugins.load([str(path)])  # the second time nothing happens
         assert sys.path == before
-        assert registry.summary(registry.ADDED["method"]["mine"].entry.server) == "From a file."
+        assert registry.summary(registry.ADDED["method"]["mine"].entry.rule) == "From a file."
         found.append(registry.ADDED["method"]["mine"].fingerprint)
         registry.ADDED.clear()
     program = (
@@ -448,13 +448,13 @@ def one_message(row):
     ("push", lambda row, upload, event: (row, one_message(row), {"x": "y"}), "peer.push's columns returned"),
 ])  # fmt: skip
 def test_what_nodes_return_is_checked_before_the_run(field, function, message):
-    method = PeerMethod(lambda stays: full_models(stays)._replace(**{field: function}), exchange="mean")
+    method = Method(lambda stays: full_models(stays)._replace(**{field: function}), exchange="mean")
     with pytest.raises(ValueError, match=message):
         prepare(with_objects(Settings(**WORLD, method=method), data=None))
 
 
 def test_an_algorithm_must_be_wrapped():
-    with pytest.raises(ValueError, match=r"'a PeerAlgorithm': .* wrap the algorithm: PeerMethod\("):
+    with pytest.raises(ValueError, match=r"'a PeerAlgorithm': .* wrap the algorithm: Method\("):
         prepare(with_objects(Settings(**WORLD, method=full_models(bool)), data=None))
     with pytest.raises(ValueError, match="gamma = 2: must be between 0 and 1"):
         choco(bool, None, gamma=2)

@@ -7,14 +7,14 @@ import pytest
 from fedjax_async import check, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS
 from fedjax_async.config import METHODS, Settings, misplaced, words
-from fedjax_async.config.methods import method_options, parsed, preset_of
+from fedjax_async.config.methods import method_options, parsed, usual_of
 from fedjax_async.config.plugins import REGISTRIES
 
 
 def clocks():
     """Method, its kind of clock, and each option of the clock that the method itself does not take."""
     for name, preset in METHODS.items():
-        kind, known = ("timing", TIMINGS) if hasattr(preset, "timing") else ("exchange", EXCHANGES)
+        kind, known = ("timing", TIMINGS) if preset.has_server else ("exchange", EXCHANGES)
         clock = getattr(preset, kind).partition(":")[0]
         for option in registry.options_of(known[clock]):
             if option not in method_options(name):
@@ -57,7 +57,7 @@ def test_options_that_the_rule_does_not_take(spec, says):
 
 
 def test_an_option_that_nothing_takes_has_no_place():
-    assert misplaced.elsewhere("fedbuff:xyz=1", preset_of("fedbuff"), "xyz", "1") is None
+    assert misplaced.elsewhere("fedbuff:xyz=1", usual_of("fedbuff"), "xyz", "1") is None
 
 
 def test_every_word_of_other_programs_means_something_that_exists():

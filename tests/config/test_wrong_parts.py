@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from fedjax_async import Method, Settings, cli, compare, data, models, named, register, registry, server, simulate
+from fedjax_async import Method, Settings, Spec, cli, compare, data, models, named, register, registry, server, simulate
 from fedjax_async.clock import Availability, Delays, Draws, Faults, JobFaults, Network, make_schedule, waves
 from fedjax_async.compress import Compressor
 from fedjax_async.config import method, prepare
@@ -141,8 +141,8 @@ PARTS = [
     ({"client": only_batch_size, "lr": 0.5}, r"^lr = 0.5: must be left out: the client algorithm"),
     ({"client": only_lr, "decay": "cosine"}, r"^decay = 'cosine': must be left out"),
     # rules and factories
-    ({"method": Method(server.scaffold)}, r"^method.server = 'a function': must be .*call a factory: Method\(f\(\)\)"),
-    ({"method": server.scaffold}, r"^method = 'a function': must be a name or a Method; call the factory: Method\(f"),
+    ({"method": Method(lambda x: 3)}, r"^method.rule = 'a function': must be a ServerAlgorithm, a PeerAlgorithm"),
+    ({"method": server.scaffold}, r"^method = 'a function': must be .*; wrap the factory: Method\(f\), or Spec\(f, o"),
     ({"method": Method(RULE, client=client())},
      r"^method.client = 'a ClientAlgorithm': must be a factory .*client= of"),
     ({"method": Method(RULE, client=positional)}, r"^method.client = 'positional\(model, lr\)': must be f\(model, \*"),
@@ -178,12 +178,9 @@ PARTS = [
      r"^name of a column of method.receive's Info.columns = 3: must be a text"),
     (recording(lambda arrival: Info(arrival.weight, {"time": arrival.weight})),
      r"^name of a column of method.receive's Info.columns = 'time': must be a text other than client, job, time, "),
-    ({"method": Method(server.fedasync, hyper={"mixng": 0.1})},
-     r"^method.server = 'a function': must be a ServerAlgorithm, or a function of hyper"),
-    ({"method": Method(lambda hyper: 3, hyper={"a": 0.1})}, r"^method.server returned 3: must return a ServerAlgor"),
-    ({"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
-     r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'"),
-    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: method.server is"),
+    ({"method": Method(lambda hyper: RULE)}, r"^method.rule = 'a function': must be a ServerAlgorithm, a PeerAlgor"),
+    ({"method": Method(lambda: 3)}, r"^method.rule returned 3: must return a ServerAlgorithm"),
+    ({"method": Spec(lambda: {}["b"])}, r"^method.rule: must be a factory of a ServerAlgorithm; it raised KeyError: '"),
     # faults, compressors, metrics
     (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
     (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
@@ -224,7 +221,7 @@ PARTS = [
      r"method.receive: must be a function .*; it raised ZeroDivisionError: division by zero"),
     (rule(receive=lambda state, memory, arrival: 1 if arrival.weight > 0 else 2),
      r"method.receive: must be .* it raised TracerBoolConversionError: a Python condition .*; use jnp.where "),
-    ({"method": Method(lambda hyper: None)}, "method.server returned None: must return a Serve"),
+    ({"method": Method(lambda: None)}, "method.rule returned None: must return a ServerAlgorithm"),
     (trained(step=lambda work, k, message, data: 0.0), r"client.step returned 0.0: must return work of the structure"),
     (trained(finish=lambda work, message, state: message.params), r"client.finish returned .*: must return \(upl"),
     (trained(finish=lambda work, message, state: (1.0, state)), r"client.finish returned 1.0: must return an upl"),

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Method, PeerMethod, Settings, clock, compare, named, results, resume, server, simulate, sweep
+from fedjax_async import Method, Settings, Spec, clock, compare, named, results, resume, server, simulate, sweep
 from fedjax_async.config import prepare, trajectory, tune
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
+from fedjax_async.local import local_training
+from fedjax_async.peers import full_models
 from fedjax_async.theory import curl_probe
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 6}
@@ -105,11 +107,13 @@ CALLS = [
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
     (
-        lambda: simulate(**SMALL, method=Method(server.fedasync(), hyper={"client.lr": 0.3})),
-        "method.hyper = 'client.lr': must be left out: settings of the run give it",
+        lambda: simulate(**SMALL, method=Method(server.fedasync(), client=Spec(local_training, scale=None))),
+        "method.client = 'scale': must be left out: settings of the run give it",
     ),
-    (lambda: simulate(**SMALL, method=PeerMethod(print, hyper=3)), "method.hyper = 3: must be a mapping"),
-    (lambda: simulate(**SMALL, method=PeerMethod(print, exchange=3)), "method.exchange = 3: must be a text, a name of"),
+    (lambda: simulate(**SMALL, method=Method(full_models, exchange=3)), "method.exchange = 3: must be a text, a name"),
+    (lambda: simulate(**SMALL, method=Method(full_models, timing="every")), "method.timing = 'every': must be left ou"),
+    (lambda: simulate(**SMALL, method=Method(server.asgd, exchange="mean")), "method.exchange = 'mean': must be left "),
+    (lambda: simulate(**SMALL, method=Spec(server.fedasync, mixng=0.3)), "fedasync has no option 'mixng'; did you mea"),
     (lambda: trajectory("fedasync"), "settings = 'fedasync': must be Settings, such as"),
     (lambda: trajectory(Settings(**SMALL), modl="mlp"), "object = 'modl': unknown; did you mean 'model'?"),
     (lambda: planned(updates=LARGE), "until.updates = 1"),

@@ -16,11 +16,10 @@ from fedjax_async.local import local_training
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.peers.choco import choco
-from fedjax_async.peers.contract import Event
 from fedjax_async.peers.divshare import cut, divshare
 from fedjax_async.peers.full_models import full_models, sgp
 from fedjax_async.peers.pushcen import pushcen
-from fedjax_async.types import Model
+from fedjax_async.types import Event, Model
 from tests.engine.problem import CLASSES, FEATURES, data
 from tests.peers import textbook
 

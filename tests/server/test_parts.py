@@ -28,7 +28,7 @@ from tests.server.made_up import (
 
 def rule_of(spec):
     """The server rule of a method's spec."""
-    return method(spec).server.make()
+    return method(spec).rule.make()
 
 
 def path_of(spec, uploads):

@@ -1,0 +1,134 @@
+"""Checks of method objects: each field of a ``Method``, and the factory of its local training."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+from fedjax_async import check, registry
+from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config import own
+from fedjax_async.local import FEEDBACKS, OPTIMIZERS
+from fedjax_async.method import Method, factory_of, positional
+from fedjax_async.spec import Spec
+from fedjax_async.types import PeerAlgorithm, ServerAlgorithm
+
+# options of local training that every run gives
+GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale", "per_example")
+LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot set
+NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
+
+
+def client_options(client: Any) -> dict[str, inspect.Parameter]:
+    """The options of local training that belong to the method; the run's settings give the others."""
+    return {key: p for key, p in registry.options_of(factory_of(client)).items() if key not in LOCAL}
+
+
+# Setting of local training -> the options of a factory that carry it.
+THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
+
+
+def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
+    """The settings that local training with the options ``takes`` would ignore.
+
+    ``plain_sgd``: then ``training_of`` refuses other optimisers with another message, so they are not listed here.
+    """
+    refused = {"optimizer"} if plain_sgd else set()
+    return [name for name, through in THROUGH.items() if not through & {*takes} and name not in refused]
+
+
+def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
+    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: besides ``GIVEN``."""
+    found = list(inspect.signature(factory).parameters.values())
+    named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    first = [p for p in found if p not in named]
+    takes = f"f(model, *, ...) with keyword-only options: {', '.join(GIVEN)} come from the run"
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in found])
+    shown = f"{getattr(factory, '__name__', 'f')}{plain}"
+    check.require(len(first) == 1, field, shown, takes)
+    for p in named:
+        lacks = p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in {*GIVEN, *options}
+        check.require(not lacks, field, shown, f"{takes}; the option {p.name} needs a default")
+
+
+def checked_method(given: Method) -> Method:
+    """The method object; ``ValueError`` naming ``method.FIELD`` for a field that is out of range."""
+    check.require(_is_rule(given.rule), "method.rule", own.shown(factory_of(given.rule)), _RULE)
+    check_fields(given, "method")
+    _check_client(given)
+    return given
+
+
+_RULE = (
+    "a ServerAlgorithm, a PeerAlgorithm, or a factory f(*, ...) of one, without a server f(stays, *, ...), or its Spec"
+)
+
+
+def _is_rule(rule: Any) -> bool:
+    """Whether it is an algorithm, or a factory that a run can call."""
+    if isinstance(rule, (ServerAlgorithm, PeerAlgorithm)):
+        return True
+    factory = factory_of(rule)
+    return callable(factory) and tuple(positional(factory)) in ((), NODES[:1], NODES)
+
+
+_CLOCKS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    ("timing", TIMINGS, "TIMINGS"),
+    ("exchange", EXCHANGES, "EXCHANGES"),
+    ("topology", TOPOLOGIES, "TOPOLOGIES"),
+)
+
+
+def check_fields(given: Method, kind: str) -> None:
+    """``ValueError`` naming ``KIND.FIELD`` for a field other than the rule that is out of range."""
+    nodes = "the rule is of nodes without a server"
+    for field, known, name in _CLOCKS:
+        spec: Any = getattr(given, field)
+        if given.has_server is not (field == "timing"):
+            allowed = f"left out: {nodes if field == 'timing' else 'the rule is of a server'}"
+            check.require(spec is None, f"{kind}.{field}", spec, allowed)
+            continue
+        allowed = f"a text, a name of clock.{name}; only a run takes an object"
+        check.require(isinstance(spec, str), f"{kind}.{field}", spec, allowed)
+        registry.bind(field, known, spec)()  # checks the ranges
+    check.require(given.has_server or given.feedback is None, f"{kind}.feedback", given.feedback, f"left out: {nodes}")
+    check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
+    check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")
+    check.require(float(given.proximal) >= 0, f"{kind}.proximal", given.proximal, "a finite number >= 0")
+    check.require(isinstance(given.optimizer, str), f"{kind}.optimizer", given.optimizer, "a text such as 'sgd'")
+    check.require(_is_finite(given.lr), f"{kind}.lr", given.lr, "a finite number > 0")
+    check.require(float(given.lr) > 0, f"{kind}.lr", given.lr, "a finite number > 0")
+    registry.bind("optimizer", OPTIMIZERS, given.optimizer)(float(given.lr))
+    compress = given.compress is None or isinstance(given.compress, str)
+    check.require(compress, f"{kind}.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
+    if given.compress is not None:
+        registry.bind("compress", COMPRESSORS, given.compress)()
+    check.require(isinstance(given.plain_sgd, bool), f"{kind}.plain_sgd", given.plain_sgd, "True or False")
+    allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
+    check.require(callable(factory_of(given.client)), f"{kind}.client", own.shown(given.client), allowed)
+
+
+def _check_client(given: Method) -> None:
+    """``ValueError`` for options of local training that its factory or the run cannot use."""
+    client = given.client
+    options = client.given if isinstance(client, Spec) else ()
+    for name in options:
+        check.require(name not in LOCAL, "method.client", name, "left out: settings of the run give it")
+    check_factory("method.client", factory_of(client), options)
+    for name in {"optimizer", "lr"} & {*ignored_by(registry.options_of(factory_of(client)))}:
+        value, usual = getattr(given, name), Method._field_defaults[name]
+        check.require(value == usual, f"method.{name}", value, f"left out: {_IGNORES}")
+
+
+_IGNORES = "the factory method.client does not take it"
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a finite number or a scalar array of one."""
+    if isinstance(value, bool) or (not isinstance(value, Real) and getattr(value, "shape", None) != ()):
+        return False
+    return math.isfinite(float(value))

@@ -1,0 +1,65 @@
+"""A method: a rule of the server, or of each node, joined with its usual timing and local training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_async.spec import Spec
+from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
+
+
+class Method(NamedTuple):
+    """A method as a run needs it; build one to run a rule of your own: ``Method(Spec(fair, limit=2))``.
+
+    ``rule``: a ``ServerAlgorithm``; without a server a ``PeerAlgorithm``, what each node does; or a factory of one, or
+    the ``Spec`` of a factory, whose options sweeps vary (``method.limit``). A factory has keyword-only options; one of
+    nodes is ``f(stays, *, ...)``, with a compressor too if it compresses its messages, and ``stays(path)`` says whether
+    a leaf of the params stays with its node.
+
+    ``timing`` (default ``"every"``), or without a server ``exchange`` (``"push_sum"``) and ``topology``
+    (``"gossip"``): specs such as ``"buffer:size=10"``, the defaults of the settings with these names; so are
+    ``compress``, ``feedback``, ``optimizer`` and ``lr``. ``proximal`` is the weight mu of the local term
+    ``(mu/2) ||w - w_0||^2``.
+
+    ``client`` is a factory of local training, or its ``Spec`` (default: ``local.local_training``; nodes keep the
+    state of their optimiser). It takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale,
+    per_example``, and its options. Its ``model`` decodes raw rows (images). What the factory does not take may not be
+    set, here or in the settings: ``ValueError``. ``plain_sgd`` says that the method only makes sense with plain SGD.
+    An option that several of node, exchange and local training take has one value for all.
+    """
+
+    rule: Spec | ServerAlgorithm | PeerAlgorithm | Callable[..., Any]
+    timing: str | None = None
+    proximal: float = 0.0
+    compress: str | None = None
+    feedback: str | None = None
+    client: Spec | Callable[..., ClientAlgorithm] | None = None
+    plain_sgd: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    exchange: str | None = None
+    topology: str | None = None
+    about: str = ""  # one line for lists of methods
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the rule is a server's, and not a node's."""
+        return not isinstance(self.rule, PeerAlgorithm) and "stays" not in positional(factory_of(self.rule))
+
+
+def factory_of(part: Any) -> Any:
+    """The factory of a spec; anything else is returned as it is."""
+    return part.factory if isinstance(part, Spec) else part
+
+
+def positional(factory: Any) -> list[str]:
+    """The names of the parameters of a factory that are not keyword-only; of anything else, none."""
+    if isinstance(factory, (ServerAlgorithm, PeerAlgorithm)) or not callable(factory):
+        return []
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # it has no signature
+        return []
+    return [p.name for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
