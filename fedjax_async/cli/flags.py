@@ -15,6 +15,7 @@ from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
 from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
+from fedjax_async.config.concerns import GROUPS
 from fedjax_async.config.settings import EVALUATIONS, Settings
 
 Action = Callable[[argparse.Namespace], None]
@@ -108,11 +109,11 @@ def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
 
 def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
     """Add a flag for each setting, in groups; the namespace has only the flags that were given."""
+    fields = [(title, field) for title, group in GROUPS.items() for field in dataclasses.fields(group)]
     groups: dict[str, Any] = {}
-    for field in dataclasses.fields(Settings):
+    for title, field in fields:
         if field.name in without:
             continue
-        title = field.metadata["group"]
         group = groups.setdefault(title, parser.add_argument_group(title))
         default = base.get(field.name, field.default)
         about = field.metadata["about"]

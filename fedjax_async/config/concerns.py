@@ -1,110 +1,48 @@
-"""Where each setting has an effect: one table decides which settings are refused.
+"""Where each setting has an effect: its field says so, and decides where it is refused.
 
-A setting that a run would ignore must be refused, or its user believes that it did something. So each field of
-``Settings`` has a row in ``TABLE``, with a mark for each use of settings:
+A setting that a run would ignore must be refused, or its user believes that it did something. So each field lists the
+uses of settings ``without`` effect:
 
 - ``server``, ``nodes``: a run with a server, and a run without one;
 - ``reference``: ``engine="reference"``, one event at a time;
-- ``sweep``: one run of a sweep; settings marked ``-`` are made for all runs of the sweep together;
+- ``sweep``: one run of a sweep; the others are made for all runs of the sweep together;
 - ``trajectory``: a run as a differentiable function (``config.trajectory``);
-- ``explain``: a saved run that ``results.explain`` trains again, without the settings marked ``-``;
+- ``explain``: a saved run that ``results.explain`` trains again, without these settings;
 - ``own_client``: local training by a ``ClientAlgorithm`` of the user's own;
 - ``dealt``: data that are already divided among clients (``FederatedData``);
 - ``adaptive``: a run with a policy, which is planned while it runs.
 
-``x``: the setting has an effect there. ``-``: it has none, and is refused if it is given (``explain`` and comparisons
-of runs with and without a server leave it out instead). ``role`` is what a sweep varies the setting for, unless another
-role is given (``config/roles.py``).
+There it is refused if it is given (``explain`` and comparisons of runs with and without a server leave it out
+instead). ``role`` is what a sweep varies the setting for, unless another role is given (``config/roles.py``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedjax_async import check
+from fedjax_async.config.of_data import OfData, OfSecurity
+from fedjax_async.config.of_evaluation import OfBudget, OfMeasures
+from fedjax_async.config.of_execution import OfExecution
+from fedjax_async.config.of_method import OfConditions, OfMethod
+from fedjax_async.config.of_training import OfCompression, OfPersonalisation, OfTraining
 
 Use = Literal["server", "nodes", "reference", "sweep", "trajectory", "explain", "own_client", "dealt", "adaptive"]
 
-TABLE = """
-setting              role      server  nodes  reference  sweep  trajectory  explain  own_client  dealt  adaptive
-
-method               compared  x       x      x          x      x           x        x           x      x
-timing               compared  x       -      x          x      x           x        x           x      x
-policy               compared  x       -      x          x      -           x        x           x      x
-topology             compared  -       x      x          x      -           -        x           x      x
-exchange             compared  -       x      x          x      -           -        x           x      x
-delay                world     x       x      x          x      x           x        x           x      x
-
-availability         world     x       x      x          x      x           x        x           x      x
-faults               world     x       x      x          x      x           x        x           x      x
-network              world     x       x      x          x      x           x        x           x      x
-timeout              tuned     x       -      x          x      x           x        x           x      x
-late                 tuned     x       -      x          x      x           x        x           x      x
-max_staleness        tuned     x       -      x          x      x           x        x           x      x
-norm_limit           tuned     x       x      x          x      x           x        x           x      x
-
-dataset              world     x       x      x          x      x           x        x           x      x
-partition            world     x       x      x          x      x           x        x           x      x
-clients              world     x       x      x          x      x           x        x           x      x
-test_fraction        world     x       x      x          x      x           x        x           -      x
-validation_fraction  world     x       x      x          x      x           x        x           x      x
-normalise            world     x       x      x          x      x           x        -           x      x
-augment              tuned     x       x      x          x      x           x        -           x      x
-
-attack               world     x       -      x          x      x           x        x           x      x
-privacy              compared  x       -      x          x      x           x        x           x      -
-
-model                world     x       x      x          x      x           x        x           x      x
-initial              compared  x       x      x          x      x           x        x           x      x
-initial_rename       compared  x       x      x          x      x           x        x           x      x
-client               compared  x       x      x          x      x           x        x           x      x
-optimizer            tuned     x       x      x          x      x           x        -           x      x
-lr                   tuned     x       x      x          x      x           x        -           x      x
-decay                tuned     x       x      x          x      x           x        -           x      x
-batch_size           tuned     x       x      x          x      x           x        x           x      x
-epochs               tuned     x       x      x          x      x           x        x           x      x
-steps                tuned     x       x      x          x      x           x        x           x      x
-compute              compared  x       x      x          x      x           x        x           x      x
-
-personal             compared  x       x      x          x      x           x        -           x      x
-ditto                tuned     x       -      x          x      -           -        -           x      x
-
-compress             compared  x       x      x          x      x           x        x           x      x
-feedback             compared  x       -      x          x      x           x        x           x      x
-compress_per         compared  x       -      x          x      x           x        x           x      x
-
-time                 world     x       x      x          x      x           x        x           x      x
-updates              world     x       x      x          x      x           x        x           x      x
-server_steps         world     x       -      x          x      x           x        x           x      x
-eval_time            world     x       x      x          x      x           -        x           x      x
-eval_updates         world     x       x      x          x      x           -        x           x      x
-eval_steps           world     x       -      x          x      x           -        x           x      x
-eval_at              world     x       x      x          x      x           -        x           x      x
-eval_examples        world     x       x      x          x      x           x        x           -      x
-stop_at              world     x       x      x          x      -           x        x           x      x
-patience             world     x       x      x          x      -           x        x           x      x
-per_client           world     x       -      x          x      -           -        x           x      x
-global_tests         world     -       x      x          x      -           -        x           x      x
-
-metrics              world     x       -      x          x      -           -        x           x      x
-train_loss           world     x       -      x          x      -           -        x           x      x
-train_examples       world     x       -      x          x      -           -        x           x      x
-fine_tune            world     x       -      x          x      -           -        -           x      x
-energy               world     x       -      x          x      -           -        x           x      x
-
-seed                 seed      x       x      x          x      x           x        x           x      x
-engine               compared  x       x      x          x      -           x        x           x      x
-max_width            compared  x       x      -          x      -           x        x           x      x
-lanes                compared  x       x      -          -      -           x        x           x      x
-batching             compared  x       x      -          x      -           x        x           x      x
-devices              compared  x       x      -          -      -           x        x           x      -
-memory_limit         compared  x       x      -          -      -           x        x           x      -
-slots                compared  x       -      x          x      -           x        x           x      x
-remat                compared  x       x      x          x      x           x        -           x      x
-checkpoint           compared  x       x      -          -      -           -        x           x      x
-on_bad               compared  x       x      x          x      -           x        x           x      x
-"""
+GROUPS = {  # title in the help of the command line -> settings
+    "method": OfMethod,
+    "conditions": OfConditions,
+    "data": OfData,
+    "security": OfSecurity,
+    "training": OfTraining,
+    "personalisation": OfPersonalisation,
+    "compression": OfCompression,
+    "budget": OfBudget,
+    "measures": OfMeasures,
+    "execution": OfExecution,
+}
 
 # What a refusal says after "must be left out". ``{method}``: the run's.
 REFUSALS: Mapping[Use, str] = {
@@ -129,24 +67,23 @@ HINTS: Mapping[tuple[str, Use], str] = {
 
 
 class Concern(NamedTuple):
-    """A row of the table."""
+    """What a sweep varies a setting for, and where it has an effect."""
 
     role: str
     uses: Mapping[str, bool]  # use -> whether the setting has an effect there
 
 
-def _read(table: str) -> dict[str, Concern]:
-    """The rows by setting; ``ValueError`` for a row without a mark for each use."""
-    header, *rows = [line.split() for line in table.splitlines() if line]
+def _read() -> dict[str, Concern]:
+    """Where each setting has an effect; ``ValueError`` for a use that does not exist."""
     found = {}
-    for name, role, *marks in rows:
-        check.require(set(marks) <= {"x", "-"}, f"marks of {name}", marks, "x or -")
-        found[name] = Concern(role, {use: mark == "x" for use, mark in zip(header[2:], marks, strict=True)})
-    check.require(tuple(header[2:]) == get_args(Use), "uses", header[2:], f"{get_args(Use)}")
+    for field in (field for group in GROUPS.values() for field in dataclasses.fields(group)):
+        without, uses = field.metadata["without"], get_args(Use)
+        check.require(set(without) <= set(uses), f"without of {field.name}", without, f"of {uses}")
+        found[field.name] = Concern(field.metadata["role"], {use: use not in without for use in uses})
     return found
 
 
-CONCERNS = _read(TABLE)
+CONCERNS = _read()
 
 
 def without_effect(use: Use) -> list[str]:

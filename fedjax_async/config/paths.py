@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.config import own, words
-from fedjax_async.config.allowed import EXAMPLES
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
+from fedjax_async.config.of_data import USUAL_PARTITION
 from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting, spec_in
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -206,7 +206,8 @@ def _field_value(field: str, value: Any) -> Any:
         return None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
     hint = " (a list of values to sweep belongs in the grid)" if isinstance(value, list) else hint
-    allowed = EXAMPLES.get(field) or " or ".join(KIND_NAMES[kind] for kind in kinds)
+    text = kinds[0] == "str" and FIELDS[field].default is None
+    allowed = FIELDS[field].metadata["example"] if text else " or ".join(KIND_NAMES[kind] for kind in kinds)
     check.require(FITS[kinds[0]](value), field, value, allowed + hint)
     check.require(
         kinds[0] != "float" or check.is_real(value) or isinstance(value, float), field, value, "a finite number"

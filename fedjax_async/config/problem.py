@@ -14,8 +14,9 @@ import numpy as np
 from fedjax_async import check, inputs, registry, tree
 from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition, returned
+from fedjax_async.config.of_data import USUAL_PARTITION
 from fedjax_async.config.protection import with_attackers
-from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
+from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
 from fedjax_async.data.checking import layout, remedy

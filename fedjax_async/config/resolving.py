@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from fedjax_async import check, inputs, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, misplaced, own, words
-from fedjax_async.config.allowed import moments
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
+from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.method_checks import ignored_by
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of

@@ -12,6 +12,7 @@ from fedjax_async import Settings, data
 from fedjax_async.config import concerns, trajectory
 from fedjax_async.config.clients import client_of
 from fedjax_async.config.concerns import CONCERNS, HINTS, REFUSALS, without_effect
+from fedjax_async.config.fields import setting
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.paths import FIELDS
 from fedjax_async.config.problem import data_of
@@ -56,7 +57,7 @@ USES = {
 REFUSED = [(use, name) for use in USES for name in without_effect(use)]
 
 
-def test_the_table_has_a_row_for_every_setting_and_no_other_in_the_same_order():
+def test_every_setting_is_in_a_group_and_keeps_its_place():
     assert list(CONCERNS) == [field.name for field in dataclasses.fields(Settings)]
     assert {concern.role for concern in CONCERNS.values()} == set(ROLES)
     assert set(REFUSALS) == set(USES)
@@ -88,10 +89,11 @@ def test_explain_leaves_out_what_does_not_change_the_run():
     assert _plain(stopping, 4) == dataclasses.replace(stopping, per_client=DEFAULTS["per_client"])
 
 
-def test_a_row_without_a_mark_for_each_use_is_no_table():
-    for wrong in ("x", "x " * 10, "y x x x x x x x"):
-        with pytest.raises(ValueError, match=r"zip|marks of mine"):
-            concerns._read(f"{concerns.TABLE}\nmine tuned {wrong}")
+def test_a_field_with_a_use_that_does_not_exist_is_refused(monkeypatch):
+    group = dataclasses.make_dataclass("Group", [("mine", int, setting(1, "about", "tuned", without="swep"))])
+    monkeypatch.setitem(concerns.GROUPS, "mine", group)
+    with pytest.raises(ValueError, match=r"without of mine = \['swep'\]: must be of"):
+        concerns._read()
 
 
 # --- roles of swept settings --------------------------------------------------------------------
