@@ -21,11 +21,12 @@ SHARED = {
     "gpu_listing.py",
     "gpu_passes.py",
 }  # imported by the others
+SHARED |= {"outcomes_cases.py", "outcomes_files.py", "outcomes_messages.py", "outcomes_own.py", "outcomes_way.py"}
 SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "peer_planning", "population", "sweep", "trajectory"}  # benchmarks
-LONG |= {"versions", "peers"}  # two checkouts, PyTorch's loops
+LONG |= {"versions", "outcomes", "peers"}  # two checkouts, PyTorch's loops
 LONG |= {"figure_2", "figure_4", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
 LONG |= {"tuning", "times", "steps", "quantisers", "signs", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
