@@ -195,8 +195,8 @@ def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
     known = {} if registry is None else entries(kind, registry)
     if name not in known:
         return ""
-    entry = known[name]  # of a method: a preset with the factory of its server or its nodes
-    factory = getattr(entry, "server", None) or getattr(entry, "peer", None) or entry
+    entry = known[name]  # of a method: a Method with the factory of its rule
+    factory = getattr(entry, "rule", entry)
     options = options_of(factory)
     free = [option for option in options if option not in [key.strip().replace("-", "_") for key, _, _ in given]]
     if value in free:

@@ -16,7 +16,7 @@ import networkx as nx
 import outcomes_own as own
 from outcomes_own import synthetic
 
-from fedjax_async import Method, Metric, PeerMethod, cli, compare, named, server, simulate, sweep
+from fedjax_async import Method, Metric, cli, compare, named, simulate, sweep
 
 
 class Case(NamedTuple):
@@ -116,8 +116,7 @@ OWN = {
                      methods=("fedasync", named("adam", Method(own.halving(), optimizer="adam")))),
     "own-hyper": Case(
         dealt(dataset=own.DEALT_WITH_TESTS, per_client=True, timing=named("by_twos", own.by_twos),
-            method=named("pulled", Method(lambda hyper: server.fedbuff(server_lr=hyper["server_lr"]),
-                                          hyper={"server_lr": 0.6, "client.pull": 0.3}, client=own.pulled)),
+            method=named("pulled", own.with_server(0.6, 0.3)),
             metrics={"margin": own.margin, "spread": Metric(lambda outputs, y: outputs.std(-1), lambda mean: 2 * mean)})
     ),
     "own-client": Case({key: value for key, value in dealt(
@@ -166,8 +165,7 @@ NODES = {
                   methods=("sgp", "fedavg@cohort:size=3")),
     "choco": Case(nodes(method="choco:gamma=0.3", compress="topk:ratio=0.3", topology="random_regular:degree=2"),
                   grid={"method.gamma": [0.2, 0.4]}),
-    "graphs": Case(nodes(method=named("part_way", PeerMethod(lambda hyper: own.node(hyper["step"]), exchange="mean",
-                                                             hyper={"step": 0.5})),
+    "graphs": Case(nodes(method=named("part_way", own.of_nodes(0.5)),
                          topology=named("turns", own.turns), personal="output", model="mlp:hidden=4")),
     "plugin": Case(nodes(method="gossiping:step=0.7", decay="steps_down:factor=0.6,every=3", partition="iid",
                          dataset="blobs"), command=("run", "--plugin", "INPUTS/plugin.py"), loads=True),

@@ -17,12 +17,12 @@ import networkx as nx
 import numpy as np
 import optax
 from flax import linen as nn
+from outcomes_own import OF_NODES
 
 from fedjax_async import (
     Info,
     Message,
     Method,
-    PeerMethod,
     Settings,
     cli,
     clock,
@@ -220,11 +220,8 @@ SETTINGS: dict[str, Any] = {
 PARTS: dict[str, Any] = {
     "own-unnamed-in-folder": run(method=Method(RULE), out="never"),
     "own-bare-rule": run(method=RULE),
-    "own-factory-not-called": run(method=Method(server.fedasync)),
-    "own-hyper-unused": run(method=Method(RULE, hyper={"a": 1.0})),
-    "own-hyper-missing": run(method=Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})),
     "own-method-timing": run(method=Method(RULE, timing="bufer:size=2")),
-    "own-peer-method": run(method=PeerMethod(raising, exchange="meen")),
+    "own-peer-method": run(method=OF_NODES(raising, exchange="meen")),
     "own-receive": rule(receive=lambda state, memory, arrival: (state, memory)),
     "own-weight": rule(receive=lambda state, memory, arrival: (state, memory, Info(jnp.ones(2)))),
     "own-dispatch": rule(dispatch=lambda state, memory, request: (Message({"w": jnp.zeros(2)}), memory)),

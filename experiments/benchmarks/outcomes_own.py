@@ -14,9 +14,11 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+import fedjax_async
 from fedjax_async import (
     Info,
     Message,
+    Method,
     ServerAlgorithm,
     clock,
     compress,
@@ -65,6 +67,31 @@ def halving() -> ServerAlgorithm:
         dispatch=lambda state, memory, request: (Message(state["w"]), memory),
         params=lambda state: state["w"],
     )
+
+
+# A version before ``Spec`` has functions of ``hyper`` in its place, and a class of its own for methods of nodes.
+SPEC = getattr(fedjax_async, "Spec", None)
+OF_NODES = getattr(fedjax_async, "PeerMethod", Method)
+
+
+def with_server(server_lr: float, pull: float) -> Any:
+    """FedBuff with clients that are pulled to the model they received; both numbers may vary."""
+    if SPEC is not None:
+        return Method(SPEC(server.fedbuff, server_lr=server_lr), client=SPEC(pulled, pull=pull))
+    hyper = {"server_lr": server_lr, "client.pull": pull}
+    return Method(lambda hyper: server.fedbuff(server_lr=hyper["server_lr"]), hyper=hyper, client=pulled)  # type: ignore[call-arg]
+
+
+def of_nodes(step: float) -> Any:
+    """Nodes that move a part of the way to what they received, a number that may vary."""
+    if SPEC is not None:
+        return Method(SPEC(_part_way, step=step), exchange="mean")
+    return OF_NODES(lambda hyper: node(hyper["step"]), exchange="mean", hyper={"step": step})
+
+
+def _part_way(stays: Any, *, step: Traced = 0.5) -> PeerAlgorithm:
+    del stays
+    return node(step)
 
 
 def pulled(model: Any, *, lr: Any, batch_size: int, pull: Traced = 0.1) -> Any:
