@@ -8,17 +8,20 @@ a gradient by a spec is a spec.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_async import check, registry
+from fedjax_async import check
+from fedjax_async.factories import is_traced, options_of
+from fedjax_async.grammar import option_text
 
 _EMPTY = inspect.Parameter.empty
-_FIELDS = ("factory", "args", "options", "given", "traced", "scope", "late", "name")
+_FIELDS = ("factory", "args", "options", "given", "traced", "scope", "late", "name", "kind", "text", "own")
 
 
 class Spec:
@@ -46,16 +49,19 @@ class Spec:
     scope: str  # the leaf ``mixing`` of the scope ``server`` is called ``server.mixing``
     late: bool  # make() returns the factory with its options bound, for a caller that has more to give
     name: str  # what it is called in a text
+    kind: str  # the setting that it is for, and the text that named it, for messages
+    text: str
+    own: bool  # whether the user registered the factory
 
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **options: Any) -> None:
-        known = registry.options_of(factory)
+        known = options_of(factory)
         name = getattr(factory, "__name__", type(factory).__name__)
         for option in options:
             require_option(name, option, known)
         filled = {key: options.get(key, parameter.default) for key, parameter in known.items()}
         filled = {key: value for key, value in filled.items() if value is not _EMPTY}
-        traced = tuple(key for key in filled if registry.is_traced(known[key]) and _is_leaf(filled[key]))
-        self._fill(factory, args, filled, tuple(options), traced, "", False, name)
+        traced = tuple(key for key in filled if is_traced(known[key]) and _is_leaf(filled[key]))
+        self._fill(factory, args, filled, tuple(options), traced, "", False, name, "", "", False)
 
     def _fill(self, *values: Any) -> None:
         for field, value in zip(_FIELDS, values, strict=True):
@@ -70,9 +76,13 @@ class Spec:
         made._fill(*(changes.get(field, getattr(self, field)) for field in _FIELDS))
         return made
 
-    def within(self, scope: str, *, name: str = "") -> Spec:
-        """The same spec, with a scope for the names of its leaves, and another name."""
-        return self._with(scope=scope, name=name or self.name)
+    def within(self, scope: str) -> Spec:
+        """The same spec, with a scope for the names of its leaves."""
+        return self._with(scope=scope)
+
+    def called(self, name: str, *, kind: str = "", text: str = "", own: bool = False) -> Spec:
+        """The same spec under another name; ``kind``, ``text``, ``own``: what messages say of it."""
+        return self._with(name=name, kind=kind, text=text, own=own)
 
     def on(self, *args: Any) -> Spec:
         """The same spec, whose factory gets these positional arguments."""
@@ -100,20 +110,35 @@ class Spec:
     def put(self, path: str, value: Any) -> Spec:
         """The same spec with one option set: ``put("mixing", 0.4)``, of a nested spec ``put("swa.start", 0.25)``."""
         option, _, rest = path.partition(".")
-        require_option(self.name, option, registry.options_of(self.factory))
+        require_option(self.name, option, options_of(self.factory))
         if rest:
             inner = self.options.get(option)
             check.require(isinstance(inner, Spec), "option", path, f"{option}: it is no spec with options of its own")
             value = inner.put(rest, value)  # type: ignore[union-attr]
         given = {name: self.options[name] for name in self.given}
         changed = Spec(self.factory, *self.args, **{**given, option: value})
-        return changed._with(scope=self.scope, late=self.late, name=self.name)
+        return changed._with(scope=self.scope, late=self.late, name=self.name, kind=self.kind, own=self.own)
 
-    def make(self) -> Any:
-        """What the factory returns; nested specs are made first."""
-        args = [made(value) for value in self.args]
+    def make(self, *more: Any) -> Any:
+        """What the factory returns; nested specs are made first. ``more``: further positional arguments.
+
+        Raises ``ValueError`` naming the setting and the text for a value that the factory refuses.
+        """
+        args = [*map(made, self.args), *more]
         options = {option: made(value) for option, value in self.options.items()}
-        return functools.partial(self.factory, *args, **options) if self.late else self.factory(*args, **options)
+        if self.late:
+            return functools.partial(self.factory, *args, **options)
+        if not self.kind:
+            return self.factory(*args, **options)
+        with naming(self.kind, str(self), self.given):
+            try:
+                return self.factory(*args, **options)
+            except Exception as error:
+                if isinstance(error, ValueError) or not self.own:
+                    raise
+                line = " ".join(str(error).split())
+                says = f"its factory raised {type(error).__name__}: {line}"
+                raise ValueError(f"{self.kind} = {str(self)!r}: {says}") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
@@ -129,13 +154,32 @@ class Spec:
         return hash((static, tuple(repr(leaf) if isinstance(leaf, float) else leaf for leaf in leaves)))
 
     def __repr__(self) -> str:
+        if self.text:
+            return self.text
         options = ",".join(f"{option}={_text(self.options[option])}" for option in self.given)
         return f"{self.name}:{options}" if options else self.name
 
 
+@contextlib.contextmanager
+def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
+    """Put the spec before a ``ValueError`` about one of its options, because many settings have options of one name.
+
+    >>> with naming("delay", "lognormal:mean=-1", ["mean"]):
+    ...     check.positive("mean", -1)
+    Traceback (most recent call last):
+    ValueError: delay = 'lognormal:mean=-1': mean = -1: must be a finite number > 0
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(tuple(f"{option} = " for option in options)):
+            raise
+        raise ValueError(f"{kind} = {spec!r}: {error}") from error
+
+
 def _text(value: Any) -> str:
     plain = value is None or isinstance(value, (bool, int, float, str))
-    return registry.option_text("option", value) if plain else check.shown(value)
+    return option_text("option", value) if plain else check.shown(value)
 
 
 def require_option(name: str, option: str, known: Mapping[str, Any], before: str = "") -> None:
@@ -228,7 +272,7 @@ def unflatten(static: Static, leaves: Any) -> Spec:
     made = object.__new__(Spec)
     name = getattr(static.factory, "__name__", type(static.factory).__name__)
     given = tuple(options)
-    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, name)
+    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, name, "", "", False)
     return made
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.registry import TRACED
+from fedjax_async.factories import TRACED
 
 if TYPE_CHECKING:
     from jax import Array

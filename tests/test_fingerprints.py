@@ -25,8 +25,8 @@ from fedjax_async import Method, models, server
 from fedjax_async.clock import DELAYS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import PARTITIONERS
+from fedjax_async.factories import options_of
 from fedjax_async.fingerprints import LENGTH, fingerprint, package_of
-from fedjax_async.registry import options_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

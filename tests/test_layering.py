@@ -16,17 +16,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
 BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled",
-        "inputs", "identity", "spec", "method"}  # fmt: skip
+        "inputs", "identity", "factories", "grammar", "spec", "method"}  # fmt: skip
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
 CONFIG = ENGINE | {"config"}
 # subpackage or module -> what it may import besides itself
 ALLOWED = {
-    "types": {"registry"},
+    "types": {"factories"},
     "fingerprints": {"inputs"},
     "inputs": {"disk", "home", "registry"},
-    "identity": {"check", "registry"},
+    "identity": {"check", "grammar"},
     "check": set(),
     "notices": set(),
     "home": {"check", "notices", "registry"},
@@ -34,11 +34,13 @@ ALLOWED = {
     "compiled": {"check", "home"},
     "disk": set(),
     "__version__": set(),  # of the package itself
-    "spec": {"check", "registry"},
+    "factories": set(),
+    "grammar": {"check"},
+    "spec": {"check", "factories", "grammar"},
     "method": {"spec", "types"},
     "tree": {"spec", "types"},
     "hashing": {"types"},
-    "registry": {"check"},
+    "registry": {"check", "factories", "grammar", "spec"},
     "geometry": BASE,
     "compress": BASE,
     "models": BASE,

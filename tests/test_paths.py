@@ -17,8 +17,9 @@ from fedjax_async.config import Settings, prepare
 from fedjax_async.config.plugins import REGISTRIES, load_plugin
 from fedjax_async.data import federate, fetch, list_datasets, load, open_folder, verify, write_clients, write_folder
 from fedjax_async.data.formats.clients import existing
+from fedjax_async.factories import options_of
 from fedjax_async.models import minilm_lora, read_arrays, read_safetensors, write_arrays
-from fedjax_async.registry import bind, options_of
+from fedjax_async.registry import spec as spec_of
 from fedjax_async.results.cluster import train_job
 
 NOBODY = "~nosuchuser/x"
@@ -61,7 +62,7 @@ def test_an_option_that_is_a_path_names_an_unknown_user(spec, tmp_path):
     (tmp_path / "a.parquet").touch()
     others = f"path={tmp_path}," if option == "test" else "name=kmnist," if name == "tfds" else ""
     with pytest.raises(ValueError, match=UNKNOWN):
-        bind(kind, registry, f"{name}:{others}{option}={NOBODY}")()
+        spec_of(kind, registry, f"{name}:{others}{option}={NOBODY}").make()
 
 
 ARRAYS = {"w": np.zeros(2)}

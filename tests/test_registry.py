@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import registry
+from fedjax_async import factories, grammar, registry
 from fedjax_async.config.plugins import REGISTRIES
 
 
@@ -39,7 +39,7 @@ SHAPES = {"square": square, "circle": circle, "none": lambda: None}
         ("", ""),
     ],
 )
-@pytest.mark.parametrize("look", [registry.find, registry.bind])
+@pytest.mark.parametrize("look", [registry.find, registry.spec])
 def test_an_unknown_name_gets_the_nearest_match(look, name, message):
     with pytest.raises(ValueError) as error:
         look("shape", SHAPES, name)
@@ -52,7 +52,7 @@ READ |= {text: text for text in ("1_0", "0_0.5", "\u0661", "__import__('os')")}
 
 @pytest.mark.parametrize("text", READ)
 def test_values_are_read_by_their_looks(text):
-    found = registry.parse_value(text)
+    found = grammar.parse_value(text)
     assert found == READ[text] and type(found) is type(READ[text])
 
 
@@ -77,7 +77,7 @@ values = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.
 
 @given(value=values)
 def test_plain_values_survive_being_written_and_read(value):
-    found = registry.parse_value(str(value))
+    found = grammar.parse_value(str(value))
     assert found == value and type(found) is type(value)
 
 
@@ -105,7 +105,7 @@ def test_written_specs_are_read_back(name, options):
 )
 def test_a_value_without_the_name_of_its_option_is_told_it(spec, hint):
     with pytest.raises(ValueError) as error:
-        registry.bind("shape", SHAPES, spec)
+        registry.spec("shape", SHAPES, spec)
     assert str(error.value) == f"shape = {spec!r}: options are written key=value, comma-separated{hint}"
 
 
@@ -143,35 +143,35 @@ def test_a_quoted_text_is_read_back_from_any_place_in_a_spec(text):
         return
     spec = f"csv:path={quote}{text}{quote},repeat=5"
     assert registry.parse_spec("delay", spec) == ("csv", {"path": text, "repeat": 5})
-    assert registry.joined(f"{spec}+drop:probability=0.1") == [spec, "drop:probability=0.1"]
-    assert registry.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
+    assert grammar.joined(f"{spec}+drop:probability=0.1") == [spec, "drop:probability=0.1"]
+    assert grammar.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
 
 
 @given(text=st.text("ab1e.+,:=/", min_size=1))
 def test_a_text_that_is_written_into_a_spec_is_one_value(text):
-    spec = f"csv:path={registry.quoted(text)},repeat=5"
-    assert registry.joined(f"{spec}+drop") == [spec, "drop"]
-    assert registry.items_of(spec) == [f"path={registry.quoted(text)}", "repeat=5"]
+    spec = f"csv:path={grammar.quoted(text)},repeat=5"
+    assert grammar.joined(f"{spec}+drop") == [spec, "drop"]
+    assert grammar.items_of(spec) == [f"path={grammar.quoted(text)}", "repeat=5"]
 
 
 def test_quotes_within_a_text_are_plain_signs():
     for text in ("o'brien/a.csv", 'a"b.csv', '"', "'a'b"):
         assert registry.parse_spec("delay", f"csv:path={text},repeat=5") == ("csv", {"path": text, "repeat": 5})
     with pytest.raises(ValueError, match="without one of the signs"):
-        registry.quoted("""a,"b",'c'""")
+        grammar.quoted("""a,"b",'c'""")
 
 
 def test_bind_joins_spec_defaults_and_arguments():
-    assert registry.bind("shape", SHAPES, "square")() == ("square", 1.0, "red")
-    assert registry.bind("shape", SHAPES, "square:side=2,colour=blue")() == ("square", 2, "blue")
-    assert registry.bind("shape", SHAPES, "circle:radius=3,centre-x=1,filled=true")(7) == ("circle", 7, 3, 1, True)
-    assert registry.bind("shape", SHAPES, "none")() is None
+    assert registry.spec("shape", SHAPES, "square").make() == ("square", 1.0, "red")
+    assert registry.spec("shape", SHAPES, "square:side=2,colour=blue").make() == ("square", 2, "blue")
+    assert registry.spec("shape", SHAPES, "circle:radius=3,centre-x=1,filled=true").make(7) == ("circle", 7, 3, 1, True)
+    assert registry.spec("shape", SHAPES, "none").make() is None
 
 
 def test_defaults_yield_to_the_spec_and_go_only_where_they_are_taken():
-    bound = registry.bind("shape", SHAPES, "square:side=2", side=5, colour="blue", radius=9)
-    assert bound() == ("square", 2, "blue")
-    assert registry.bind("shape", SHAPES, "circle", side=5, radius=9)(1) == ("circle", 1, 9, 0, False)
+    bound = registry.spec("shape", SHAPES, "square:side=2", side=5, colour="blue", radius=9)
+    assert bound.make() == ("square", 2, "blue")
+    assert registry.spec("shape", SHAPES, "circle", side=5, radius=9).make(1) == ("circle", 1, 9, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +186,15 @@ def test_defaults_yield_to_the_spec_and_go_only_where_they_are_taken():
 )
 def test_unknown_and_missing_options_are_refused_before_anything_runs(spec, message):
     with pytest.raises(ValueError) as error:
-        registry.bind("shape", SHAPES, spec)
+        registry.spec("shape", SHAPES, spec)
     assert str(error.value) == f"shape = {spec!r}: {message}"
 
 
 def test_options_and_summary():
-    assert list(registry.options_of(circle)) == ["radius", "centre_x", "filled"]
-    assert registry.options_of(circle)["radius"].default is inspect.Parameter.empty
-    assert registry.summary(square) == "A square. With a colour."
-    assert registry.summary(lambda: None) == ""
+    assert list(factories.options_of(circle)) == ["radius", "centre_x", "filled"]
+    assert factories.options_of(circle)["radius"].default is inspect.Parameter.empty
+    assert factories.summary(square) == "A square. With a colour."
+    assert factories.summary(lambda: None) == ""
 
 
 def frame(*, thick: float = 2.0, dashed: bool = False) -> str:
@@ -207,36 +207,36 @@ def glow(*, light: str = "none") -> str:
     return light
 
 
-@registry.takes(around=frame, shine=glow)
+@factories.takes(around=frame, shine=glow)
 def hexagon(*, side: float = 1.0, around: str, colour: str = "red", shine: str) -> tuple[float | str, ...]:
     """Six sides."""
     return side, around, colour, shine
 
 
 def test_taken_options_stand_where_their_group_stood():
-    found = [(p.name, p.default, p.annotation) for p in registry.options_of(hexagon).values()]
+    found = [(p.name, p.default, p.annotation) for p in factories.options_of(hexagon).values()]
     frames = [("thick", 2.0, float), ("dashed", False, bool)]
     assert found == [("side", 1.0, float), *frames, ("colour", "red", str), ("light", "none", str)]
     assert inspect.signature(hexagon).return_annotation == "tuple[float | str, ...]"
-    assert registry.summary(hexagon) == "Six sides." and hexagon.__name__ == "hexagon"
+    assert factories.summary(hexagon) == "Six sides." and hexagon.__name__ == "hexagon"
 
 
 def test_taken_options_reach_their_group():
     assert hexagon() == (1.0, "2.0", "red", "none")
-    bound = registry.bind("shape", {"hexagon": hexagon}, "hexagon:dashed=true,side=3,light=low", thick=5)
-    assert bound() == (3, "5 dashed", "red", "low")
+    bound = registry.spec("shape", {"hexagon": hexagon}, "hexagon:dashed=true,side=3,light=low", thick=5)
+    assert bound.make() == (3, "5 dashed", "red", "low")
     with pytest.raises(ValueError, match=r"no option 'around'.* \(options: side, thick, dashed, colour, light\)"):
-        registry.bind("shape", {"hexagon": hexagon}, "hexagon:around=x")
+        registry.spec("shape", {"hexagon": hexagon}, "hexagon:around=x")
     with pytest.raises(TypeError, match="width"):
         hexagon(width=1)
 
 
 def test_a_group_may_be_taken_with_another_default():
-    @registry.takes(around=functools.partial(frame, thick=7.0))
+    @factories.takes(around=functools.partial(frame, thick=7.0))
     def dot(*, around: str) -> str:
         return around
 
-    assert {name: p.default for name, p in registry.options_of(dot).items()} == {"thick": 7.0, "dashed": False}
+    assert {name: p.default for name, p in factories.options_of(dot).items()} == {"thick": 7.0, "dashed": False}
     assert (dot(), dot(thick=1.0, dashed=True)) == ("7.0", "1.0 dashed")
 
 

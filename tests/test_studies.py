@@ -18,9 +18,10 @@ from fedjax_async import registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import METHODS, method_of
 from fedjax_async.data import load
+from fedjax_async.factories import options_of
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
-from fedjax_async.registry import options_of, parse_spec
+from fedjax_async.registry import parse_spec
 from fedjax_async.server import fedasync
 from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival

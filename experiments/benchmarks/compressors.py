@@ -34,7 +34,7 @@ from common import hardware, interleave, write_table
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.local import local_training, run_job
 from fedjax_async.models import MODELS
-from fedjax_async.registry import bind
+from fedjax_async.registry import spec as spec_of
 from fedjax_async.results import table
 from fedjax_async.types import ClientData, Message
 
@@ -98,7 +98,9 @@ def epoch_call(images: int, batch: int) -> Callable[[], Any]:
 def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per compressor (one update), and one for the epochs."""
     epochs = [(images, batch) for images in arguments.images for batch in arguments.batches]
-    calls = {spec: one_call(bind("compress", COMPRESSORS, spec)(), arguments.size) for spec in arguments.compressors}
+    calls = {
+        spec: one_call(spec_of("compress", COMPRESSORS, spec).make(), arguments.size) for spec in arguments.compressors
+    }
     for images, batch in epochs:
         calls[f"{images}/{batch}"] = epoch_call(images, batch)
     seconds = {name: np.array(values) for name, values in interleave(calls, arguments.repeats).items()}
@@ -120,7 +122,7 @@ def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dic
     """One row per compressor for several clients, ms per client; compiled, measured and freed in turn."""
     rows = []
     for spec in arguments.together:
-        calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)
+        calls = many_calls(spec_of("compress", COMPRESSORS, spec).make(), arguments.size, arguments.clients)
         for run, seconds in interleave(calls, arguments.repeats_together).items():
             ms = 1e3 * float(np.median(seconds)) / arguments.clients
             row = {"what": spec, "run": run, "clients": arguments.clients, "ms": ms}

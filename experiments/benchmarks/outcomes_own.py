@@ -5,6 +5,7 @@ They use the public interface only.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from fedjax_async import (
     local,
     models,
     register,
-    registry,
     server,
 )
 from fedjax_async.peers import PeerAlgorithm
@@ -69,6 +69,9 @@ def halving() -> ServerAlgorithm:
     )
 
 
+# A version before ``factories.py`` has it in ``registry``.
+_ROOM = "factories" if hasattr(fedjax_async, "Spec") else "registry"
+TAKES = importlib.import_module(f"fedjax_async.{_ROOM}").takes
 # A version before ``Spec`` has functions of ``hyper`` in its place, and a class of its own for methods of nodes.
 SPEC = getattr(fedjax_async, "Spec", None)
 OF_NODES = getattr(fedjax_async, "PeerMethod", Method)
@@ -184,7 +187,7 @@ def node(step: Any) -> PeerAlgorithm:
 
 
 @register("method", "fair", timing="buffer:size=2")
-@registry.takes(guards=server.guard_rails)
+@TAKES(guards=server.guard_rails)
 def fair(*, guards: Any, limit: Traced = 4.0, server_lr: Traced = 0.5) -> Any:
     """An update weighs by the steps since its client's last one."""
     weight = server.scale_by_staleness(lambda tau: jnp.minimum(limit, (1 + tau) / 4))
@@ -260,7 +263,7 @@ PLUGIN = '''"""A plugin: a method without a server, and a decay."""
 
 import jax
 
-from fedjax_async import Message, register
+from fedjax_async import Message, factories, register
 from fedjax_async.peers import PeerAlgorithm
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import hardware, interleave, write_table
 
 from fedjax_async import tree
-from fedjax_async.registry import bind
+from fedjax_async.registry import spec as spec_of
 from fedjax_async.server import SERVERS, known
 from fedjax_async.types import Arrival, Facts, ServerAlgorithm
 
@@ -57,7 +57,7 @@ def close_always(rule: ServerAlgorithm, state: Any, closes: Any) -> Any:
 
 def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callable[[], Any]:
     """A compiled call of ``steps`` server steps with ``buffer`` arrivals each."""
-    rule = known(bind("method", SERVERS, method)(), Facts(num_clients=CLIENTS, every_closes=buffer == 1))
+    rule = known(spec_of("method", SERVERS, method).make(), Facts(num_clients=CLIENTS, every_closes=buffer == 1))
     close = close_in_step if way == "once a step" else close_always
 
     @jax.jit

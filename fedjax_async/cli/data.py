@@ -41,13 +41,13 @@ def verify_data(arguments: argparse.Namespace) -> None:
 
 def import_data(arguments: argparse.Namespace) -> None:
     """Write a data set to a new folder, divided by clients, and print how to use it."""
+    from fedjax_async import registry  # noqa: PLC0415
     from fedjax_async.data import DATASETS, check_data, federate, write_folder  # noqa: PLC0415
-    from fedjax_async.registry import bind  # noqa: PLC0415
     from fedjax_async.types import FederatedData  # noqa: PLC0415
 
     out = Path(arguments.out)
     require(not out.exists(), "out", str(out), "a folder that does not exist yet")
-    found = bind("dataset", DATASETS, arguments.dataset)()
+    found = registry.spec("dataset", DATASETS, arguments.dataset).make()
     if isinstance(found, FederatedData):
         for name in ("partition", "clients", "test_fraction"):
             given = getattr(arguments, name)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_async import registry
+from fedjax_async import factories, registry
 
 # Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
@@ -60,13 +60,13 @@ def _options(entry: Any, name: str) -> dict[str, Any]:
         from fedjax_async.config.methods import method_options  # noqa: PLC0415 (needs JAX)
 
         return method_options(name)
-    options = registry.options_of(entry)
+    options = factories.options_of(entry)
     return {key: "..." if p.default is p.empty else p.default for key, p in options.items()}
 
 
 def _about(entry: Any) -> str:
     """An entry in one line."""
-    about: str = entry.about if hasattr(entry, "about") else registry.summary(entry)
+    about: str = entry.about if hasattr(entry, "about") else factories.summary(entry)
     return about or "(its factory has no docstring)"
 
 

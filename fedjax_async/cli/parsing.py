@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from fedjax_async import check
 from fedjax_async.cli.unknown import Known, hint
-from fedjax_async.registry import is_plain_number
+from fedjax_async.grammar import is_plain_number
 
 
 def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -36,7 +36,7 @@ from fedjax_async.clock.durations import (
     scaling_of,
     speeds_of,
 )
-from fedjax_async.registry import takes
+from fedjax_async.factories import takes
 
 
 def _same_profiles(mean: float, std: float) -> Callable[[int, int], Profiles]:
@@ -313,5 +313,5 @@ def bind(model: DelayModel | str, num_clients: int, seed: int) -> Delays:
     """Bind a delay model, or the one named by a spec, to ``num_clients`` clients and a seed."""
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
-    bound: DelayModel = registry.bind("delays", DELAYS, model)() if isinstance(model, str) else model
+    bound: DelayModel = registry.spec("delays", DELAYS, model).make() if isinstance(model, str) else model
     return bound(int(num_clients), int(seed))

@@ -98,7 +98,7 @@ ENERGY: dict[str, Callable[..., EnergyModel]] = {"boards": boards, "flat": flat,
 
 def bind(spec: str, num_clients: int, seed: int) -> Devices:
     """The devices of a run's clients, by the energy model that a spec names."""
-    model: EnergyModel = registry.bind("energy", ENERGY, spec)()
+    model: EnergyModel = registry.spec("energy", ENERGY, spec).make()
     return model(num_clients, seed)
 
 

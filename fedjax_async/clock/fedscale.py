@@ -27,7 +27,7 @@ from typing import Any
 
 from fedjax_async import disk, notices
 from fedjax_async.check import is_real, optional, path, require, whole
-from fedjax_async.registry import quoted
+from fedjax_async.grammar import quoted
 
 TRAINING = 3.0  # times the inference of an example
 KILOBIT = 1024 / 8  # bytes

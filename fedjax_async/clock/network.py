@@ -205,7 +205,7 @@ NETWORKS: dict[str, Callable[..., NetworkModel]] = {"link": link, "csv": csv, "e
 
 def bind(model: NetworkModel | str, num_clients: int, seed: int) -> Network:
     """Bind a network model, or the one named by a spec, to ``num_clients`` clients and a seed."""
-    bound: NetworkModel = registry.bind("network", NETWORKS, model)() if isinstance(model, str) else model
+    bound: NetworkModel = registry.spec("network", NETWORKS, model).make() if isinstance(model, str) else model
     return bound(num_clients, seed)
 
 

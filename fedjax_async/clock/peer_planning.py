@@ -93,7 +93,7 @@ def plan_peers(
         bound,
         _message_faults(faults, scenario),
     )
-    policy = registry.bind("exchange", EXCHANGES, exchange)() if isinstance(exchange, str) else exchange
+    policy = registry.spec("exchange", EXCHANGES, exchange).make() if isinstance(exchange, str) else exchange
     schedule = policy(setup)
     if not len(schedule.client):
         raise NothingArrives(f"{budget_text(until)}: no compute event ends in time")

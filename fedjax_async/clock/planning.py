@@ -78,7 +78,7 @@ def plan(
         progress,
         decisions,
     )
-    policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
+    policy = registry.spec("timing", TIMINGS, timing).make() if isinstance(timing, str) else timing
     try:
         schedule = policy(scenario)
     except Ended:

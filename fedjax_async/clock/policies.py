@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, grammar, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.oort import oort
 from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
+from fedjax_async.spec import naming
 
 
 def uniform(*, every: int = 1) -> PolicyModel:
@@ -182,9 +183,9 @@ def bind(spec: PolicyModel | str) -> PolicyModel:
     """The policy model that a spec names; ``ValueError`` if two of the policies that it joins decide the same."""
     if not isinstance(spec, str):
         return spec
-    parts = registry.joined(spec)
+    parts = grammar.joined(spec)
     check.require(len(parts) == 1 or all(parts), "policy", spec, "names of policies with + between them")
-    models = [_named(part, registry.bind("policy", POLICIES, part)()) for part in parts]
+    models = [_named(part, registry.spec("policy", POLICIES, part).make()) for part in parts]
     return models[0] if len(models) == 1 else lambda prior: together(parts, [model(prior) for model in models])
 
 
@@ -192,7 +193,7 @@ def _named(spec: str, model: PolicyModel) -> PolicyModel:
     """The model of a spec. Errors about its options name the spec; its policy has the spec as ``spec``."""
 
     def named(prior: Prior) -> Policy:
-        with registry.naming("policy", spec, registry.options_of(_factory(spec))):
+        with naming("policy", spec, factories.options_of(_factory(spec))):
             policy = model(prior)
         return policy._replace(spec=spec) if isinstance(policy, Policy) else policy
 
@@ -220,7 +221,7 @@ def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
     looking = [
         policy.every
         for name, policy in zip(names, policies, strict=True)
-        if policy.choose or policy.buffer or "every" in registry.options_of(_factory(name))
+        if policy.choose or policy.buffer or "every" in factories.options_of(_factory(name))
     ]
     return Policy(
         **given,

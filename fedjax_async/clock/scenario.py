@@ -17,7 +17,7 @@ from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults
-from fedjax_async.registry import joined
+from fedjax_async.grammar import joined
 
 if TYPE_CHECKING:
     from fedjax_async.clock.decisions import Decisions
@@ -154,7 +154,7 @@ def models_of(
     models = []
     for part in joined(spec):
         name, _ = registry.parse_spec(kind, part, known)
-        models.append((registry.bind(kind, known, part)(), seen[name]))
+        models.append((registry.spec(kind, known, part).make(), seen[name]))
         seen[name] += 1
     return models
 

@@ -275,7 +275,7 @@ def bind(topology: Any, num_clients: int, seed: int) -> Topology:
     """
     own = callable(topology)
     if isinstance(topology, str):
-        topology = registry.bind("topology", TOPOLOGIES, topology)()
+        topology = registry.spec("topology", TOPOLOGIES, topology).make()
     if callable(topology):
         topology = topology(num_clients, seed)
         check.kind("topology", topology, Topology, "a model that returns clock.Topology")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, factories, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import concerns, own
 from fedjax_async.config.method_checks import THROUGH, ignored_by
@@ -58,7 +58,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
         used = with_factory(chosen, given)
     else:
         used = chosen if s.client is None else with_client(chosen, s.client)
-    _check_ignored(s, used, takes=registry.options_of(factory_of(used.client)))
+    _check_ignored(s, used, takes=factories.options_of(factory_of(used.client)))
     return training_of(model, s, batch_size, used)
 
 
@@ -92,17 +92,17 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
     """Local training that settings and method ask for."""
     known = with_optimizer(s, chosen)
     spec, lr = str(known.optimizer), float(known.lr or 0.0)
-    made = registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    optimizer = registry.spec("optimizer", OPTIMIZERS, spec).within("optimizer")
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
-    check.kind(f"optimizer {spec}: what its factory returned", made, optax.GradientTransformation, allowed)
-    name, options = registry.parse_spec("optimizer", spec)
-    optimizer = Spec(registry.find("optimizer", OPTIMIZERS, name), **options).within("optimizer").later()
-    per_example = per_example_of(s, registry.options_of(factory_of(chosen.client)))
-    plain = name == "sgd" and not optimizer.traced and optimizer.options.get("weight_decay", 0.0) == 0
+    what = f"optimizer {spec}: what its factory returned"
+    check.kind(what, optimizer.make(lr), optax.GradientTransformation, allowed)  # checks the ranges
+    per_example = per_example_of(s, factories.options_of(factory_of(chosen.client)))
+    plain = optimizer.name == "sgd" and not optimizer.traced and optimizer.options.get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
-    scale = registry.bind("decay", DECAYS, s.decay)()
+    decay = registry.spec("decay", DECAYS, s.decay).within("decay")
+    scale = decay.make()
     allowed = "a function of the version, a WithinJob, or None"
     fits = scale is None or callable(scale) or isinstance(scale, WithinJob)
     check.require(fits, f"decay {s.decay}: what its factory returned", scale, allowed)
@@ -110,11 +110,11 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
         _trained,
         model,
         client_spec(chosen),
-        optimizer,
+        optimizer.later(),
         lr=lr,
         proximal=float(chosen.proximal),
         batch_size=batch_size,
-        scale=scale,
+        scale=decay,
         per_example=None
         if per_example is None
         else Spec(_per_example).within("dp_sgd").with_numbers(**per_example._asdict()),
@@ -133,7 +133,7 @@ def _trained(
     per_example: DPSGDOptions | None = None,
 ) -> ClientAlgorithm:
     """Local training by the factory ``client``, with what it takes of the run's options."""
-    takes = registry.options_of(client.func)
+    takes = factories.options_of(client.func)
     given = {"optimizer": optimizer(lr), "lr": lr, "proximal": proximal}
     given |= {"batch_size": batch_size, "scale": scale, "per_example": per_example}
     return client(model, **{name: value for name, value in given.items() if name in takes})
@@ -205,8 +205,7 @@ def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, u
         return client
     given = own.thing_of("compress", s.compress)
     if given is None:
-        name, options = registry.parse_spec("compress", s.compress, COMPRESSORS)
-        given = Spec(registry.find("compress", COMPRESSORS, name), **options).within("compress").later()
+        given = registry.spec("compress", COMPRESSORS, s.compress).within("compress").later()
     else:
         given = own.lasting(given)
     how = {"how": str(s.feedback), "per": str(s.compress_per)}
@@ -234,7 +233,7 @@ def compressor_of(spec: str) -> Compressor:
     """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
     given = own.thing_of("compress", spec)
     if given is None:
-        given = registry.bind("compress", COMPRESSORS, spec)()
+        given = registry.spec("compress", COMPRESSORS, spec).make()
     check.require(isinstance(given, Compressor), "compress", own.shown(given), "a name or a Compressor")
     for name, function in given._asdict().items():
         check.require(callable(function), f"compress.{name}", function, "a function")

@@ -15,10 +15,10 @@ def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:
     """The spec of a rule with the server parts that these texts name; ``ValueError`` for wrong names and values."""
     found: dict[str, Spec] = {}
     for text in texts:
-        registry.bind("part", PARTS, text)()  # checks names and ranges
-        name, options = registry.parse_spec("part", text)
-        check.require(name not in found, "part", name, "given once")
-        found[name] = Spec(registry.find("part", PARTS, name), **options).within(f"{rule.scope}.{name}", name=name)
+        part = registry.spec("part", PARTS, text)
+        part.make()  # checks the ranges
+        check.require(part.name not in found, "part", part.name, "given once")
+        found[part.name] = part.within(f"{rule.scope}.{part.name}")
     return Spec(_with_parts, rule.later(), *found.values(), names=tuple(found))
 
 

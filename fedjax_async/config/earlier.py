@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async.config import own
-from fedjax_async.registry import options_of, parse_spec
+from fedjax_async.factories import options_of
+from fedjax_async.registry import parse_spec
 
 TIMING = "timing"  # among options of rules, none of which has this name
 # Method -> the options whose defaults have changed, and its timing, with the values that they had before.

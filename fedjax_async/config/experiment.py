@@ -256,7 +256,7 @@ def timing_of(s: Settings) -> Timing:
     if given is not None:
         return contracts.checked_timing(given)
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
-    timing: Timing = registry.bind("timing", TIMINGS, str(s.timing or usual))()
+    timing: Timing = registry.spec("timing", TIMINGS, str(s.timing or usual)).make()
     return timing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check, grammar, registry
 from fedjax_async.config import own
 from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric
@@ -31,7 +31,7 @@ def metrics_of(setting: Any) -> tuple[tuple[str, Metric], ...]:
     """
     given = own.thing_of("metrics", setting)
     if given is None:
-        specs = [] if setting is None else registry.listed(str(setting))
+        specs = [] if setting is None else grammar.listed(str(setting))
         pairs = [(_column(spec), _named(spec)) for spec in specs]
     else:
         pairs = [(name, _metric(name, thing)) for name, thing in given.items()]
@@ -56,7 +56,7 @@ def _column(spec: str) -> str:
 @registry.cached_by_name(maxsize=64)
 def _named(spec: str) -> Metric:
     """The metric of a spec; equal specs give the same object, so that runs share programs."""
-    found = registry.bind("metrics", METRICS, spec)()
+    found = registry.spec("metrics", METRICS, spec).make()
     return _metric(spec, found)
 
 

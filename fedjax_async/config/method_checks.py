@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
@@ -25,7 +25,7 @@ NODES = ("stays", "compressor")  # the positional parameters of factories of a `
 
 def client_options(client: Any) -> dict[str, inspect.Parameter]:
     """The options of local training that belong to the method; the run's settings give the others."""
-    return {key: p for key, p in registry.options_of(factory_of(client)).items() if key not in LOCAL}
+    return {key: p for key, p in factories.options_of(factory_of(client)).items() if key not in LOCAL}
 
 
 # Setting of local training -> the options of a factory that carry it.
@@ -94,7 +94,7 @@ def check_fields(given: Method, kind: str) -> None:
             continue
         allowed = f"a text, a name of clock.{name}; only a run takes an object"
         check.require(isinstance(spec, str), f"{kind}.{field}", spec, allowed)
-        registry.bind(field, known, spec)()  # checks the ranges
+        registry.spec(field, known, spec).make()  # checks the ranges
     check.require(given.has_server or given.feedback is None, f"{kind}.feedback", given.feedback, f"left out: {nodes}")
     check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
     check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")
@@ -102,11 +102,11 @@ def check_fields(given: Method, kind: str) -> None:
     check.require(isinstance(given.optimizer, str), f"{kind}.optimizer", given.optimizer, "a text such as 'sgd'")
     check.require(_is_finite(given.lr), f"{kind}.lr", given.lr, "a finite number > 0")
     check.require(float(given.lr) > 0, f"{kind}.lr", given.lr, "a finite number > 0")
-    registry.bind("optimizer", OPTIMIZERS, given.optimizer)(float(given.lr))
+    registry.spec("optimizer", OPTIMIZERS, given.optimizer).make(float(given.lr))
     compress = given.compress is None or isinstance(given.compress, str)
     check.require(compress, f"{kind}.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
     if given.compress is not None:
-        registry.bind("compress", COMPRESSORS, given.compress)()
+        registry.spec("compress", COMPRESSORS, given.compress).make()
     check.require(isinstance(given.plain_sgd, bool), f"{kind}.plain_sgd", given.plain_sgd, "True or False")
     allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
     check.require(callable(factory_of(given.client)), f"{kind}.client", own.shown(given.client), allowed)
@@ -119,7 +119,7 @@ def _check_client(given: Method) -> None:
     for name in options:
         check.require(name not in LOCAL, "method.client", name, "left out: settings of the run give it")
     check_factory("method.client", factory_of(client), options)
-    for name in {"optimizer", "lr"} & {*ignored_by(registry.options_of(factory_of(client)))}:
+    for name in {"optimizer", "lr"} & {*ignored_by(factories.options_of(factory_of(client)))}:
         value, usual = getattr(given, name), Method._field_defaults[name]
         check.require(value == usual, f"method.{name}", value, f"left out: {_IGNORES}")
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.config import earlier, misplaced, own, words
 from fedjax_async.config.compositions import with_server_parts
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
@@ -42,7 +42,7 @@ def method_options(name: str) -> dict[str, Any]:
     Raises ``ValueError`` for an unknown method.
     """
     usual: Method = registry.find("method", METHODS, name)
-    defaults = {key: parameter.default for key, parameter in registry.options_of(factory_of(usual.rule)).items()}
+    defaults = {key: parameter.default for key, parameter in factories.options_of(factory_of(usual.rule)).items()}
     own = {key: parameter.default for key, parameter in client_options(usual.client).items()}
     return own | defaults | {"proximal": usual.proximal}
 
@@ -97,7 +97,7 @@ def local_options(spec: str) -> list[str]:
         client = usual_of(spec).client
         return [*client.given] if isinstance(client, Spec) else []
     _, options = registry.parse_spec("method", rule_of(spec), METHODS)
-    of_rule = registry.options_of(factory_of(usual_of(spec).rule))
+    of_rule = factories.options_of(factory_of(usual_of(spec).rule))
     return [name for name in options if name != "proximal" and name not in of_rule]
 
 
@@ -156,9 +156,9 @@ def method(spec: str) -> Method:
     name, options, clock = parsed(spec, "TIMING" if usual.has_server else "EXCHANGE")
     proximal = options.pop("proximal", usual.proximal)
     factory, of_client = factory_of(usual.rule), client_options(usual.client)  # which may share options
-    of_rule = registry.options_of(factory)
+    of_rule = factories.options_of(factory)
     rule = Spec(factory, **{key: value for key, value in options.items() if key in of_rule})
-    rule = rule.within("server" if usual.has_server else "peer", name=name)
+    rule = rule.within("server" if usual.has_server else "peer").called(name)
     _check_made(name, rule, usual)  # checks the ranges
     parts = own.parts_of("method", spec.partition("@")[0])[1:]
     check.require(usual.has_server or not parts, "part", "+".join(parts), f"left out: {name} runs without a server")
@@ -179,7 +179,8 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     """``ValueError`` unless the factory of a registered method makes the algorithm that it shall."""
     kind = ServerAlgorithm if usual.has_server else PeerAlgorithm
     given = () if usual.has_server else (_nothing, *compressors(usual.compress))
-    found = registry.made("method", name, lambda: rule.on(*given).make())
+    own_factory = name in registry.ADDED.get("method", {})
+    found = rule.called(name, kind="method" if own_factory else "", own=own_factory).make(*given)
     hint = "timing, client, ... of a Method are arguments of register"
     hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(found, PeerAlgorithm) else hint
     allowed = f"a factory of a {kind.__name__} ({hint})"
@@ -204,7 +205,7 @@ def rule_spec(chosen: Method) -> Any:
     if isinstance(rule, (ServerAlgorithm, PeerAlgorithm)):
         return rule
     spec = rule if isinstance(rule, Spec) else Spec(rule)
-    return spec if spec.scope or spec.args else spec.within("server" if chosen.has_server else "peer", name=spec.name)
+    return spec if spec.scope or spec.args else spec.within("server" if chosen.has_server else "peer")
 
 
 def client_spec(chosen: Method) -> Spec:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_async import registry
+from fedjax_async import grammar, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own, words
+from fedjax_async.factories import options_of
 from fedjax_async.local import OPTIMIZERS
 
 MOST = 2  # examples of names that take an option
@@ -67,7 +68,7 @@ def _elsewhere(spec: str, usual: Any, option: str, value: str) -> Place | None:
 
 def _takers(factories: Factories, option: str) -> list[str]:
     """The names whose factories have the option."""
-    return [name for name, factory in factories.items() if option in registry.options_of(factory)]
+    return [name for name, factory in factories.items() if option in options_of(factory)]
 
 
 def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], option: str, value: str) -> Place | None:
@@ -113,12 +114,12 @@ def in_spec(setting: str, spec: str) -> str:
 def _takes(factories: Factories, spec: str, option: str) -> bool:
     """Whether the factory that a spec names has the option; False for an unknown name."""
     factory = factories.get(spec.partition(":")[0])
-    return factory is not None and option in registry.options_of(factory)
+    return factory is not None and option in options_of(factory)
 
 
 def _texts(spec: str) -> dict[str, str]:
     """Option -> its text, as a spec has them."""
-    items = (item.partition("=") for item in registry.items_of(spec))
+    items = (item.partition("=") for item in grammar.items_of(spec))
     return {key.strip().replace("-", "_"): text.strip() for key, _, text in items}
 
 

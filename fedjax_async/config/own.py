@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check, grammar, registry
 from fedjax_async.spec import Spec
 
 # Settings that may hold an object, with what it may be.
@@ -223,10 +223,10 @@ def parts_of(field: str, spec: str) -> list[str]:
     For a method, ``spec`` is the text before its ``@``.
     """
     if field == "metrics":
-        return registry.listed(spec)
+        return grammar.listed(spec)
     if field == "method":
-        return registry.with_parts(spec, known_parts()) if "+" in spec else [spec]
-    return registry.joined(spec) if field in JOINED else [spec]
+        return grammar.with_parts(spec, known_parts()) if "+" in spec else [spec]
+    return grammar.joined(spec) if field in JOINED else [spec]
 
 
 def names_in(field: str, spec: str) -> list[str]:

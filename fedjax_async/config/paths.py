@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, grammar, registry
 from fedjax_async.config import own, words
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
@@ -62,8 +62,8 @@ def with_option(spec: str, key: str, value: Any) -> str:
     ('fedasync:mixing=0.4,exponent=0.5', 'constant:mean=2.0')
     """
     name, options = registry.parse_spec("spec", spec)
-    texts = (item.partition("=")[2].strip() for item in registry.items_of(spec))
-    merged = dict(zip(options, texts)) | {key: registry.option_text(key, value)}
+    texts = (item.partition("=")[2].strip() for item in grammar.items_of(spec))
+    merged = dict(zip(options, texts)) | {key: grammar.option_text(key, value)}
     return f"{name}:{','.join(f'{k}={text}' for k, text in merged.items())}"
 
 
@@ -132,16 +132,16 @@ def _options_of(fields: Fields, field: str) -> list[str]:
     spec = _spec(fields, field)
     name = None if spec is None or isinstance(spec, Named) else spec.partition(":")[0]
     known = registry.entries(field, REGISTRIES[field])
-    return [*registry.options_of(known[name])] if name in known else []
+    return [*factories.options_of(known[name])] if name in known else []
 
 
 def _options(field: str, name: str) -> Iterable[str]:
     """The options that a model called ``name`` takes."""
     if field == "method" and name in known_parts():
-        return registry.options_of(known_parts()[name])
+        return factories.options_of(known_parts()[name])
     if field == "method":
         return method_options(name)
-    return registry.options_of(registry.find(field, REGISTRIES[field], name))
+    return factories.options_of(registry.find(field, REGISTRIES[field], name))
 
 
 # --- paths ------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def checked(path: str, value: Any, fields: Fields) -> Any:
     if path.partition(".")[0] not in FIELDS:
         raise _unknown(path, fields)
     where = address(path)
-    return registry.parse_value(registry.option_text(path, value)) if where.option else _field_value(path, value)
+    return grammar.parse_value(grammar.option_text(path, value)) if where.option else _field_value(path, value)
 
 
 def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         models, name = _chosen(new, where)
         rule = spec_in(models[name])
-        known = _options(where.field, name) if rule is None else registry.options_of(rule.factory)
+        known = _options(where.field, name) if rule is None else factories.options_of(rule.factory)
         if where.option not in known:
             near = [f"{field}.{where.option}" for field in OF_METHODS if where.option in _options_of(new, field)]
             near = near if where.field == "method" else []
@@ -301,6 +301,6 @@ def _without(spec: str, field: str, addresses: Iterable[Address]) -> str:
     """A model's spec without the options that the addresses select."""
     name = spec.partition(":")[0]
     without = {where.option for where in addresses if where.field == field and where.name in ("", name)}
-    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in registry.items_of(spec)}
+    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in grammar.items_of(spec)}
     kept = [item for item, option in names.items() if option not in without]
     return f"{name}:{','.join(kept)}" if kept else name

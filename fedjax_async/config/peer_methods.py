@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.clock import EXCHANGES, Exchange
 from fedjax_async.clock.exchanges import Alone
 from fedjax_async.config import own
@@ -48,7 +48,7 @@ def exchange_of(chosen: Method, setting: Any) -> Exchange:
         return given  # type: ignore[no-any-return]
     spec = str(setting or chosen.exchange)
     name, options = registry.parse_spec("exchange", spec, EXCHANGES)
-    known = registry.options_of(registry.find("exchange", EXCHANGES, name))
+    known = factories.options_of(registry.find("exchange", EXCHANGES, name))
     rule = rule_spec(chosen)
     both = client_spec(chosen).options | (rule.options if isinstance(rule, Spec) else {})
     shared = {option: value for option, value in both.items() if option in known}
@@ -57,5 +57,5 @@ def exchange_of(chosen: Method, setting: Any) -> Exchange:
         check.require(
             have == value, f"exchange's {option}", have, f"{value}, as in the method, which has the same option"
         )
-    made: Exchange = registry.bind("exchange", EXCHANGES, spec, **shared)()
+    made: Exchange = registry.spec("exchange", EXCHANGES, spec, **shared).make()
     return made

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_async import check, inputs, registry
+from fedjax_async import check, factories, inputs, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
@@ -150,7 +150,7 @@ def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, A
     allowed = "a compressor such as 'topk:ratio=0.1', which the factory takes" if takes else "left out: it takes none"
     fits = not nodes or takes == (preset.get("compress") is not None)
     check.require(fits, "preset.compress", preset.get("compress"), allowed)
-    return filled(Method(factory, about=registry.summary(factory), **preset))
+    return filled(Method(factory, about=factories.summary(factory), **preset))
 
 
 def _positional(factory: Callable[..., Any]) -> list[str]:

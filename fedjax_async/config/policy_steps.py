@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
+from fedjax_async import grammar, registry
 from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
 from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.settings import Settings
+from fedjax_async.factories import options_of
 from fedjax_async.types import Schedule
 
 
@@ -123,11 +124,11 @@ def _sizes(s: Settings) -> BufferSizes | None:
     """The sizes of the policy that decides the buffer; ``None`` if no policy of the package does."""
     if own.thing_of("policy", s.policy) is not None:
         return None
-    parts = [_read("policy", POLICIES, part) for part in registry.joined(str(s.policy))]
+    parts = [_read("policy", POLICIES, part) for part in grammar.joined(str(s.policy))]
     return next((SIZES[name](options) for name, options in parts if name in SIZES), None)
 
 
 def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:
     name, given = registry.parse_spec(kind, spec, factories)
-    options = registry.options_of(registry.find(kind, factories, name))
+    options = options_of(registry.find(kind, factories, name))
     return name, {option: parameter.default for option, parameter in options.items()} | given

@@ -49,7 +49,7 @@ def read_files(dataset: str) -> list[Path]:
 def _made(dataset: str) -> Any:
     given = own.thing_of("dataset", dataset)
     if given is None:
-        given = registry.bind("dataset", DATASETS, dataset)()
+        given = registry.spec("dataset", DATASETS, dataset).make()
     kinds = (Dataset, Federation, FederatedData)
     check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
     if isinstance(given, FederatedData):
@@ -176,7 +176,7 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     given = own.thing_of("model", spec)
     if given is None:
         try:
-            given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+            given = registry.spec("model", MODELS, spec, input_shape=shape, num_classes=num_classes).make()
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
             check.require(not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}")

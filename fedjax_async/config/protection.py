@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, grammar, registry
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Server, rule_of
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
-from fedjax_async.spec import Spec
+from fedjax_async.spec import Spec, naming
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
@@ -32,17 +32,17 @@ def privacy_of(spec: str | None) -> Privacy:
     if spec is None:
         return Privacy()
     parts = []
-    for part in registry.joined(spec):
-        made = registry.bind("privacy", PRIVACY, part)()
+    for part in grammar.joined(spec):
+        made = registry.spec("privacy", PRIVACY, part).make()
         check.kind(f"privacy {part}", made, Privacy, "a factory of a server.Privacy")
         parts.append(made)
-    with registry.naming("privacy", spec, PARTS_FOR.values()):
+    with naming("privacy", spec, PARTS_FOR.values()):
         return combined(parts)
 
 
 def attack_of(spec: str) -> Attack:
     """The attack that a spec names."""
-    made: Attack = registry.bind("attack", ATTACKS, spec)()
+    made: Attack = registry.spec("attack", ATTACKS, spec).make()
     check.kind(f"attack {spec}", made, Attack, "a factory of a server.Attack")
     return made
 
@@ -61,7 +61,7 @@ def per_example_of(s: Settings, takes: Collection[str]) -> DPSGDOptions | None:
 def with_attackers(data: FederatedData, spec: str, seed: int) -> FederatedData:
     """The data with attackers marked, drawn by the seed, and with the labels that attackers train on."""
     attack = attack_of(spec)
-    with registry.naming("attack", spec, registry.options_of(attackers)):
+    with naming("attack", spec, factories.options_of(attackers)):
         marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
     data = data._replace(malicious=marked)
     if attack.relabel is None or not marked.any():
@@ -97,17 +97,16 @@ def protecting(
         private = Spec(_private).within("privacy").with_numbers(**numbers).later()
         server = Spec(_protected, server, private, stays=stays)
     if s.attack is not None:
-        name, options = registry.parse_spec("attack", s.attack, ATTACKS)
-        attack_of(s.attack)  # checks names and ranges
+        attack_of(s.attack)  # checks the ranges
         # the data say which clients attack, so runs with other shares of attackers share programs
-        attack = Spec(registry.find("attack", ATTACKS, name), **options).within("attack").later(*_ATTACKERS)
+        attack = registry.spec("attack", ATTACKS, s.attack).within("attack").later(*_ATTACKERS)
         limit = {} if s.norm_limit is None else {"norm_limit": float(s.norm_limit)}
         limited = Spec(_numbers).within("attack").with_numbers(**limit)
         server = Spec(_attacked, server, attack, limited, like=_hashable(upload))
     return server
 
 
-_ATTACKERS = tuple(registry.options_of(attackers))
+_ATTACKERS = tuple(factories.options_of(attackers))
 
 
 def _protected(

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, inputs, registry
+from fedjax_async import check, factories, inputs, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.cautions import caution
@@ -125,7 +125,7 @@ def _resolved(settings: Settings) -> Settings:
     factory = client_factory(settings, usual)
     if factory is None or settings.fine_tune is not None or settings.ditto is not None:
         return with_optimizer(filled, usual)
-    given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
+    given = {name: getattr(filled, name) for name in ignored_by(factories.options_of(factory))}
     return dataclasses.replace(with_optimizer(filled, usual), **given)
 
 
@@ -230,7 +230,7 @@ def epochs_of(s: Settings) -> float | None:
 def delay_of(s: Settings) -> DelayModel:
     """The delay model that the settings name, or their object."""
     given = own.thing_of("delay", s.delay)
-    model: DelayModel = registry.bind("delay", DELAYS, s.delay)() if given is None else given
+    model: DelayModel = registry.spec("delay", DELAYS, s.delay).make() if given is None else given
     return model
 
 

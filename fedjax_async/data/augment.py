@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry
+from fedjax_async import check, grammar, registry
 from fedjax_async.types import Array, Key
 
 Augment = Callable[[Key, Array], Array]
@@ -60,7 +60,7 @@ def augmentation(spec: str) -> Augment:
 
     Equal specs give the same function, so that runs share compiled programs. Each part has its own random numbers.
     """
-    return chained(tuple(registry.bind("augment", AUGMENTATIONS, part)() for part in registry.joined(spec)))
+    return chained(tuple(registry.spec("augment", AUGMENTATIONS, part).make() for part in grammar.joined(spec)))
 
 
 @lru_cache(maxsize=16)

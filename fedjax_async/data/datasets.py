@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import registry
 from fedjax_async.check import optional, require, whole
 from fedjax_async.data import decode, own_copy, tfds
 from fedjax_async.data.archive import read_files
@@ -23,6 +24,7 @@ from fedjax_async.data.population import population
 from fedjax_async.data.problems import quadratic, synthetic
 from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Published, check_arrays
 from fedjax_async.data.text import shortened
+from fedjax_async.factories import summary
 from fedjax_async.home import (
     KEPT,
     arrays_folder,
@@ -36,7 +38,7 @@ from fedjax_async.home import (
     tfds_version_folder,
 )
 from fedjax_async.inputs import below, reading
-from fedjax_async.registry import bind, find, summary
+from fedjax_async.registry import find
 
 DataDir = str | os.PathLike[str] | None
 
@@ -298,7 +300,7 @@ def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
     (5000, 28, 28)
     """
     require(isinstance(spec, str), "dataset", spec, "a text such as 'mnist'")
-    return bind("dataset", DATASETS, spec, data_dir=data_dir)()
+    return registry.spec("dataset", DATASETS, spec, data_dir=data_dir).make()
 
 
 def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed]:

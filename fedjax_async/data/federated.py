@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async import registry
 from fedjax_async.check import kind, require, whole
 from fedjax_async.data.checking import check_alike, check_array, check_examples
 from fedjax_async.data.decode import usual
 from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
-from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
 
 _NO_TEST = np.zeros(0, np.float32), np.zeros(0, np.int32)
@@ -148,11 +148,10 @@ def _deal(
         if dataset.groups is None:
             raise ValueError(f"num_clients = None: must be given, since {dataset.name} has no natural owners")
         num_clients = len(np.unique(dataset.groups))
-    partition: Partitioner = (
-        bind("partitioner", PARTITIONERS, partitioner, groups=dataset.groups, class_names=dataset.class_names)()
-        if isinstance(partitioner, str)
-        else partitioner
-    )
+    if isinstance(partitioner, str):
+        known = {"groups": dataset.groups, "class_names": dataset.class_names}
+        partitioner = registry.spec("partitioner", PARTITIONERS, partitioner, **known).make()
+    partition: Partitioner = partitioner  # type: ignore[assignment]
     parts = partition(dataset.y, num_clients, rng)
     check_partition(parts, len(dataset.x), num_clients)
     return parts

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.geometry import lorentz_penalty
 from fedjax_async.types import Array, Params, Traced
 
@@ -54,7 +54,7 @@ def metric_of(name: str, sigma: Traced | None = None, beta: Traced | None = None
     """
     given = {key: value for key, value in (("sigma", sigma), ("beta", beta)) if value is not None}
     factory = registry.find("metric", PROXIMAL_METRICS, name)
-    known = registry.options_of(factory)
+    known = factories.options_of(factory)
     for key, value in given.items():
         check.require(key in known, key, value, f"left out: the metric {name!r} does not take it")
     return factory(**given)

@@ -76,4 +76,4 @@ def make(spec: str, *, num_classes: int | None = None, input_shape: tuple[int, .
     True
     """
     given = {"num_classes": num_classes, "input_shape": input_shape}
-    return registry.bind("model", MODELS, spec, **{k: v for k, v in given.items() if v is not None})()
+    return registry.spec("model", MODELS, spec, **{k: v for k, v in given.items() if v is not None}).make()

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from flax import linen as nn
 
 from fedjax_async import check
+from fedjax_async.factories import takes
 from fedjax_async.models.blocks import ConvNorm, Options, built, options, scaled
 from fedjax_async.models.conv import Conv, he_normal, max_pool
 from fedjax_async.models.wrap import check_shape, from_flax
-from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 # (channels, kernel, stride, padding, whether max-pooling follows)

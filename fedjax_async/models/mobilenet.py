@@ -8,8 +8,8 @@ from functools import partial
 import jax
 from flax import linen as nn
 
+from fedjax_async.factories import takes
 from fedjax_async.models.blocks import ConvNorm, Options, built, global_mean, options, scaled
-from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 # (expansion, channels, blocks, stride of the first block): table 2 of the paper

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.types import Array, Path
 
 STATISTICS = "batch_stats"
@@ -211,7 +211,7 @@ def normalisation(name: str, *, momentum: float | None = None, groups: int | Non
     factory = registry.find("norm", NORMS, name)
     given = {key: value for key, value in (("momentum", momentum), ("groups", groups)) if value is not None}
     for key, value in given.items():
-        check.require(key in registry.options_of(factory), key, value, f"left out: norm {name!r} does not take it")
+        check.require(key in factories.options_of(factory), key, value, f"left out: norm {name!r} does not take it")
     if momentum is not None:
         check.below_one("momentum", momentum)
     if groups is not None:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedjax_async import check
+from fedjax_async.factories import takes
 from fedjax_async.models.blocks import VARIANTS, ConvNorm, Options, built, global_mean, options, scaled
 from fedjax_async.models.conv import Conv, he_normal
-from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 STAGES = (64, 128, 256, 512)  # channels; every stage after the first halves the resolution

@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, factories, registry, tree
+from fedjax_async.factories import takes
 from fedjax_async.geometry import CORRECTIONS, Correction
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
-from fedjax_async.registry import takes
 from fedjax_async.server.delay_correction import SWITCHES, delay_corrected
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
@@ -100,7 +100,7 @@ def end_correction(
       per: for the ortho corrections: the whole vector (``whole``), layers (``layer``) or tensors (``tensor``).
     """
     factory = registry.find("correction", CORRECTIONS, correction)
-    takes_option = registry.options_of(factory).keys()
+    takes_option = factories.options_of(factory).keys()
     for name, value in (("switch", switch), ("fraction", fraction)):
         check.require(value is None or "switch" in takes_option, name, value, "left out: only orthodyn has it")
     check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")

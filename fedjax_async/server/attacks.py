@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.registry import takes
+from fedjax_async.factories import takes
 from fedjax_async.server.rule import closed, known
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced

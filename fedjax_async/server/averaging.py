@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check
-from fedjax_async.registry import takes
+from fedjax_async.factories import takes
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.rule import discount, guard_rails, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics

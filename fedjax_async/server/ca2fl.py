@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
-from fedjax_async.registry import takes
+from fedjax_async.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics

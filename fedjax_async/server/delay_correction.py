@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry, tree
+from fedjax_async.factories import takes
 from fedjax_async.geometry import PHASES, Correction, Trend, corrections, norm_falls, steps_pass
-from fedjax_async.registry import takes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform

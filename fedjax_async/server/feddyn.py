@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
+from fedjax_async.factories import takes
 from fedjax_async.local import Scale, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
-from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
+from fedjax_async.factories import takes
 from fedjax_async.local import Scale, hyperbolic, local_training
-from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry
-from fedjax_async.registry import takes
+from fedjax_async.factories import takes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import Array, Params, ServerAlgorithm, Traced

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from fedjax_async import check, tree
+from fedjax_async.factories import takes
 from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
@@ -29,7 +30,6 @@ from fedjax_async.local.training import (
     shared_part,
     without_statistics,
 )
-from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform

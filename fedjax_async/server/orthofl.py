@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry, tree
+from fedjax_async.factories import takes
 from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
 from fedjax_async.models import STATISTICS
-from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import has_statistics, on_weights
 from fedjax_async.server.transforms import (

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, factories, tree
 from fedjax_async.server.asynccurve import end_correction
 from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.step_size import cyclic as cycle
@@ -154,8 +154,8 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
     """The factory of the same rule with these parts by name, in their order; its options stay the same.
 
     Raises ``ValueError`` if a part acts on deltas, directions or steps and the rule has no guard rails
-    (``registry.takes(guards=server.guard_rails)``). The returned factory raises ``ValueError`` for a part that its rule
-    cannot use, and for one that its rule has by an option that is not switched off.
+    (``factories.takes(guards=server.guard_rails)``). The returned factory raises ``ValueError`` for a part that its
+    rule cannot use, and for one that its rule has by an option that is not switched off.
 
     >>> from fedjax_async.server import fedbuff
     >>> server = with_parts(fedbuff, {"dominance": dominance(), "swa": swa(start=0.5)})(server_lr=0.7)
@@ -167,7 +167,7 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
     if arriving or after or steps:
         groups = getattr(factory, "groups", {})
         name = getattr(factory, "__name__", "the rule")
-        allowed = f"swa alone: {name} has no guard rails, registry.takes(guards=server.guard_rails)"
+        allowed = f"swa alone: {name} has no guard rails, factories.takes(guards=server.guard_rails)"
         check.require("guards" in groups, "parts", ", ".join(parts), allowed)
         rails = groups["guards"]
 
@@ -176,7 +176,7 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
             chained = chain(*arriving, rails(**options), *after)
             return chained._replace(steps=chained.steps + steps)
 
-        factory = registry.regrouped(factory, guards=guards)
+        factory = factories.regrouped(factory, guards=guards)
 
     @functools.wraps(factory)
     def made(**options: Any) -> ServerAlgorithm:
@@ -194,7 +194,7 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
 def _require_off(factory: Factory, part: str, options: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the rule has this part by an option of its own that is not switched off."""
     option, off = OWN.get(part, ("", None))
-    known = registry.options_of(factory)
+    known = factories.options_of(factory)
     if option in known:
         value = options.get(option, known[option].default)
         same = isinstance(value, (bool, int, float)) and value == off

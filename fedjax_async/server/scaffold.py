@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
+from fedjax_async.factories import takes
 from fedjax_async.local import Scale, decay_factor, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
-from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
+from fedjax_async import check, factories, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
 from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
 
@@ -265,7 +265,7 @@ def staleness_weight(name: str, **options: Any) -> Weight:
     """
     given = {k: v for k, v in options.items() if v is not None}
     factory = registry.find("staleness", STALENESS, name)
-    known = registry.options_of(factory)
+    known = factories.options_of(factory)
     for key, value in given.items():
         check.require(key in known, key, value, f"left out: staleness weight {name!r} does not take it")
     return factory(**given)

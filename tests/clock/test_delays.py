@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async import registry
+from fedjax_async import factories
 from fedjax_async.clock import DELAYS, bind_delays
 from fedjax_async.clock.delays import rpi_table
 
@@ -16,7 +16,7 @@ SPECS = [
 
 def test_the_list_above_covers_the_registry():
     assert {spec.partition(":")[0] for spec in SPECS} | {"csv"} == set(DELAYS)
-    assert all(registry.summary(factory) for factory in DELAYS.values())
+    assert all(factories.summary(factory) for factory in DELAYS.values())
 
 
 @pytest.mark.parametrize("spec", SPECS)

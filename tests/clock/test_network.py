@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async import registry
+from fedjax_async import factories, registry
 from fedjax_async.clock import NETWORKS, Until, bind_delays, plan
 from fedjax_async.notices import RunWarning
 
 
 def network(spec, num_clients=10, seed=0):
-    return registry.bind("network", NETWORKS, spec)()(num_clients, seed)
+    return registry.spec("network", NETWORKS, spec).make()(num_clients, seed)
 
 
 def plain(timing="every", **options):
@@ -26,7 +26,7 @@ def plain(timing="every", **options):
 
 
 def test_every_network_has_a_summary():
-    assert all(registry.summary(factory) for factory in NETWORKS.values())
+    assert all(factories.summary(factory) for factory in NETWORKS.values())
 
 
 def test_a_link_is_latency_and_bytes_each_way():

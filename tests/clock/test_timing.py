@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import registry
+from fedjax_async import factories
 from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
 from fedjax_async.clock.record import SLACK
 from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
@@ -29,7 +29,7 @@ def make(timing, delays="lognormal", updates=60, **options):
 
 def test_the_specs_cover_the_registry():
     assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS)
-    assert all(registry.summary(factory) for factory in TIMINGS.values())
+    assert all(factories.summary(factory) for factory in TIMINGS.values())
 
 
 @pytest.mark.parametrize("delays", DELAY_SPECS)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import registry
+from fedjax_async import factories
 from fedjax_async.clock import (
     AVAILABILITY,
     FAULTS,
@@ -68,7 +68,7 @@ def test_the_specs_cover_the_registries():
     assert names == set(AVAILABILITY) - {"csv"}
     assert {part.partition(":")[0] for spec in FAULT_SPECS for part in spec.split("+")} == set(FAULTS)
     for known in (AVAILABILITY, FAULTS):
-        assert all(registry.summary(factory) for factory in known.values())
+        assert all(factories.summary(factory) for factory in known.values())
 
 
 def check_conditions(s, there):

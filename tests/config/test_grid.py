@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import registry
+from fedjax_async import grammar, registry
 from fedjax_async.clock import EXCHANGES, TOPOLOGIES
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
@@ -80,7 +80,7 @@ VALUES = st.one_of(TEXTS, st.integers(), st.floats(allow_nan=False))
 @given(st.tuples(VALUES, VALUES), st.tuples(VALUES, VALUES))
 def test_names_are_injective(one, other):
     def comparable(values):  # a setting has one type, so 1, 1.0 and "1" are never compared
-        return tuple(value if isinstance(value, str) else registry.option_text("x", value) for value in values)
+        return tuple(value if isinstance(value, str) else grammar.option_text("x", value) for value in values)
 
     short = {"a": "a", "b": "b"}
     names = [point_name(dict(zip("ab", values)), short) for values in (one, other)]

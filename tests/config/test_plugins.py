@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Method, Settings, inputs, models, register, registry, server, simulate
+from fedjax_async import Method, Settings, factories, inputs, models, register, registry, server, simulate
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import plan_groups, plugins, prepare
@@ -261,7 +261,7 @@ def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch
         plugins.load([str(path)])
         plugins.load([str(path)])  # the second time nothing happens
         assert sys.path == before
-        assert registry.summary(registry.ADDED["method"]["mine"].entry.rule) == "From a file."
+        assert factories.summary(registry.ADDED["method"]["mine"].entry.rule) == "From a file."
         found.append(registry.ADDED["method"]["mine"].fingerprint)
         registry.ADDED.clear()
     program = (

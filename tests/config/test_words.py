@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS
 from fedjax_async.config import METHODS, Settings, misplaced, words
 from fedjax_async.config.methods import method_options, parsed, usual_of
@@ -16,7 +16,7 @@ def clocks():
     for name, preset in METHODS.items():
         kind, known = ("timing", TIMINGS) if preset.has_server else ("exchange", EXCHANGES)
         clock = getattr(preset, kind).partition(":")[0]
-        for option in registry.options_of(known[clock]):
+        for option in factories.options_of(known[clock]):
             if option not in method_options(name):
                 yield name, kind, clock, option
 
@@ -69,7 +69,7 @@ def test_every_word_of_other_programs_means_something_that_exists():
         if not equals:
             continue
         name, options = registry.parse_spec(setting, spec)
-        known = method_options(name) if setting == "method" else registry.options_of(REGISTRIES[setting][name])
+        known = method_options(name) if setting == "method" else factories.options_of(REGISTRIES[setting][name])
         assert set(options) <= set(known), meant
 
 

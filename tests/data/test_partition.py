@@ -15,7 +15,8 @@ from fedjax_async.data import Dataset, client_rows, fashion_mnist_6k, federate, 
 from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
-from fedjax_async.registry import bind, summary
+from fedjax_async.factories import summary
+from fedjax_async.registry import spec as spec_of
 
 SPECS = [
     "iid",
@@ -38,7 +39,7 @@ def deal(spec, labels, num_clients, seed=0):
         classes = max(len(np.unique(labels)), 1)
         shares = 1 + np.random.default_rng(seed).integers(0, 3, (max(num_clients, 1), classes))
         spec = spec.removesuffix("TABLE") + str(table_file(shares))
-    partition = bind("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97)()
+    partition = spec_of("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97).make()
     return partition(labels, num_clients, np.random.default_rng(seed))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import registry, tree
+from fedjax_async import factories, tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
@@ -91,7 +91,7 @@ def client_of(rule: str):
     optimizer = OPTIMIZERS[METHODS[rule].optimizer](0.1)
     options = {"lr": 0.1, "optimizer": optimizer, "alpha": 0.5, "batch_size": 4, "proximal": METHODS[rule].proximal}
     options["control_lr"] = 0.05
-    return made(MODEL, **{key: options[key] for key in options if key in registry.options_of(made)})
+    return made(MODEL, **{key: options[key] for key in options if key in factories.options_of(made)})
 
 
 class Case(NamedTuple):

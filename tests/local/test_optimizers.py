@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import registry, tree
+from fedjax_async import factories, tree
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from tests.local import textbook
 
@@ -72,8 +72,8 @@ def test_hyperparameters_may_be_traced(name, options, expected):
 def test_optimisers_take_the_learning_rate_first(name):
     parameters = list(inspect.signature(OPTIMIZERS[name]).parameters.values())
     assert parameters[0].name == "lr" and parameters[0].kind is not inspect.Parameter.KEYWORD_ONLY
-    assert len(registry.options_of(OPTIMIZERS[name])) == len(parameters) - 1
-    assert registry.summary(OPTIMIZERS[name]).endswith(".")
+    assert len(factories.options_of(OPTIMIZERS[name])) == len(parameters) - 1
+    assert factories.summary(OPTIMIZERS[name]).endswith(".")
     schedule = OPTIMIZERS[name](lambda count: 0.1 * 0.5**count)  # any optax schedule is a learning rate
     assert np.all(np.isfinite(descend(schedule)))
 

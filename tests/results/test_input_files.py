@@ -13,7 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjax_async import cli, compare, disk, home, identity, inputs, notices, registry, resume, simulate, sweep
+from fedjax_async import (
+    cli,
+    compare,
+    disk,
+    factories,
+    home,
+    identity,
+    inputs,
+    notices,
+    registry,
+    resume,
+    simulate,
+    sweep,
+)
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.config import Settings, plugins, sweeping
 from fedjax_async.config.inputs import with_files
@@ -147,7 +160,7 @@ def test_every_factory_that_takes_a_path_is_in_the_table():
         (kind, name)
         for kind, known in every.items()
         for name, factory in known.items()
-        if callable(factory) and "path" in registry.options_of(factory)
+        if callable(factory) and "path" in factories.options_of(factory)
     }
     assert taking - READ_ONCE == {key for key in MADE if key[0] != "initial"}
 

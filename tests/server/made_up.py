@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import registry, tree
+from fedjax_async import factories, tree
 from fedjax_async.local import Curve
 from fedjax_async.server import closed, known
 from fedjax_async.server.floco import Simplex
@@ -153,7 +153,7 @@ def run(factory, params, uploads, *, always_closes=False, clients=CLIENTS, **opt
     Runs are filled up to one length with rejected arrivals that close nothing, so that few programs are compiled.
     """
     lost = Upload(np.zeros(D), np.zeros(D), 0, 0.0, False)
-    static = {key for key, p in registry.options_of(factory).items() if not registry.is_traced(p)}
+    static = {key for key, p in factories.options_of(factory).items() if not factories.is_traced(p)}
     fixed = tuple((key, value) for key, value in options.items() if key in static)
     traced = {key: float(value) for key, value in options.items() if key not in static}
     arrivals = stacked([*uploads, *[lost] * (LENGTH - len(uploads))])

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, registry, tree
+from fedjax_async import Settings, factories, tree
 from fedjax_async.config import prepare
 from fedjax_async.server import SERVERS, STALENESS, closed, known, mean, staleness_weight
 from fedjax_async.types import Facts, Request
 from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params, uploading
 from tests.server.textbook_loops import CLIENTS
 
-STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in registry.options_of(factory)]
-MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.options_of(factory)]
+STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in factories.options_of(factory)]
+MIXING = [name for name, factory in SERVERS.items() if "mixing" in factories.options_of(factory)]
 # Rules that send each client weights of its own.
 PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
-PER_TENSOR = {name for name, factory in SERVERS.items() if "per" in registry.options_of(factory)}
+PER_TENSOR = {name for name, factory in SERVERS.items() if "per" in factories.options_of(factory)}
 MADE = {name: factory(**({"per": "tensor"} if name in PER_TENSOR else {})) for name, factory in SERVERS.items()}
 
 
@@ -45,9 +45,9 @@ def types(value):
 @pytest.mark.parametrize("factory", [*SERVERS.values(), *STALENESS.values()])
 def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
     parameters = inspect.signature(factory).parameters
-    assert list(registry.options_of(factory)) == list(parameters)
+    assert list(factories.options_of(factory)) == list(parameters)
     assert all(p.default is not p.empty and p.kind is p.KEYWORD_ONLY for p in parameters.values())
-    assert registry.summary(factory).endswith(".")
+    assert factories.summary(factory).endswith(".")
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -83,13 +83,13 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
 
 
 def traced_options(factory):
-    return {name: p for name, p in registry.options_of(factory).items() if registry.is_traced(p)}
+    return {name: p for name, p in factories.options_of(factory).items() if factories.is_traced(p)}
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_options_are_numbers_to_trace_or_static_choices(name):
     traced = traced_options(SERVERS[name])
-    for option, parameter in registry.options_of(SERVERS[name]).items():
+    for option, parameter in factories.options_of(SERVERS[name]).items():
         kinds = (int, float, type(None)) if option in traced else parameter.annotation
         assert isinstance(parameter.default, kinds), option
 
@@ -107,7 +107,7 @@ KINDS = {"traced": jnp.float32, "traced whole": jnp.int32, "whole": int}
 def test_numbers_of_any_kind_leave_the_types_of_the_state_alone(name, kind, without):
     """A sweep's float32 rate does not turn bfloat16 state into float32; a command's ``fedasync:mixing=1`` is an int."""
     factory = SERVERS[name]
-    needs = {key: value for key, value in NEEDS.items() if key in registry.options_of(factory)}
+    needs = {key: value for key, value in NEEDS.items() if key in factories.options_of(factory)}
     fixed = needs if "exponent" in without else {key: value for key, value in needs.items() if key != "staleness"}
     arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
     values = {key: p.default for key, p in traced_options(factory).items() if key not in without}
@@ -186,7 +186,7 @@ BAD = [
     *[("floco", "spread", value) for value in (-0.1, 1.5, float("nan"), "half", True)],
     ("fedmrur", "reaggregate", "some"),
     *[(name, "exponent", value) for name in ("fedasync", "fedbuff") for value in [*AT_LEAST_0, "half"]],
-    *[(name, "weighting", "size") for name in SERVERS if "weighting" in registry.options_of(SERVERS[name])],
+    *[(name, "weighting", "size") for name in SERVERS if "weighting" in factories.options_of(SERVERS[name])],
     *[("trimmed_mean", "trim", value) for value in (-0.1, 0.6, float("nan"), None, "half", True)],
     *[("krum", "byzantine", value) for value in (-1, 1.5, float("nan"), None, "one", True)],
     *[("krum", "select", value) for value in (0, 1.5, float("nan"), None, "one", True)],

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Settings, register, registry, server, simulate
+from fedjax_async import Settings, factories, register, registry, server, simulate
 from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import fields_of
@@ -190,7 +190,7 @@ def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
 def test_every_part_says_what_it_does_and_may_be_made_without_options():
     for name, factory in PARTS.items():
         part = factory()
-        assert registry.summary(factory).endswith(".") and sum(place is not None for place in part) == 1, name
+        assert factories.summary(factory).endswith(".") and sum(place is not None for place in part) == 1, name
 
 
 REFUSED = [

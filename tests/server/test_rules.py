@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import registry
+from fedjax_async import factories
 from fedjax_async.server import (
     SERVERS,
     asgd,
@@ -230,15 +230,15 @@ SWEEPS = [
     ),
 ]
 BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # the first case of each rule
-DISCOUNT, GUARDS = set(registry.options_of(discount)), textbook.Guards._fields
+DISCOUNT, GUARDS = set(factories.options_of(discount)), textbook.Guards._fields
 
 
 def test_every_rule_and_every_option_has_a_textbook_version():
-    assert set(GUARDS) == set(registry.options_of(guard_rails))
+    assert set(GUARDS) == set(factories.options_of(guard_rails))
     assert {name for name, _, _ in CASES} == set(SERVERS)
     for name, factory in SERVERS.items():
         swept = {key for other, options, _ in SWEEPS + CASES if other == name for key in options}
-        own = set(registry.options_of(factory))
+        own = set(factories.options_of(factory))
         assert own - DISCOUNT - {*GUARDS} <= swept and own >= {*GUARDS}
         assert not own & DISCOUNT or (own >= DISCOUNT and "exponent" in swept)
     assert {key for _, options, _ in SWEEPS for key in options} >= DISCOUNT
