@@ -323,6 +323,11 @@ def lasting(thing: Any) -> Any:
     return _lasting_function(thing) if callable(thing) else thing
 
 
+def lasting_part(field: str, value: Any, thing: Any) -> Any:
+    """:func:`lasting` for a part of the user's own that a setting holds or names; the package's functions last."""
+    return lasting(thing) if own_parts({field: value}) else thing
+
+
 def _lasting_function(function: Any) -> Any:
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 

@@ -54,7 +54,9 @@ def _made(dataset: str) -> Any:
     check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
     if isinstance(given, FederatedData):
         given = check_data(given)
-    return given._replace(decode=own.lasting(given.decode)) if hasattr(given, "decode") else given
+    return (
+        given._replace(decode=own.lasting_part("dataset", dataset, given.decode)) if hasattr(given, "decode") else given
+    )
 
 
 def _comes_by_clients(dataset: Any) -> bool:
@@ -196,7 +198,7 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     for name in ("init", "apply", "loss"):
         function = getattr(given, name)
         check.require(callable(function), f"model.{name}", own.shown(function), "a function, see Model")
-    model: Model = own.lasting(given)
+    model: Model = own.lasting_part("model", spec, given)
     return model
 
 
