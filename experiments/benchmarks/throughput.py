@@ -38,7 +38,7 @@ from common import hardware, interleave, write_table
 
 from fedjax_async import Settings
 from fedjax_async.config import execute, prepare
-from fedjax_async.config.experiment import Experiment
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.data import Dataset, federate
 from fedjax_async.engine import default_batching, default_lanes, default_width
 from fedjax_async.results import table

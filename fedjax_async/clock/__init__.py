@@ -4,7 +4,7 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 
 1. ``scenario.py``: the input of a timing; ``timing.py``: the timings (registry ``TIMINGS``).
 2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened;
-   ``forecast.py``: how long the schedule will be.
+   ``budget.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong. ``energy.py``: what jobs and messages cost the devices.
@@ -25,6 +25,7 @@ from fedjax_async import lazy
 from fedjax_async.clock import delays, policies, scenario
 from fedjax_async.clock.availability import (AVAILABILITY as AVAILABILITY, Availability as Availability,
     AvailabilityModel as AvailabilityModel)
+from fedjax_async.clock.budget import Until as Until
 from fedjax_async.clock.chance import FAMILIES as FAMILIES, Draws as Draws
 from fedjax_async.clock.checking import check_schedule as check_schedule, make_schedule as make_schedule
 from fedjax_async.clock.cutting import cut as cut
@@ -51,7 +52,7 @@ from fedjax_async.clock.record import (Extension as Extension, Outcome as Outcom
     at_or_before as at_or_before, fault_counts as fault_counts, trained_in_vain as trained_in_vain,
     used_arrivals as used_arrivals, with_derived_columns as with_derived_columns)
 from fedjax_async.clock.scenario import (Conditions as Conditions, Limits as Limits, Scenario as Scenario,
-    Until as Until, joined as joined)
+    joined as joined)
 from fedjax_async.clock.statistics import (DelayStatistics as DelayStatistics, client_counts as client_counts,
     concurrency as concurrency, delay_statistics as delay_statistics, staleness_histogram as staleness_histogram)
 from fedjax_async.clock.timing import TIMINGS as TIMINGS, Timing as Timing

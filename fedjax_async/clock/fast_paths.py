@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async.clock.budget import EVERY, Forecast, Until
 from fedjax_async.clock.durations import PREDICTED, DrawDurations, DurationCache, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, fruitless
-from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
 from fedjax_async.clock.record import SLACK, Outcome, at_or_before, job_numbers
-from fedjax_async.clock.scenario import Scenario, Until, checked_durations, too_short
+from fedjax_async.clock.scenario import Scenario, checked_durations, too_short
 from fedjax_async.types import Schedule
 
 # The most events that one step of the merge adds to the timelines that lag behind.

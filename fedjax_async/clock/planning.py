@@ -10,11 +10,12 @@ from fedjax_async import check, registry
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.availability import AvailabilityModel
+from fedjax_async.clock.budget import Until, budget_text
 from fedjax_async.clock.decisions import Decisions, Ended
 from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.faults import FaultModel
 from fedjax_async.clock.network import NetworkModel, over
-from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario, Until, budget_text
+from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario
 from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.types import Schedule
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.clock.budget import EVERY, Forecast
 from fedjax_async.clock.faults import job_faults
-from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.types import Schedule
 

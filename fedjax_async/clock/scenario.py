@@ -8,43 +8,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
+from fedjax_async.clock.budget import Until
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults
+from fedjax_async.clock.views import Decider
 from fedjax_async.grammar import joined
-
-if TYPE_CHECKING:
-    from fedjax_async.clock.decisions import Decisions
-
-
-class Until(NamedTuple):
-    """The budget: a schedule ends at the first limit that is reached.
-
-    ``time`` in virtual seconds (inclusive), ``updates`` in applied arrivals, ``steps`` in closed server steps. If the
-    budget ends within a server step, the arrivals already applied to it are listed with ``closes`` false. Whichever
-    limit ends it, the schedule has all jobs that the server sends up to its last moment, the replies to the last
-    uploads.
-    """
-
-    time: float | None = None
-    updates: int | None = None
-    steps: int | None = None
-
-
-def budget_text(until: Until) -> str:
-    """The limits that are set, by the names of a run's settings, for messages.
-
-    >>> budget_text(Until(time=60.0, steps=4))
-    'time = 60, server_steps = 4'
-    """
-    named = {"time": until.time, "updates": until.updates, "server_steps": until.steps}
-    return ", ".join(f"{name} = {value:.6g}" for name, value in named.items() if value is not None)
 
 
 class Limits(NamedTuple):
@@ -88,7 +63,7 @@ class Scenario(NamedTuple):
     bytes_up: int | np.ndarray = 0
     conditions: Conditions = NO_CONDITIONS
     progress: Callable[[float], None] | None = None  # called with the share of the budget that is planned
-    decisions: Decisions | None = None  # of an adaptive run
+    decisions: Decider | None = None  # of an adaptive run
 
 
 def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.availability import together
+from fedjax_async.clock.budget import Forecast
 from fedjax_async.clock.event_queue import FRUITLESS, draw_jobs, job_outcomes
 from fedjax_async.clock.exchange_parts import Exchanged, rows_of, with_masses, without_masses
-from fedjax_async.clock.forecast import Forecast
 from fedjax_async.clock.inboxes import fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
 from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from fedjax_async.types import Schedule
 
 
 class _Prior(NamedTuple):
@@ -92,3 +94,27 @@ class Policy(NamedTuple):
 
 
 PolicyModel = Callable[[Prior], Policy]
+
+
+class Decider(Protocol):
+    """What the planner of an adaptive run asks: ``decisions.Decisions`` says more."""
+
+    policy: Policy
+    record: Any  # the planner's ``Record``
+    uploads: int
+    withheld: int
+
+    @property
+    def asks(self) -> bool: ...
+
+    def look(self, record: Any, time: float) -> None: ...
+
+    def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]: ...
+
+    def size(self, most: int) -> int: ...
+
+    def upload(self, record: Any, job: int, number: int, time: float) -> int | None: ...
+
+    def nothing_uploaded(self) -> ValueError: ...
+
+    def schedule(self) -> Schedule: ...

@@ -7,18 +7,19 @@ resolves the names, plans the schedule and builds what the engine executes; ``ex
 
 Order of reading: the settings in groups (``of_method.py`` and the other ``of_*.py``, made of ``fields.py``),
 ``settings.py``, ``concerns.py`` (where each setting has an effect) and ``keywords.py`` (the settings as typed
-keywords), ``experiment.py``, ``budget.py``, ``cautions.py`` (warnings), ``execution.py``. ``methods.py`` (with
-``method_checks.py``, and ``compositions.py``: a rule with its server parts) and ``peer_methods.py``, ``problem.py``
-(data and model), ``clients.py`` (local training and compression), ``protection.py`` (privacy, attacks) and
-``measures.py`` turn names into objects and specs (``fedjax_async/spec.py``). ``paths.py`` (one setting by its path,
-such as ``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a
-setting) and ``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in place of names),
-``plugins.py`` (names for factories of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks
-of such parts, and of what they return) let users replace any part of the package by their own. ``words.py`` and
-``misplaced.py`` are for messages: what other programs call a setting, and where an option belongs. ``earlier.py``: what
-settings mean that an earlier version wrote. ``inputs.py`` finds the files that settings name; their contents are part
-of the run. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes a run a
-function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+keywords), ``experiment.py`` (with ``prepared.py``), ``budget.py``, ``cautions.py`` (warnings), ``execution.py``.
+``methods.py`` (with ``method_checks.py``, and ``compositions.py``: a rule with its server parts) and
+``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local training and compression), ``protection.py``
+(privacy, attacks) and ``measures.py`` turn names into objects and specs (``fedjax_async/spec.py``). ``paths.py`` (one
+setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (whether a sweep tunes
+or compares a setting) and ``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` with ``objects.py``
+(objects in place of names), ``plugins.py`` (names for factories of the user's own), ``kinds.py``, ``contracts.py`` and
+``checked_parts.py`` (checks of such parts, and of what they return) let users replace any part of the package by their
+own. ``words.py`` and ``misplaced.py`` are for messages: what other programs call a setting, and where an option
+belongs. ``earlier.py``: what settings mean that an earlier version wrote. ``inputs.py`` finds the files that settings
+name; their contents are part of the run. ``watching.py`` is early stopping, the best model and callbacks.
+``differentiable.py`` makes a run a function that JAX differentiates, ``descent.py`` tunes its numbers along the
+gradient.
 """
 
 from typing import TYPE_CHECKING
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from fedjax_async.config.differentiable import (PerClient as PerClient, PerExample as PerExample,
         PerStaleness as PerStaleness, Trajectory as Trajectory, trajectory as trajectory)
     from fedjax_async.config.execution import execute as execute
-    from fedjax_async.config.experiment import (ENGINES as ENGINES, Experiment as Experiment, Prepared as Prepared,
-        prepare as prepare)
+    from fedjax_async.config.experiment import Prepared as Prepared, prepare as prepare
     from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
     from fedjax_async.config.methods import METHODS as METHODS, method as method, method_options as method_options
     from fedjax_async.config.own import named as named
     from fedjax_async.config.peers import PeerExperiment as PeerExperiment
     from fedjax_async.config.plugins import register as register
+    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.method import Method as Method
     from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ from fedjax_async import check, tree
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
-from fedjax_async.config import contracts, own
+from fedjax_async.config import contracts, objects, own
 from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.policy_steps import LONGEST, PlannedSteps, require_choice, timing_options
+from fedjax_async.config.prepared import Experiment, Resolved
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
@@ -42,9 +43,6 @@ from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean
 from fedjax_async.types import Array, Facts, Key, Model, Params, Probe, Run, Schedule
-
-if TYPE_CHECKING:
-    from fedjax_async.config.experiment import Experiment, Resolved
 
 EXECUTORS = {"waves": WavesExecutor, "reference": ReferenceExecutor}
 JOBS = 8  # jobs of a client; a policy knows their mean duration beforehand
@@ -230,7 +228,7 @@ def adaptive(
 
 def checked_policy(model: Any, prior: Prior) -> Policy:
     """The policy that a policy model makes from ``prior``; ``ValueError`` if it is not a policy."""
-    contract = own.KINDS["policy"]
+    contract = objects.KINDS["policy"]
     contracts.fits(callable(model), "policy", model, contract)
     try:
         found = model(prior)
@@ -243,7 +241,7 @@ def checked_policy(model: Any, prior: Prior) -> Policy:
     policy: Policy = found
     for name in ("choose", "buffer", "sends"):
         function = getattr(policy, name)
-        check.require(function is None or callable(function), f"policy.{name}", own.shown(function), "a function")
+        check.require(function is None or callable(function), f"policy.{name}", objects.shown(function), "a function")
     for name in ("sizes", "loss"):
         check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
     check.whole("policy.every", policy.every)

@@ -22,6 +22,7 @@ from fedjax_async.config import concerns, own
 from fedjax_async.config.method_checks import THROUGH, ignored_by
 from fedjax_async.config.methods import (
     client_spec,
+    compressor_of,
     filled,
     local_options,
     registered_client,
@@ -227,17 +228,6 @@ def _compressed(
         whole = {name: int(v) for name, v in given if isinstance(v, float) and v.is_integer()}
         compressor = compressor(**whole)
     return FEEDBACKS[how](client, compressor, per=per, private=private, like=_shapes(*like))
-
-
-def compressor_of(spec: str) -> Compressor:
-    """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
-    given = own.thing_of("compress", spec)
-    if given is None:
-        given = registry.spec("compress", COMPRESSORS, spec).make()
-    check.require(isinstance(given, Compressor), "compress", own.shown(given), "a name or a Compressor")
-    for name, function in given._asdict().items():
-        check.require(callable(function), f"compress.{name}", function, "a function")
-    return cast(Compressor, given)
 
 
 def _hashable(tree: Any) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, check_schedule
-from fedjax_async.config import own
+from fedjax_async.config import objects, own
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.checking import layout
 from fedjax_async.data.partition import Partitioner
@@ -73,7 +73,7 @@ def shown(found: Any) -> str:
     if isinstance(found, (tuple, list)):
         text = ", ".join(map(shown, found[:4])) + (", ..." if len(found) > 4 else "")
         return f"{type(found).__name__}({text})" if type(found) is not tuple else f"({text})"
-    return own.shown(found)
+    return objects.shown(found)
 
 
 def is_array(leaf: Any) -> bool:
@@ -207,7 +207,7 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         if model is None and field != "delay":
             return None  # the clock makes registered ones
         model = delay if field == "delay" else model
-        contract = own.KINDS[field]
+        contract = objects.KINDS[field]
         fits(callable(model), field, model, contract)
         found = returned(field, contract, model, *given)
         fits(isinstance(found, kind), field, found, contract)
@@ -262,7 +262,7 @@ def checked_timing(timing: Any) -> Timing:
     """A timing of the user's own, with a check that it returns a consistent ``Schedule``."""
 
     def planned(scenario: Any) -> Schedule:
-        found = returned("timing", own.KINDS["timing"], timing, scenario)
+        found = returned("timing", objects.KINDS["timing"], timing, scenario)
         fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
         count, have = scenario.num_clients, found.num_clients
         check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
@@ -276,7 +276,7 @@ def checked_partition(partition: Any) -> Partitioner:
 
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         contract = "a list of arrays of row numbers, one per client"
-        found = returned("partition", own.KINDS["partition"], partition, labels, num_clients, rng)
+        found = returned("partition", objects.KINDS["partition"], partition, labels, num_clients, rng)
         fits(isinstance(found, (list, tuple)) and len(found) == num_clients, "partition", found, contract)
         for rows in found:
             good = isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"

@@ -13,7 +13,7 @@ from fedjax_async import check
 from fedjax_async.clock import Topology
 from fedjax_async.clock.topologies import is_graphs
 from fedjax_async.compress import Compressor
-from fedjax_async.config import own
+from fedjax_async.config import objects
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.method import Method
 from fedjax_async.models import is_module
@@ -37,7 +37,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_function(thing),
     "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),
     "model": lambda thing: isinstance(thing, Model) or is_module(thing),
-    "initial": own.is_params,
+    "initial": objects.is_params,
     "client": lambda thing: isinstance(thing, ClientAlgorithm) or _is_function(thing),
     "compress": lambda thing: isinstance(thing, Compressor),
     "metrics": lambda thing: isinstance(thing, Mapping),  # ``config.measures`` checks the metrics in it
@@ -45,24 +45,24 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 _TAKES = {
     "method": "a name or a Method, or the Spec of a rule",
     "model": "a name, a Model, or a flax.linen or flax.nnx module",
-    "initial": f"a text, or {own.KINDS['initial']}",
+    "initial": f"a text, or {objects.KINDS['initial']}",
     "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory",
-    "metrics": f"a text, or {own.KINDS['metrics']}",
+    "metrics": f"a text, or {objects.KINDS['metrics']}",
 }
 
 
 def require_kind(field: str, thing: Any) -> None:
     """``ValueError`` that names the setting, the object and what the setting takes, if it does not take the object."""
     if not _FITS.get(field, _is_function)(thing):
-        takes = _TAKES.get(field, f"a name or {own.KINDS[field]}")
-        check.require(False, field, own.shown(thing), takes + _advice(field, thing))
+        takes = _TAKES.get(field, f"a name or {objects.KINDS[field]}")
+        check.require(False, field, objects.shown(thing), takes + _advice(field, thing))
 
 
 def require_some_kind(thing: Any) -> None:
     """``ValueError`` unless at least one setting takes the object."""
-    good = any(_FITS.get(field, _is_function)(thing) for field in own.KINDS)
+    good = any(_FITS.get(field, _is_function)(thing) for field in objects.KINDS)
     allowed = "an object of your own that a setting takes, such as a Method, a Model, a flax module or FederatedData"
-    check.require(good, "object", own.shown(thing), f"{allowed}{_advice('', thing)}")
+    check.require(good, "object", objects.shown(thing), f"{allowed}{_advice('', thing)}")
 
 
 def _advice(field: str, thing: Any) -> str:

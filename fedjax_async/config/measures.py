@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fedjax_async import check, grammar, registry
-from fedjax_async.config import own
+from fedjax_async.config import objects, own
 from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric
 from fedjax_async.config.settings import Settings
@@ -64,7 +64,7 @@ def _metric(name: str, thing: Any) -> Metric:
     if isinstance(thing, str):
         return _named(thing)
     allowed = "f(outputs, y) -> [B], or a Metric"
-    check.require(isinstance(thing, Metric) or callable(thing), f"metrics[{name!r}]", own.shown(thing), allowed)
+    check.require(isinstance(thing, Metric) or callable(thing), f"metrics[{name!r}]", objects.shown(thing), allowed)
     made: Metric = own.lasting(thing if isinstance(thing, Metric) else Metric(thing))
     return made
 

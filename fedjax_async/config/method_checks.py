@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_async import check, factories, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import own
+from fedjax_async.config import objects
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS
 from fedjax_async.method import Method, factory_of, positional
 from fedjax_async.spec import Spec
@@ -57,7 +57,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 
 def checked_method(given: Method) -> Method:
     """The method object; ``ValueError`` naming ``method.FIELD`` for a field that is out of range."""
-    check.require(_is_rule(given.rule), "method.rule", own.shown(factory_of(given.rule)), _RULE)
+    check.require(_is_rule(given.rule), "method.rule", objects.shown(factory_of(given.rule)), _RULE)
     check_fields(given, "method")
     _check_client(given)
     return given
@@ -109,7 +109,7 @@ def check_fields(given: Method, kind: str) -> None:
         registry.spec("compress", COMPRESSORS, given.compress).make()
     check.require(isinstance(given.plain_sgd, bool), f"{kind}.plain_sgd", given.plain_sgd, "True or False")
     allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
-    check.require(callable(factory_of(given.client)), f"{kind}.client", own.shown(given.client), allowed)
+    check.require(callable(factory_of(given.client)), f"{kind}.client", objects.shown(given.client), allowed)
 
 
 def _check_client(given: Method) -> None:

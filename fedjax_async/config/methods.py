@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 from fedjax_async import check, factories, registry
-from fedjax_async.config import earlier, misplaced, own, words
+from fedjax_async.compress import COMPRESSORS, Compressor
+from fedjax_async.config import earlier, misplaced, objects, own, words
 from fedjax_async.config.compositions import with_server_parts
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
 from fedjax_async.config.settings import Settings
@@ -184,7 +185,7 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     hint = "timing, client, ... of a Method are arguments of register"
     hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(found, PeerAlgorithm) else hint
     allowed = f"a factory of a {kind.__name__} ({hint})"
-    check.require(isinstance(found, kind), f"method {name}", own.shown(found), allowed)
+    check.require(isinstance(found, kind), f"method {name}", objects.shown(found), allowed)
 
 
 def _nothing(path: Any) -> bool:
@@ -192,10 +193,19 @@ def _nothing(path: Any) -> bool:
     return False
 
 
+def compressor_of(spec: str) -> Compressor:
+    """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
+    given = own.thing_of("compress", spec)
+    if given is None:
+        given = registry.spec("compress", COMPRESSORS, spec).make()
+    check.require(isinstance(given, Compressor), "compress", objects.shown(given), "a name or a Compressor")
+    for name, function in given._asdict().items():
+        check.require(callable(function), f"compress.{name}", function, "a function")
+    return cast(Compressor, given)
+
+
 def compressors(spec: str | None) -> list[Any]:
     """The compressor of a node's messages, if there is one."""
-    from fedjax_async.config.clients import compressor_of  # noqa: PLC0415 (needed only with compression)
-
     return [] if spec is None else [own.lasting(compressor_of(spec))]
 
 

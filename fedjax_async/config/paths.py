@@ -16,8 +16,9 @@ from fedjax_async import check, factories, grammar, registry
 from fedjax_async.config import own, words
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
+from fedjax_async.config.objects import KINDS
 from fedjax_async.config.of_data import USUAL_PARTITION
-from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of, require_fitting, spec_in
+from fedjax_async.config.own import Named, as_setting, known_parts, parts_of, require_fitting, spec_in
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
 

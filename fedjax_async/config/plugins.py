@@ -22,7 +22,8 @@ from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
 from fedjax_async.config.method_checks import NODES, check_factory, check_fields, client_options
 from fedjax_async.config.methods import METHODS, filled
-from fedjax_async.config.own import JOINED, shown
+from fedjax_async.config.objects import shown
+from fedjax_async.config.own import JOINED
 from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, inputs, registry, tree
-from fedjax_async.config import concerns, own
+from fedjax_async.config import concerns, objects, own
 from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.of_data import USUAL_PARTITION
 from fedjax_async.config.protection import with_attackers
@@ -51,7 +51,7 @@ def _made(dataset: str) -> Any:
     if given is None:
         given = registry.spec("dataset", DATASETS, dataset).make()
     kinds = (Dataset, Federation, FederatedData)
-    check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
+    check.require(isinstance(given, kinds), "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
     if isinstance(given, FederatedData):
         given = check_data(given)
     return (
@@ -159,7 +159,7 @@ def model_of(s: Settings, data: FederatedData) -> Model:
         raise ValueError(f"{error}{more}") from error
     augment = _augment(s.augment)
     if augment is not None:
-        tried = partial(returned, "augment", own.KINDS["augment"], augment)
+        tried = partial(returned, "augment", objects.KINDS["augment"], augment)
         check_augment(tried, row_of(data.x), s.augment)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
@@ -193,11 +193,11 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
     check.require(
-        isinstance(given, Model), "model", own.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
+        isinstance(given, Model), "model", objects.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
     )
     for name in ("init", "apply", "loss"):
         function = getattr(given, name)
-        check.require(callable(function), f"model.{name}", own.shown(function), "a function, see Model")
+        check.require(callable(function), f"model.{name}", objects.shown(function), "a function, see Model")
     model: Model = own.lasting_part("model", spec, given)
     return model
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, factories, inputs, registry
 from fedjax_async.clock import DELAYS, DelayModel
-from fedjax_async.config import concerns, contracts, misplaced, own, words
+from fedjax_async.config import concerns, contracts, misplaced, objects, own, words
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
 from fedjax_async.config.fields import moments
@@ -198,7 +198,7 @@ def checked(settings: Settings) -> Settings:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
-    for field in own.KINDS:
+    for field in objects.KINDS:
         own.thing_of(field, getattr(settings, field))  # refuses own parts that are not loaded
     return resolved(settings)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, inputs
-from fedjax_async.config import concerns, earlier, own, words
+from fedjax_async.config import concerns, earlier, objects, own, words
 from fedjax_async.config.of_data import OfData, OfSecurity
 from fedjax_async.config.of_evaluation import OfBudget, OfMeasures
 from fedjax_async.config.of_execution import OfExecution
@@ -52,7 +52,7 @@ class Settings(
                 value = check.plain(value)
                 object.__setattr__(self, field.name, value)
             if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
-                if field.name in own.KINDS and value is not None and not isinstance(value, str):
+                if field.name in objects.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
                 own.require_fitting(field.name, value)

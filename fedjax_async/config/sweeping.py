@@ -17,8 +17,9 @@ from fedjax_async import check, identity, tree
 from fedjax_async.config import concerns, own, plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute
-from fedjax_async.config.experiment import Experiment, Prepared, prepare
+from fedjax_async.config.experiment import Prepared, prepare
 from fedjax_async.config.peers import PeerExperiment
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_async import check
-from fedjax_async.clock.forecast import host_memory
+from fedjax_async.clock.budget import host_memory
 
 JOBS = "jobs"  # the only axis of the mesh
 LONGEST = 200  # at most so many characters of the original message are quoted

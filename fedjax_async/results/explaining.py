@@ -15,8 +15,9 @@ import numpy as np
 from fedjax_async import check, disk, home
 from fedjax_async.config import Settings, execute
 from fedjax_async.config.concerns import without_effect
-from fedjax_async.config.experiment import Resolved, built, planned, resolve
+from fedjax_async.config.experiment import built, planned, resolve
 from fedjax_async.config.inputs import with_files
+from fedjax_async.config.prepared import Resolved
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, as_dict, from_dict
 from fedjax_async.config.watching import Watch

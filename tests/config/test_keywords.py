@@ -8,7 +8,7 @@ import pytest
 from fedjax_async import Settings, compare, simulate, sweep
 from fedjax_async.config import keywords
 from fedjax_async.config.concerns import without_effect
-from fedjax_async.config.own import KINDS
+from fedjax_async.config.objects import KINDS
 from fedjax_async.config.settings import DEFAULTS
 
 SMALL = {"model": "logistic", "clients": 3, "steps": 1, "updates": 4, "dataset": "fashion_mnist_6k"}

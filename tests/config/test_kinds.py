@@ -10,7 +10,7 @@ import pytest
 from flax import linen, nnx
 
 from fedjax_async import Method, clock, compare, models, named, server, simulate, sweep
-from fedjax_async.config import Settings, own
+from fedjax_async.config import Settings, objects
 from fedjax_async.fingerprints import fingerprint
 
 TEXTS = ("attack", "privacy", "energy", "optimizer", "normalise", "personal", "eval_at", "decay", "memory_limit")
@@ -65,7 +65,7 @@ OTHERS = {
     "a random key": (jax.random.key(0), "a PRNGKeyArray"),
 }  # fmt: skip
 FITTING = {("model", "an nnx module with dropout"), ("model", "a linen module"), ("initial", "a tensor")}
-PAIRS = [pair for pair in itertools.product(own.KINDS, OTHERS) if pair not in FITTING]
+PAIRS = [pair for pair in itertools.product(objects.KINDS, OTHERS) if pair not in FITTING]
 
 
 @pytest.mark.parametrize(("field", "kind"), PAIRS)

@@ -1,4 +1,6 @@
-"""How far planning has come, and how long the schedule will be: for a progress bar, and to refuse what does not fit.
+"""The budget of a plan: when it ends, how far planning has come, and how long the schedule will be.
+
+For a progress bar, and to refuse what does not fit.
 
 Policies tell a :class:`Forecast` now and then how far they are. A schedule that will not fit the machine's memory is
 refused after the first few thousand jobs, not when the memory is used up.
@@ -9,12 +11,35 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-
-from fedjax_async.clock.scenario import Until, budget_text
+from typing import NamedTuple
 
 EVERY = 1 << 12  # jobs between two forecasts
 BYTES_PER_JOB = 256  # in planning, at the peak: the columns of the schedule, and the lists that they are made from
 DOUBT = 8  # the first jobs may come this much faster than the later ones
+
+
+class Until(NamedTuple):
+    """The budget: a schedule ends at the first limit that is reached.
+
+    ``time`` in virtual seconds (inclusive), ``updates`` in applied arrivals, ``steps`` in closed server steps. If the
+    budget ends within a server step, the arrivals already applied to it are listed with ``closes`` false. Whichever
+    limit ends it, the schedule has all jobs that the server sends up to its last moment, the replies to the last
+    uploads.
+    """
+
+    time: float | None = None
+    updates: int | None = None
+    steps: int | None = None
+
+
+def budget_text(until: Until) -> str:
+    """The limits that are set, by the names of a run's settings, for messages.
+
+    >>> budget_text(Until(time=60.0, steps=4))
+    'time = 60, server_steps = 4'
+    """
+    named = {"time": until.time, "updates": until.updates, "server_steps": until.steps}
+    return ", ".join(f"{name} = {value:.6g}" for name, value in named.items() if value is not None)
 
 
 def host_memory() -> int:

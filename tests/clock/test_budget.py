@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Limits, Until, exchange_parts, forecast, plan, plan_peers
+from fedjax_async.clock import Limits, Until, budget, exchange_parts, plan, plan_peers
 
 TIMINGS = ["every", "every:concurrency=9", "buffer:size=3", "window:length=30", "cohort:size=5", "participation"]
 LIMITS = [Limits(), Limits(max_staleness=30), Limits(timeout=1e6)]
@@ -22,8 +22,8 @@ def planned(timing="every", limits=LIMITS[0], clients=60, delay="lognormal:mean=
     "until", [{"time": 1e300}, {"updates": 10**13}, {"steps": 10**13}, {"time": 1e9, "steps": 10**15}]
 )
 def test_budgets_that_fill_the_memory_are_refused(timing, limits, until, monkeypatch):
-    monkeypatch.setattr(forecast, "host_memory", lambda: 2**28)  # a million jobs
-    monkeypatch.setattr(forecast, "EVERY", 64)
+    monkeypatch.setattr(budget, "host_memory", lambda: 2**28)  # a million jobs
+    monkeypatch.setattr(budget, "EVERY", 64)
     monkeypatch.setattr("fedjax_async.clock.record.EVERY", 64)
     monkeypatch.setattr("fedjax_async.clock.fast_paths.EVERY", 64)
     name = {"steps": "server_steps"}.get(next(iter(until)), next(iter(until)))
@@ -38,7 +38,7 @@ def test_many_first_jobs_are_no_sign_of_many_more(timing, delay, limits, monkeyp
     """The memory holds just what is planned, although most jobs are sent at time 0 and the first uploads come late."""
     monkeypatch.setattr("fedjax_async.clock.record.EVERY", 16)
     monkeypatch.setattr("fedjax_async.clock.fast_paths.EVERY", 16)
-    monkeypatch.setattr(forecast, "host_memory", lambda: 5000 * forecast.BYTES_PER_JOB)
+    monkeypatch.setattr(budget, "host_memory", lambda: 5000 * budget.BYTES_PER_JOB)
     for clients in (1500, 1503, 1517):
         assert len(planned(timing, limits, clients, delay, updates=1600).job) == 1600
 
