@@ -4,6 +4,11 @@ Specs are equal and hashed by value, and nest: an option, or a positional argume
 them pytrees: the leaves are the options that are annotated ``types.Traced``, defaults included, unless they are zero,
 which may switch a term off. So runs whose specs have one structure share compiled programs, a sweep stacks leaves, and
 a gradient by a spec is a spec.
+
+Rules as frozen dataclasses that are pytrees were tried instead, with three rules: they stack, trace once and have
+gradients alike. But options that rules share (guard rails, the discount of stale updates) become objects inside objects
+and paths of three parts, every field says whether it is static, and who writes a rule in a notebook writes a class
+where a function is enough.
 """
 
 from __future__ import annotations
