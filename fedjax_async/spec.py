@@ -93,6 +93,10 @@ class Spec:
         """The same spec, whose factory gets these positional arguments."""
         return self._with(args=args)
 
+    def fixed(self) -> Spec:
+        """The same spec without leaves: its numbers are part of the structure."""
+        return self._with(traced=())
+
     def later(self, *open_options: str) -> Spec:
         """The same spec, whose ``make`` binds the options and does not call the factory yet.
 

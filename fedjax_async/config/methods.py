@@ -181,7 +181,7 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     kind = ServerAlgorithm if usual.has_server else PeerAlgorithm
     given = () if usual.has_server else (_nothing, *compressors(usual.compress))
     own_factory = name in registry.ADDED.get("method", {})
-    found = rule.called(name, kind="method" if own_factory else "", own=own_factory).make(*given)
+    found = rule.called(name, kind="method" if own_factory else "", own=own_factory).on(*given).make()
     hint = "timing, client, ... of a Method are arguments of register"
     hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(found, PeerAlgorithm) else hint
     allowed = f"a factory of a {kind.__name__} ({hint})"
@@ -204,9 +204,14 @@ def compressor_of(spec: str) -> Compressor:
     return cast(Compressor, given)
 
 
-def compressors(spec: str | None) -> list[Any]:
-    """The compressor of a node's messages, if there is one."""
-    return [] if spec is None else [own.lasting(compressor_of(spec))]
+def compressors(setting: str | None) -> list[Spec | Compressor]:
+    """The compressor of a node's messages, if there is one; its numbers do not vary within a program."""
+    if setting is None:
+        return []
+    made = compressor_of(setting)
+    if own.thing_of("compress", setting) is not None:
+        return [own.lasting(made)]
+    return [registry.spec("compress", COMPRESSORS, setting).fixed()]
 
 
 def rule_spec(chosen: Method) -> Any:
