@@ -158,4 +158,4 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     if missing:
         raise ValueError(f"{kind} = {text!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
     own = any(name in registered for registered in ADDED.values())
-    return Spec(factory, **merged).called(name, kind=kind, text=text, own=own)
+    return Spec(factory, **merged).called(name, kind=kind, text=text, own=own, given=tuple(options))

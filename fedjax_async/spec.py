@@ -85,9 +85,9 @@ class Spec:
         """The same spec, with a scope for the names of its leaves."""
         return self._with(scope=scope)
 
-    def called(self, name: str, *, kind: str = "", text: str = "", own: bool = False) -> Spec:
-        """The same spec under another name; ``kind``, ``text``, ``own``: what messages say of it."""
-        return self._with(name=name, kind=kind, text=text, own=own)
+    def called(self, name: str, **about: Any) -> Spec:
+        """The same spec under another name; ``about``: kind, text, own and given, for messages."""
+        return self._with(name=name, **about)
 
     def on(self, *args: Any) -> Spec:
         """The same spec, whose factory gets these positional arguments."""
