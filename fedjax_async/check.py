@@ -8,6 +8,7 @@ import heapq
 import math
 import numbers
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
@@ -26,7 +27,7 @@ def shown(value: Any) -> str:
     ('0.5', "999999999999999999999' (1002 characters)")
     """
     try:
-        text = " ".join(repr(value).splitlines())
+        text = re.sub(r" at 0x[0-9A-Fa-f]+", "", " ".join(repr(value).splitlines()))  # no memory addresses
     except Exception:  # an object of the user's own may raise anything; Python writes at most 4300 digits of a number
         return "a whole number of too many digits" if isinstance(value, int) else f"a {type(value).__name__}"
     half = LONGEST // 5

@@ -78,3 +78,8 @@ def test_require():
     check.require(True, "x", 1, "anything")
     with pytest.raises(ValueError, match=r"^x = \[1\]: must be empty$"):
         check.require(False, "x", [1], "empty")
+
+
+def test_a_message_has_no_memory_addresses():
+    assert check.shown(object()) == "<object object>"
+    assert " at 0x" not in check.shown(lambda: None)

@@ -78,6 +78,10 @@ def named(name: str, thing: Any) -> Named:
     fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
     check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not only of '.'")
     thing = thing.thing if isinstance(thing, Named) else thing
+    if isinstance(thing, (list, tuple)) and not hasattr(thing, "_fields") and not is_params(thing):
+        from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
+
+        thing = topologies.of_graphs(thing) if topologies.is_graphs(thing) else thing
     plain = isinstance(thing, (str, *PLAIN)) and not is_params(thing)
     check.require(thing is not None and not plain, "object", thing, "an object of your own")
     require_some_kind(thing)

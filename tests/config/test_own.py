@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -183,6 +184,16 @@ def test_the_spec_of_a_rule_is_a_method_whose_options_are_swept_and_kept(tmp_pat
         simulate(**given, method=Spec(fair, gain=0.25))
     with pytest.raises(ValueError, match=r"'method.gian': fair has no option 'gian'; did you mean 'method.gain'"):
         sweep(base, {"method.gian": [0.1, 0.2]})
+
+
+def test_a_list_of_graphs_may_have_a_name(tmp_path):
+    turns = named("turns", [nx.cycle_graph(4), nx.star_graph(3)])
+    given = SMALL | {"method": "async_dfedavg", "dataset": "fashion_mnist_6k", "plots": False}
+    run = simulate(**given, topology=turns, out=tmp_path)
+    assert run.settings["topology"] == "turns"
+    equal_nodes = simulate(**given, topology=[nx.cycle_graph(4), nx.star_graph(3)]).params
+    for x, y in zip(jax.tree.leaves(run.params), jax.tree.leaves(equal_nodes), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_a_name_needs_a_fingerprint_and_a_bare_object_does_not():
