@@ -102,7 +102,8 @@ def _documented(entry: Any) -> list[Callable[..., Any]]:
         specs = {kind: getattr(entry, field, None) for field, kind in CLOCKS.items()}
         clocks = [entries(kind)[spec.partition(":")[0]] for kind, spec in specs.items() if spec is not None]
     groups = [group for factory in made for group in getattr(factory, "groups", {}).values()]
-    return [getattr(each, "func", each) for each in made + groups + clocks]
+    found = [getattr(each, "func", each) for each in made + groups + clocks]
+    return list({each.__name__: each for each in found}.values())  # a delay is made of a group of its own name
 
 
 def explain(kind: str, name: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
-from fedjax_async.clock.chance import FAMILIES, pareto_tail
+from fedjax_async.clock.chance import FAMILIES, Distribution, pareto_tail
 from fedjax_async.clock.durations import (
     DelayModel,
     Delays,
@@ -39,125 +39,88 @@ from fedjax_async.clock.durations import (
 from fedjax_async.factories import takes
 
 
-def _same_profiles(mean: float, std: float) -> Callable[[int, int], Profiles]:
+class Times(NamedTuple):
+    """The job times that all clients have before their speeds differ: seconds, and the family that draws them."""
+
+    mean: float
+    std: float
+    sample: Distribution
+
+
+def parametric(times: Callable[..., Times]) -> Callable[..., DelayModel]:
+    """The delay model of job times of one family; a decorator. ``times``: a function of the model's own options."""
+
+    @takes(times=times, client_speeds=speeds_of, scaling=scaling_of)
+    def model(*, times: Times, client_speeds: Speeds, scaling: Scaling) -> DelayModel:
+        check.real_positive("mean", times.mean)
+        check.real_non_negative("std", times.std)
+
+        def draw_profiles(count: int, seed: int) -> Profiles:
+            return Profiles(*(np.broadcast_to(float(value), count) for value in (times.mean, times.std, 1.0)))
+
+        return from_profiles(draw_profiles, times.sample, scaling, client_speeds)
+
+    model.__name__, model.__doc__ = times.__name__, times.__doc__
+    return model
+
+
+@parametric
+def constant(*, mean: float = 1.0) -> Times:
+    """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
+    return Times(mean, 0.0, FAMILIES["constant"])
+
+
+@parametric
+def normal(*, mean: float = 1.0, std: float | None = None) -> Times:
+    """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
+    return Times(mean, _default_std(mean, std), FAMILIES["normal"])
+
+
+@parametric
+def lognormal(*, mean: float = 1.0, sigma: float = 0.5) -> Times:
+    """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
     check.real_positive("mean", mean)
-    check.real_non_negative("std", std)
+    check.real_non_negative("sigma", sigma)
+    check.in_range("sigma", sigma, 0, 10)
+    return Times(mean, mean * math.sqrt(math.expm1(sigma**2)), FAMILIES["lognormal"])
 
-    def draw_profiles(count: int, seed: int) -> Profiles:
-        return Profiles(*(np.broadcast_to(float(value), count) for value in (mean, std, 1.0)))
 
-    return draw_profiles
+@parametric
+def half_normal(*, mean: float = 1.0, std: float | None = None) -> Times:
+    """Half-normal job times, shifted to match `mean` and `std` (without `std`: no shift, std 0.76 mean)."""
+    return Times(mean, mean if std is None else std, FAMILIES["half_normal"])
+
+
+@parametric
+def uniform(*, mean: float = 1.0, std: float | None = None) -> Times:
+    """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
+    return Times(mean, _default_std(mean, std), FAMILIES["uniform"])
+
+
+@parametric
+def exponential(*, mean: float = 1.0) -> Times:
+    """Exponential (memoryless) job times of mean `mean`."""
+    return Times(mean, mean, FAMILIES["exponential"])
+
+
+@parametric
+def gamma(*, mean: float = 1.0, std: float | None = None) -> Times:
+    """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
+    return Times(mean, _default_std(mean, std), FAMILIES["gamma"])
+
+
+@parametric
+def pareto(*, mean: float = 1.0, shape: float = 2.5) -> Times:
+    """Pareto (heavy-tailed) job times of mean `mean`: tail index `shape` > 1; infinite variance if it is <= 2."""
+    check.real_positive("mean", mean)
+    check.real_positive("shape", shape)
+    check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
+    return Times(mean, mean, pareto_tail(shape))
 
 
 def _default_std(mean: float, std: float | None) -> float:
     check.real_positive("mean", mean)
     return mean / 4 if std is None else std
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def constant(
-    *,
-    mean: float = 1.0,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
-    return from_profiles(_same_profiles(mean, 0.0), FAMILIES["constant"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def normal(
-    *,
-    mean: float = 1.0,
-    std: float | None = None,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
-    profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["normal"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def lognormal(
-    *,
-    mean: float = 1.0,
-    sigma: float = 0.5,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
-    check.real_positive("mean", mean)
-    check.real_non_negative("sigma", sigma)
-    check.in_range("sigma", sigma, 0, 10)
-    profiles = _same_profiles(mean, mean * math.sqrt(math.expm1(sigma**2)))
-    return from_profiles(profiles, FAMILIES["lognormal"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def half_normal(
-    *,
-    mean: float = 1.0,
-    std: float | None = None,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Half-normal job times, shifted to match `mean` and `std` (without `std`: no shift, std 0.76 mean)."""
-    check.real_positive("mean", mean)
-    profiles = _same_profiles(mean, mean if std is None else std)
-    return from_profiles(profiles, FAMILIES["half_normal"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def uniform(
-    *,
-    mean: float = 1.0,
-    std: float | None = None,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["uniform"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def exponential(
-    *,
-    mean: float = 1.0,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Exponential (memoryless) job times of mean `mean`."""
-    return from_profiles(_same_profiles(mean, mean), FAMILIES["exponential"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def gamma(
-    *,
-    mean: float = 1.0,
-    std: float | None = None,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["gamma"], scaling, client_speeds)
-
-
-@takes(client_speeds=speeds_of, scaling=scaling_of)
-def pareto(
-    *,
-    mean: float = 1.0,
-    shape: float = 2.5,
-    client_speeds: Speeds,
-    scaling: Scaling,
-) -> DelayModel:
-    """Pareto (heavy-tailed) job times of mean `mean`: tail index `shape` > 1; infinite variance if it is <= 2."""
-    check.real_positive("mean", mean)
-    check.real_positive("shape", shape)
-    check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
-    return from_profiles(_same_profiles(mean, mean), pareto_tail(shape), scaling, client_speeds)
 
 
 # --- measured delays ----------------------------------------------------------------------------
