@@ -284,9 +284,7 @@ def compare(
         all runs together.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
-    Returns: method -> its runs, one per seed.
-
-    Raises: ``ValueError`` as in :func:`fedjax_async.simulate`, and for methods that are not different.
+    Returns: method -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are equal.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")

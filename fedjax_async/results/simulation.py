@@ -45,8 +45,7 @@ def simulate(
     your own instead of the name of a part (``method``, ``model``, ``dataset``, ``partition``, ``delay``, ...). ``data``
     takes ``FederatedData`` that are partitioned already. ``client`` may be a factory ``f(model, *, lr, batch_size,
     ...)``, which gets a model that decodes raw rows (images), or a ``ClientAlgorithm``, which gets the raw rows: build
-    it from ``models.decoded(model, data.decode)``. ``probes``: see ``config.prepare``; ``Run.probes`` holds what they
-    return.
+    it from ``models.decoded(model, data.decode)``. ``probes`` (see ``config.prepare``) return ``Run.probes``.
 
     Args:
       out: the folder for settings, tables, parameters, schedule and pictures (as ``fedjax-async run --out``). With
