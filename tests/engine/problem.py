@@ -85,7 +85,7 @@ def noisy_client():
 @functools.cache
 def client_of(rule: str):
     """The local training that belongs to a rule."""
-    made = METHODS[rule].client if rule in METHODS else local_training
+    made = (METHODS[rule].client if rule in METHODS else None) or local_training
     if made is local_training:
         return client()
     optimizer = OPTIMIZERS[METHODS[rule].optimizer](0.1)

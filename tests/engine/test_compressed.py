@@ -109,7 +109,7 @@ def test_what_a_method_does_to_uploads_unless_told(given, want):
 
 
 def test_asynfl_divides_by_the_clients_of_the_run():
-    assert {METHODS[name].server for name in ("asynfl", "asynflc", "asynflc_ef")} == {asynfl}
+    assert {METHODS[name].rule for name in ("asynfl", "asynflc", "asynflc_ef")} == {asynfl}
     with pytest.raises(ValueError, match="num_clients"):
         prepare(Settings(**SMALL, method="asynfl:num_clients=4"))
 
