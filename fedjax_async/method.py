@@ -27,7 +27,8 @@ class Method(NamedTuple):
     state of their optimiser). It takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale,
     per_example``, and its options. Its ``model`` decodes raw rows (images). What the factory does not take may not be
     set, here or in the settings: ``ValueError``. ``plain_sgd`` says that the method only makes sense with plain SGD.
-    An option that several of node, exchange and local training take has one value for all.
+    Rule and client have their options by themselves; of a registered method, an option that both take (and without a
+    server the exchange) has one value for all.
     """
 
     rule: Spec | ServerAlgorithm | PeerAlgorithm | Callable[..., Any]

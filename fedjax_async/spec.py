@@ -61,7 +61,9 @@ class Spec:
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **options: Any) -> None:
         known = options_of(factory)
         name = getattr(factory, "__name__", type(factory).__name__)
-        for option in options:
+        for option, value in options.items():
+            if option not in known and option in inspect.signature(factory).parameters:
+                check.require(False, f"option {option} of {name}", value, f"keyword-only: def {name}(*, {option}=...)")
             require_option(name, option, known)
         filled = {key: options.get(key, parameter.default) for key, parameter in known.items()}
         filled = {key: value for key, value in filled.items() if value is not _EMPTY}

@@ -9,13 +9,13 @@ import warnings
 
 import numpy as np
 
-from fedjax_async.clock.record import SLACK
+from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
 from fedjax_async.notices import RunWarning
-from fedjax_async.types import ClientAlgorithm, FederatedData, Model
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Schedule
 
 
 def caution(s: Settings, model: Model, data: FederatedData) -> None:
@@ -62,3 +62,16 @@ def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> N
         if gap is not None and gap > length * SLACK:
             text = f"{field} = {gap:.15g}: longer than the run, {known}: only its start and its end are evaluated"
             warnings.warn(text, RunWarning, stacklevel=2)
+
+
+def caution_own_timing(s: Settings, schedule: Schedule) -> None:
+    """Warn of faults and limits that a timing of the user's own seems not to use."""
+    given = [name for name in ("faults", "timeout", "max_staleness") if getattr(s, name) is not None]
+    plain = not given or bool(np.any(schedule.outcome > Outcome.UNDER_WAY)) or bool(np.any(schedule.corrupt))
+    if not plain and own.thing_of("timing", s.timing) is not None:
+        warnings.warn(
+            f"{', '.join(given)}: changed no job; a timing of your own must apply scenario.conditions and limits "
+            "itself, or call one of clock.TIMINGS, which does",
+            RunWarning,
+            stacklevel=2,
+        )

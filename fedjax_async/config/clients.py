@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,12 +49,12 @@ Private = Callable[[Path], bool] | None
 def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> ClientAlgorithm | Spec:
     """Local training by the object or factory of the settings, or else the method's."""
     given = own.thing_of("client", s.client)
-    if given is not None and not callable(given):
+    if isinstance(given, ClientAlgorithm):
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         left = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in left})
-        return cast(ClientAlgorithm, own.lasting(given))
+        return own.lasting(given)  # type: ignore[no-any-return]
     if given is not None:
         used = with_factory(chosen, given)
     else:
@@ -67,7 +67,7 @@ def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
     """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
     given = own.thing_of("client", s.client)
     if given is not None:
-        return given if callable(given) else None
+        return None if isinstance(given, ClientAlgorithm) else factory_of(given)
     if s.client is None:
         return factory_of(usual.client)  # type: ignore[no-any-return]
     return registered_client(s.client)[0]

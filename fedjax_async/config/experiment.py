@@ -18,7 +18,7 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, Timing, Until, energy
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
 from fedjax_async.config.budget import plan_within, until_of
-from fedjax_async.config.cautions import caution_evaluations
+from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
@@ -103,6 +103,7 @@ def prepare(
         return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)
     _check_buffer(run.settings, schedule.num_clients)
+    caution_own_timing(run.settings, schedule)
     return built(run, schedule, points, probes)
 
 

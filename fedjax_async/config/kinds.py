@@ -33,7 +33,7 @@ def _is_function(thing: Any) -> bool:
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
-    "method": lambda thing: isinstance(thing, (Method, Spec)),
+    "method": lambda thing: isinstance(thing, Method),
     "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_function(thing),
     "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),
     "model": lambda thing: isinstance(thing, Model) or is_module(thing),
@@ -46,21 +46,21 @@ _TAKES = {
     "method": "a name or a Method, or the Spec of a rule",
     "model": "a name, a Model, or a flax.linen or flax.nnx module",
     "initial": f"a text, or {objects.KINDS['initial']}",
-    "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory",
+    "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), its Spec, or a name registered for a factory",
     "metrics": f"a text, or {objects.KINDS['metrics']}",
 }
 
 
 def require_kind(field: str, thing: Any) -> None:
     """``ValueError`` that names the setting, the object and what the setting takes, if it does not take the object."""
-    if not _FITS.get(field, _is_function)(thing):
+    if not (field in objects.SPECS and isinstance(thing, Spec)) and not _FITS.get(field, _is_function)(thing):
         takes = _TAKES.get(field, f"a name or {objects.KINDS[field]}")
         check.require(False, field, objects.shown(thing), takes + _advice(field, thing))
 
 
 def require_some_kind(thing: Any) -> None:
     """``ValueError`` unless at least one setting takes the object."""
-    good = any(_FITS.get(field, _is_function)(thing) for field in objects.KINDS)
+    good = isinstance(thing, Spec) or any(_FITS.get(field, _is_function)(thing) for field in objects.KINDS)
     allowed = "an object of your own that a setting takes, such as a Method, a Model, a flax module or FederatedData"
     check.require(good, "object", objects.shown(thing), f"{allowed}{_advice('', thing)}")
 

@@ -67,10 +67,10 @@ def rule_of(spec: str) -> str:
     return own.parts_of("method", spec.partition("@")[0])[0]
 
 
-def with_factory(chosen: Method, factory: Callable[..., ClientAlgorithm]) -> Method:
-    """The method with local training by a factory of the user's own."""
-    check_factory("client", factory)
-    return chosen._replace(client=own.lasting(factory), plain_sgd=False)
+def with_factory(chosen: Method, client: Spec | Callable[..., ClientAlgorithm]) -> Method:
+    """The method with local training by a factory of the user's own, or its spec."""
+    check_factory("client", factory_of(client), client.given if isinstance(client, Spec) else ())
+    return chosen._replace(client=own.lasting(client), plain_sgd=False)
 
 
 def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[str, Any]]:

@@ -28,6 +28,11 @@ KINDS = {
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }
+# Settings that take the Spec of a factory of the user's own: ``delay=Spec(rush_hour, long=600.0)``.
+SPECS = (
+    "method", "timing", "policy", "topology", "exchange", "delay", "availability", "faults", "network", "partition",
+    "augment", "client",
+)  # fmt: skip
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # types that settings do not take as objects
 
 

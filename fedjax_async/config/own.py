@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, grammar, registry
-from fedjax_async.config.objects import KINDS, PLAIN, is_params, shown
+from fedjax_async.config.objects import KINDS, PLAIN, SPECS, is_params, shown
+from fedjax_async.factories import options_of
 from fedjax_async.spec import Spec
 
 # settings that may join models: drop:probability=0.1+late:extra=30
@@ -98,12 +99,12 @@ def as_setting(field: str, value: Any) -> Named:
 
     if field == "metrics" and isinstance(value, Mapping):
         return _metrics(value)
+    if field in SPECS and isinstance(value, Spec):
+        return Named(str(value), value, fingerprint(value))
     if field == "topology" and not callable(value):
         from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
 
         value = topologies.of_graphs(value)
-    if field == "method" and isinstance(value, Spec):
-        return Named(str(value), value, fingerprint(value))
     plain = isinstance(value, PLAIN) and not (field == "initial" and is_params(value))
     check.require(not plain, field, value, f"a text, or {KINDS[field]}")
     require_kind(field, value)
@@ -142,7 +143,10 @@ def _metrics(given: Mapping[str, Any]) -> Named:
 
 
 def thing_of(field: str, value: Any) -> Any:
-    """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for an object that is not loaded."""
+    """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for an object that is not loaded.
+
+    A ``Spec`` gives what its factory makes, but for a method or a client, whose numbers are traced.
+    """
     if not isinstance(value, Named):
         return None
     if value.thing is ABSENT:
@@ -150,24 +154,26 @@ def thing_of(field: str, value: Any) -> Any:
             f"{field} = {str(value)!r}: is a part of your own; give it again ({field}=...), or load the plugin that "
             "registers it (--plugin FILE.py)"
         )
+    if isinstance(value.thing, Spec) and field not in ("method", "client"):
+        return value.thing.called(value.thing.name, kind=field, own=True).make()
     return value.thing
 
 
-def spec_in(value: Any) -> Spec | None:
-    """The spec of the rule that a method object has, whose options may be set and swept; else None."""
+def specs_in(value: Any) -> dict[str, Spec]:
+    """The specs whose options may be set and swept in an object: the object itself, or a method's rule and client."""
     thing = value.thing if isinstance(value, Named) else None
-    thing = getattr(thing, "rule", thing)
-    return thing if isinstance(thing, Spec) else None
+    found = {name: getattr(thing, name, None) for name in ("rule", "client")} | {"": thing}
+    return {name: spec for name, spec in found.items() if isinstance(spec, Spec)}
 
 
 def with_option(value: Named, option: str, new: Any) -> Named:
-    """A method object with one option of its rule's spec set; it keeps a name that the user gave it."""
-    rule: Any = spec_in(value)
-    changed = rule.put(option, new)
-    thing = changed if value.thing is rule else value.thing._replace(rule=changed)
-    text = str(changed) if str(value) == str(rule) else str(value)
+    """An object with one option of its spec set, of a method's rule or else its client; it keeps its given name."""
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
+    name, spec = next((name, spec) for name, spec in specs_in(value).items() if option in options_of(spec.factory))
+    changed = spec.put(option, new)
+    thing = value.thing._replace(**{name: changed}) if name else changed
+    text = str(changed) if not name and str(value) == str(spec) else str(value)
     return Named(text, thing, fingerprint(thing), value.given)
 
 

@@ -16,9 +16,9 @@ from fedjax_async import check, factories, grammar, registry
 from fedjax_async.config import own, words
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
-from fedjax_async.config.objects import KINDS
+from fedjax_async.config.objects import KINDS, SPECS
 from fedjax_async.config.of_data import USUAL_PARTITION
-from fedjax_async.config.own import Named, as_setting, known_parts, parts_of, require_fitting, spec_in
+from fedjax_async.config.own import Named, as_setting, known_parts, parts_of, require_fitting, specs_in
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
 
@@ -122,8 +122,9 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     if where.field == "method" and name in known_parts():
         paths = f"given for a method with this part, {first}+{name}"
     check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
-    allowed = f"left out: {name} is an object and has no options (give the Spec of a factory, or register one)"
-    fits = not isinstance(models[name], Named) or spec_in(models[name]) is not None
+    how = "give the Spec of a factory, or register one" if where.field in SPECS else "register a factory"
+    allowed = f"left out: {name} is an object and has no options ({how})"
+    fits = not isinstance(models[name], Named) or bool(specs_in(models[name]))
     check.require(fits, "setting", ".".join(filter(None, where)), allowed)
     return models, name
 
@@ -237,8 +238,9 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
         if not where.option:
             continue
         models, name = _chosen(new, where)
-        rule = spec_in(models[name])
-        known = _options(where.field, name) if rule is None else factories.options_of(rule.factory)
+        specs = specs_in(models[name])
+        known = list(_options(where.field, name)) if not specs else []
+        known += [option for spec in specs.values() for option in factories.options_of(spec.factory)]
         if where.option not in known:
             near = [f"{field}.{where.option}" for field in OF_METHODS if where.option in _options_of(new, field)]
             near = near if where.field == "method" else []
@@ -247,7 +249,7 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
-        if rule is not None:
+        if specs:
             new = {**new, where.field: own.with_option(fields[where.field], where.option, value)}
             continue
         models[name] = with_option(models[name], where.option, value)
@@ -272,8 +274,8 @@ def value_of(settings: Settings, path: str) -> Any:
         return getattr(settings, where.field)
     models = _models(fields_of(settings), where.field)
     spec = models.get(where.name) if where.name else next(iter(models.values()), None)
-    if (rule := spec_in(spec)) is not None:
-        return rule.options.get(where.option)
+    if specs := specs_in(spec):
+        return next((one.options[where.option] for one in specs.values() if where.option in one.options), None)
     return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
 
 

@@ -7,6 +7,7 @@ help, check and where it has an effect, and a line for type checkers below it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from fedjax_async.config.of_method import OfConditions, OfMethod
 from fedjax_async.config.of_training import OfCompression, OfPersonalisation, OfTraining
 from fedjax_async.identity import GONE
 from fedjax_async.notices import RunWarning
+from fedjax_async.spec import Spec
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
@@ -85,6 +87,10 @@ class Settings(
             object.__setattr__(self, name, None if value is None else float(value))
 
 
+# What notebooks complete from; the constructor itself takes any name, to refuse a wrong one with the nearest.
+Settings.__signature__ = inspect.signature(Settings.__init__)  # type: ignore[attr-defined]
+
+
 # Settings that files leave out where they have their default.
 RARE = tuple(field.name for field in dataclasses.fields(Settings) if field.metadata["rare"])
 FLOATS = tuple(field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("float"))
@@ -129,7 +135,7 @@ def _trains_by_itself(settings: Settings) -> bool:
         return False
     if client.thing is own.ABSENT:  # read from a file, where a factory has its optimiser or rate
         return settings.optimizer is None and settings.lr is None
-    return not callable(client.thing)
+    return not callable(client.thing) and not isinstance(client.thing, Spec)
 
 
 def require_named(settings: Settings) -> None:

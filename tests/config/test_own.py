@@ -11,7 +11,7 @@ import pytest
 from flax import linen, nnx
 
 from fedjax_async import Method, Settings, Spec, fingerprint, identity, models, named, server, simulate, sweep
-from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Delays, make_schedule
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import execute, own, plan_groups, prepare
 from fedjax_async.config.grid import expand
@@ -184,6 +184,49 @@ def test_the_spec_of_a_rule_is_a_method_whose_options_are_swept_and_kept(tmp_pat
         simulate(**given, method=Spec(fair, gain=0.25))
     with pytest.raises(ValueError, match=r"'method.gian': fair has no option 'gian'; did you mean 'method.gain'"):
         sweep(base, {"method.gian": [0.1, 0.2]})
+
+
+def rush(*, long: float = 2.0):
+    def model(num_clients, seed):
+        return Delays(num_clients, lambda clients, numbers, *sizes: long + 0.0 * (clients + numbers))
+
+    return model
+
+
+def pulled(model, *, optimizer, batch_size, pull: Traced = 0.1):
+    return local_training(model, optimizer=optimizer, batch_size=batch_size, proximal=pull)
+
+
+def test_the_spec_of_any_factory_is_a_part_whose_options_are_swept():
+    base = SMALL | {"method": Spec(fair), "client": Spec(pulled), "delay": Spec(rush), "lr": 0.3, "steps": 3}
+    found = sweep(base, {"client.pull": [0.5, 0.9], "delay.long": [1.0, 4.0]})
+    assert [run.schedule.time[-1] / run.schedule.time[0] for run in found.runs] == [2.0] * 4
+    assert [run.schedule.time[0] for run in found.runs] == [1.0, 4.0] * 2
+    one, other = found.run(0).params["output"]["kernel"], found.run(2).params["output"]["kernel"]
+    assert np.abs(one - other).max() > 1e-4
+    inside = Method(Spec(fair), client=Spec(pulled))
+    same = sweep(base | {"method": inside, "client": None}, {"method.pull": [0.5], "delay.long": [1.0]})
+    equal(same.run(0), found.run(0))
+    assert len(plan_groups([point.settings for point in found.points])) == 1
+    with pytest.raises(ValueError, match=r"^option gain of positional = 1: must be keyword-only: def positional\("):
+        Spec(positional, gain=1)
+
+
+def positional(gain=1.0):
+    return server.fedasync(mixing=gain)
+
+
+def test_a_timing_that_ignores_faults_is_said():
+    def in_turn(scenario):
+        count, done = scenario.until.updates, np.arange(scenario.until.updates)
+        clients = done % scenario.num_clients
+        columns = {"job": done, "time": done + 1.0, "closes": done >= 0, "dispatched_after": np.maximum(done - 3, 0)}
+        when = {"dispatch_time": np.maximum(done - 3.0, 0.0), "upload_time": done + 1.0}
+        steps = np.ones(count, int)
+        return make_schedule(num_clients=scenario.num_clients, client=clients, local_steps=steps, **columns, **when)
+
+    with pytest.warns(RunWarning, match=r"^faults, timeout: changed no job; a timing of your own must apply scenario"):
+        simulate(**SMALL, timing=in_turn, faults="drop:probability=0.9", timeout=1.0)
 
 
 def test_a_list_of_graphs_may_have_a_name(tmp_path):
