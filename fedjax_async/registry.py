@@ -157,5 +157,5 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     missing = [key for key, p in known.items() if p.default is inspect.Parameter.empty and key not in merged]
     if missing:
         raise ValueError(f"{kind} = {text!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
-    own = any(name in registered for registered in ADDED.values())
+    own = name in ADDED.get(KINDS.get(kind, kind), {})
     return Spec(factory, **merged).called(name, kind=kind, text=text, own=own, given=tuple(options))

@@ -5,10 +5,9 @@ them pytrees: the leaves are the options that are annotated ``types.Traced``, de
 which may switch a term off. So runs whose specs have one structure share compiled programs, a sweep stacks leaves, and
 a gradient by a spec is a spec.
 
-Rules as frozen dataclasses that are pytrees were tried instead, with three rules: they stack, trace once and have
-gradients alike. But options that rules share (guard rails, the discount of stale updates) become objects inside objects
-and paths of three parts, every field says whether it is static, and who writes a rule in a notebook writes a class
-where a function is enough.
+A rule could be a frozen dataclass that is a pytree instead. Three rules were written so: they stack, are traced once
+and have gradients alike. But the options that rules share (guard rails, the discount of stale updates) become objects
+inside objects. Every field says whether it is static. A rule in a notebook is a class where a function is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ class Spec:
     """A factory and what it will be called with; :meth:`make` calls it.
 
     Args:
-      factory: a function of keyword-only options, after the positional arguments that are given here.
+      factory: a function of keyword-only options, after the positional arguments that are given here (a method's rule
+        and client get theirs from the run).
       options: some of its options; the others keep their defaults.
 
     Raises: ``ValueError`` for an option that the factory does not have, with the nearest name.
@@ -59,8 +59,8 @@ class Spec:
     own: bool  # whether the user registered the factory
 
     def __init__(self, factory: Callable[..., Any], /, *args: Any, **options: Any) -> None:
-        known = options_of(factory)
-        name = getattr(factory, "__name__", type(factory).__name__)
+        _require_factory(factory)
+        known, name = options_of(factory), _name(factory)
         for option, value in options.items():
             if option not in known and option in inspect.signature(factory).parameters:
                 check.require(False, f"option {option} of {name}", value, f"keyword-only: def {name}(*, {option}=...)")
@@ -73,6 +73,15 @@ class Spec:
     def _fill(self, *values: Any) -> None:
         for field, value in zip(_FIELDS, values, strict=True):
             object.__setattr__(self, field, value)
+
+    def __copy__(self) -> Spec:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Spec:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _read, tuple(getattr(self, field) for field in _FIELDS)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name}: a Spec does not change; put(option, value) gives another one")
@@ -118,16 +127,20 @@ class Spec:
         options = {option: change(value) for option, value in self.options.items()}
         return self._with(factory=change(self.factory), args=args, options=options)
 
+    def options_given(self) -> dict[str, Any]:
+        """The options that do not have their defaults, by name."""
+        return {option: self.options[option] for option in self.given}
+
     def put(self, path: str, value: Any) -> Spec:
         """The same spec with one option set: ``put("mixing", 0.4)``, of a nested spec ``put("swa.start", 0.25)``."""
+        check.kind("option", path, str, "the name of an option")
         option, _, rest = path.partition(".")
         require_option(self.name, option, options_of(self.factory))
         if rest:
             inner = self.options.get(option)
             check.require(isinstance(inner, Spec), "option", path, f"{option}: it is no spec with options of its own")
             value = inner.put(rest, value)  # type: ignore[union-attr]
-        given = {name: self.options[name] for name in self.given}
-        changed = Spec(self.factory, *self.args, **{**given, option: value})
+        changed = Spec(self.factory, *self.args, **{**self.options_given(), option: value})
         return changed._with(scope=self.scope, late=self.late, name=self.name, kind=self.kind, own=self.own)
 
     def make(self, *more: Any) -> Any:
@@ -189,8 +202,31 @@ def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
 
 
 def _text(value: Any) -> str:
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return option_text("option", value) if plain else check.shown(value)
+    try:
+        return option_text("option", value)
+    except ValueError:  # no text of a spec has this value
+        return check.shown(value)
+
+
+def _name(factory: Any) -> str:
+    function = getattr(factory, "func", factory)  # of a functools.partial
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _require_factory(factory: Any) -> None:
+    """``ValueError`` unless it is a function whose parameters can be read."""
+    allowed = "a function of keyword-only options: the factory itself, not its name and not what it returns"
+    check.require(callable(factory), "factory", f"a {type(factory).__name__}", allowed)
+    try:
+        inspect.signature(factory)
+    except ValueError:
+        check.require(False, "factory", _name(factory), allowed)
+
+
+def _read(*fields: Any) -> Spec:
+    made = object.__new__(Spec)
+    made._fill(*fields)
+    return made
 
 
 def require_option(name: str, option: str, known: Mapping[str, Any], before: str = "") -> None:
@@ -235,25 +271,48 @@ class Static(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A value with its type, since 1, 1.0 and True are equal in Python; NaN equals itself."""
+    """A value as it is now, with its type: 1, 1.0 and True are equal in Python, and lists and arrays may change."""
 
-    kind: type
     value: Any
+    key: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.kind is other.kind and self._key() == other._key()
+        return isinstance(other, _Held) and self.key == other.key
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.kind, self._key()))
-
-    def _key(self) -> Any:
-        return repr(self.value) if isinstance(self.value, float) else self.value
+        return hash(self.key)
 
 
-LEAF = _Held(type(None), "a leaf")
+def _frozen(value: Any) -> Any:
+    """What two values have in common if they mean the same; it has a hash unless the value is of an unknown kind."""
+    kind = type(value)
+    if isinstance(value, numbers.Number):
+        return kind, repr(value)
+    if kind in (list, tuple):
+        return kind, tuple(map(_frozen, value))
+    if kind is dict:
+        return kind, tuple((_frozen(key), _frozen(each)) for key, each in value.items())
+    if kind in (set, frozenset):
+        return kind, frozenset(map(_frozen, value))
+    if hasattr(value, "__array__") and hasattr(value, "dtype"):
+        return _frozen_array(value)
+    return kind, value
+
+
+def _frozen_array(array: Any) -> Any:
+    import numpy as np  # noqa: PLC0415 (the command line shows its help without it)
+
+    try:
+        plain = np.asarray(array)
+    except Exception:  # a tracer, or a random key: equal only to itself
+        return type(array), id(array)
+    return "array", str(plain.dtype), plain.shape, plain.tobytes()
+
+
+LEAF = _Held("a leaf", object)
 
 
 def flatten(spec: Spec) -> tuple[list[Any], Static]:
@@ -262,7 +321,7 @@ def flatten(spec: Spec) -> tuple[list[Any], Static]:
 
     def held(value: Any, leaf: bool) -> _Held:
         if not leaf and not isinstance(value, Spec):
-            return _Held(type(value), value)
+            return _Held(value, _frozen(value))
         leaves.append(float(value) if isinstance(value, numbers.Real) else value)
         return LEAF
 
@@ -281,19 +340,23 @@ def unflatten(static: Static, leaves: Any) -> Spec:
     args = tuple(value(held) for held in static.args)
     options = {option: value(held) for option, held in static.options}
     made = object.__new__(Spec)
-    name = getattr(static.factory, "__name__", type(static.factory).__name__)
-    given = tuple(options)
-    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, name, "", "", False)
+    called, given = _name(static.factory), tuple(options)
+    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, called, "", "", False)
     return made
 
 
-def leaf_names(spec: Spec) -> Iterator[str]:
-    """The names of all leaves, nested ones included, in their order: ``server.mixing``, ``server.swa.start``."""
-    inner = [value for value in spec.args if isinstance(value, Spec)]
-    for one in inner:
-        yield from leaf_names(one)
-    for option, value in spec.options.items():
+def leaf_names(spec: Spec, scope: str = "") -> Iterator[str]:
+    """The names of all leaves, nested ones included, in their order: ``server.mixing``, ``server.swa.start``.
+
+    ``scope``: of a spec that has none of its own.
+    """
+    scope = spec.scope or scope
+    start = f"{scope}." if scope else ""
+    for value in spec.args:
         if isinstance(value, Spec):
             yield from leaf_names(value)
+    for option, value in spec.options.items():
+        if isinstance(value, Spec):
+            yield from leaf_names(value, f"{start}{option}")
         elif option in spec.traced:
-            yield f"{spec.scope}.{option}" if spec.scope else option
+            yield f"{start}{option}"

@@ -192,6 +192,18 @@ def _shapes(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...]
     return jax.eval_shape(function, *_shaped(structure, kinds))
 
 
+def frozen(tree: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The structure of a tree, and the shapes and dtypes of its leaves: a value that has a hash."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+
+
+def thawed(frozen: tuple[Any, tuple[Any, ...]]) -> Any:
+    """The tree of shapes that :func:`frozen` describes."""
+    structure, leaves = frozen
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+
+
 def norm(tree: Any) -> Array:
     """Euclidean norm over all leaves, in JAX's default float type; float[]."""
     real = jnp.result_type(float)

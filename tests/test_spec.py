@@ -68,6 +68,8 @@ def test_the_leaves_are_the_traced_numbers_and_have_names():
     spec = Spec(outer, Spec(rule, gain=0.25).within("server"), inner=Spec(rule, power=3).within("client"))
     assert jax.tree.leaves(spec) == [0.25, 0.5, 3.0, 2.0]
     assert list(leaf_names(spec)) == ["server.gain", "client.gain", "client.power", "scale"]
+    nested = Spec(outer, 1, inner=Spec(outer, 2, inner=Spec(rule)))
+    assert list(leaf_names(nested)) == ["inner.inner.gain", "inner.scale", "scale"]
     assert [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(spec)] == [
         ".0.gain", ".inner.gain", ".inner.power", ".scale"
     ]  # fmt: skip

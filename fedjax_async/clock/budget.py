@@ -1,6 +1,6 @@
 """The budget of a plan: when it ends, how far planning has come, and how long the schedule will be.
 
-For a progress bar, and to refuse what does not fit.
+A progress bar shows it, and a schedule that does not fit is refused.
 
 Policies tell a :class:`Forecast` now and then how far they are. A schedule that will not fit the machine's memory is
 refused after the first few thousand jobs, not when the memory is used up.

@@ -210,7 +210,7 @@ def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, u
     else:
         given = own.lasting(given)
     how = {"how": str(s.feedback), "per": str(s.compress_per)}
-    return Spec(_compressed, client, given, **how, private=private, like=_hashable(upload))
+    return Spec(_compressed, client, given, **how, private=private, like=tree.frozen(upload))
 
 
 def _compressed(
@@ -227,17 +227,7 @@ def _compressed(
         given = compressor.keywords.items()
         whole = {name: int(v) for name, v in given if isinstance(v, float) and v.is_integer()}
         compressor = compressor(**whole)
-    return FEEDBACKS[how](client, compressor, per=per, private=private, like=_shapes(*like))
-
-
-def _hashable(tree: Any) -> tuple[Any, Any]:
-    """The structure and the leaves' shapes and dtypes of a tree."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
-
-
-def _shapes(structure: Any, leaves: Any) -> Any:
-    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    return FEEDBACKS[how](client, compressor, per=per, private=private, like=tree.thawed(like))
 
 
 def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic:
@@ -248,7 +238,7 @@ def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic
     """
     if s.compress is None:
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
-    most, values = _message_bytes(s.compress, str(s.compress_per), _hashable(message[0])[0], *_hashable(upload))
+    most, values = _message_bytes(s.compress, str(s.compress_per), tree.frozen(message[0])[0], *tree.frozen(upload))
     return Traffic(tree.num_bytes(message), most, values)
 
 
@@ -256,7 +246,7 @@ def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic
 def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes of the longest message and of its values alone, from shapes; ``params``: the structure of the params."""
     compressor = compressor_of(spec)
-    like = _shapes(structure, shapes)
+    like = tree.thawed((structure, shapes))
     group = grouping(per, like, jax.tree.unflatten(params, [0] * params.num_leaves))
     wire = on_tree(compressor, like, group=group)
 
@@ -278,7 +268,7 @@ def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tup
 
 def longest_message(compress: str, like: Params) -> int:
     """Bytes of the longest message that a compressor can make of a tree of these shapes."""
-    structure, shapes = _hashable(like)
+    structure, shapes = tree.frozen(like)
     return _message_bytes(compress, "whole", structure, structure, shapes)[0]
 
 

@@ -58,6 +58,8 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 def checked_method(given: Method) -> Method:
     """The method object; ``ValueError`` naming ``method.FIELD`` for a field that is out of range."""
     check.require(_is_rule(given.rule), "method.rule", objects.shown(factory_of(given.rule)), _RULE)
+    for field in ("rule", "client"):
+        _check_spec(f"method.{field}", getattr(given, field))
     check_fields(given, "method")
     _check_client(given)
     return given
@@ -66,6 +68,16 @@ def checked_method(given: Method) -> Method:
 _RULE = (
     "a ServerAlgorithm, a PeerAlgorithm, or a factory f(*, ...) of one, without a server f(stays, *, ...), or its Spec"
 )
+
+
+def _check_spec(field: str, spec: Any) -> None:
+    """``ValueError`` for a spec with positional arguments, which the run gives, or with an array as a number."""
+    if not isinstance(spec, Spec):
+        return
+    check.require(not spec.args, f"arguments of {field}", spec.args, "left out: a spec of a method has options only")
+    for option in spec.traced:
+        value = spec.options[option]
+        check.require(getattr(value, "shape", ()) == (), f"{field}: option {option}", value, "a single number")
 
 
 def _is_rule(rule: Any) -> bool:

@@ -45,6 +45,7 @@ def method_options(name: str) -> dict[str, Any]:
     usual: Method = registry.find("method", METHODS, name)
     defaults = {key: parameter.default for key, parameter in factories.options_of(factory_of(usual.rule)).items()}
     own = {key: parameter.default for key, parameter in client_options(usual.client).items()}
+    own |= {key: client_spec(usual).options[key] for key in own if key in client_spec(usual).options}
     return own | defaults | {"proximal": usual.proximal}
 
 
@@ -169,7 +170,9 @@ def method(spec: str) -> Method:
             rule.make()
         except ValueError as error:
             raise ValueError(f"method = {spec!r}: {error}") from error
-    client = Spec(factory_of(usual.client), **{key: value for key, value in options.items() if key in of_client})
+    before = usual.client.options_given() if isinstance(usual.client, Spec) else {}
+    local = before | {key: value for key, value in options.items() if key in of_client}
+    client = Spec(factory_of(usual.client), **local)
     found = usual._replace(rule=rule, client=client, proximal=proximal)
     if not clock:
         return found

@@ -173,8 +173,10 @@ def with_option(value: Named, option: str, new: Any) -> Named:
     name, spec = next((name, spec) for name, spec in specs_in(value).items() if option in options_of(spec.factory))
     changed = spec.put(option, new)
     thing = value.thing._replace(**{name: changed}) if name else changed
-    text = str(changed) if not name and str(value) == str(spec) else str(value)
-    return Named(text, thing, fingerprint(thing), value.given)
+    found = fingerprint(thing)
+    if not value.given:
+        return Named(f"(object: {found[:SHOWN]})", thing, found, given=False)
+    return Named(str(changed) if not name and str(value) == str(spec) else str(value), thing, found)
 
 
 def object_or_spec(field: str, value: Any) -> Any:

@@ -250,7 +250,7 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
         if specs:
-            new = {**new, where.field: own.with_option(fields[where.field], where.option, value)}
+            new = {**new, where.field: own.with_option(new[where.field], where.option, value)}
             continue
         models[name] = with_option(models[name], where.option, value)
         new = _with_spec(new, where.field, _joint(where.field).join(models.values()))
@@ -275,7 +275,7 @@ def value_of(settings: Settings, path: str) -> Any:
     models = _models(fields_of(settings), where.field)
     spec = models.get(where.name) if where.name else next(iter(models.values()), None)
     if specs := specs_in(spec):
-        return next((one.options[where.option] for one in specs.values() if where.option in one.options), None)
+        return next((one.options[where.option] for one in specs.values() if where.option in one.given), None)
     return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
 
 

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fedjax_async import check, factories, grammar, registry
+from fedjax_async import check, factories, grammar, registry, tree
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Server, rule_of
@@ -102,7 +101,7 @@ def protecting(
         attack = registry.spec("attack", ATTACKS, s.attack).within("attack").later(*_ATTACKERS)
         limit = {} if s.norm_limit is None else {"norm_limit": float(s.norm_limit)}
         limited = Spec(_numbers).within("attack").with_numbers(**limit)
-        server = Spec(_attacked, server, attack, limited, like=_hashable(upload))
+        server = Spec(_attacked, server, attack, limited, like=tree.frozen(upload))
     return server
 
 
@@ -126,8 +125,7 @@ def _numbers(**numbers: Any) -> dict[str, Any]:
 def _attacked(
     server: ServerAlgorithm, attack: Callable[[], Attack], limited: Mapping[str, Any], *, like: tuple[Any, Any]
 ) -> ServerAlgorithm:
-    leaves, structure = like
-    return attacked(server, attack(), jax.tree.unflatten(structure, leaves), limited.get("norm_limit"))
+    return attacked(server, attack(), tree.thawed(like), limited.get("norm_limit"))
 
 
 def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
@@ -163,11 +161,6 @@ def multipliers(noise: float, quantile: float | None, count_noise: float | None,
         return Multipliers(float(noise), 0.0)
     count = max(float(noise), uploads / 20) if count_noise is None else float(count_noise)
     return Multipliers(noise * (1 - (noise / (2 * count)) ** 2) ** -0.5, count)
-
-
-def _hashable(tree: Any) -> tuple[Any, Any]:
-    leaves, structure = jax.tree.flatten(tree)
-    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), structure
 
 
 # --- what depends on the schedule -------------------------------------------------------------------

@@ -30,7 +30,7 @@ def methods_by_name(methods: Any) -> dict[str, str]:
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
     if isinstance(methods, Mapping):
         for name, one in methods.items():
-            allowed = "a Method; a spec is its own name, so give a list: ['fedavg', named('mine', Method(rule))]"
+            allowed = "a Method or a Spec; a text names itself, so give a list: ['fedavg', named('mine', Method(rule))]"
             check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
             with check.called({"method": f"methods[{name!r}]"}):
                 if not isinstance(one, str):

@@ -30,7 +30,7 @@ from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
-from fedjax_async.results.progress import ProgressShown, bar
+from fedjax_async.results.progress import ProgressShown, bar, require_progress
 from fedjax_async.results.provenance import causes
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
@@ -107,6 +107,7 @@ def explain(
     True
     """
     check.whole("examples", examples)
+    require_progress(progress)
     check.optional(check.one_of, "part", part, allowed=DATA_PARTS)
     folder = None
     if not isinstance(run, Run):

@@ -212,6 +212,45 @@ def test_the_spec_of_any_factory_is_a_part_whose_options_are_swept():
         Spec(positional, gain=1)
 
 
+def test_several_options_of_a_spec_are_set_together():
+    points = [
+        {"method.gain": 0.4},
+        {"method.gain": 0.5, "method.power": 2.0},
+        {"method": Spec(fair), "method.gain": 0.3},
+    ]
+    found = expand(SMALL | {"method": Spec(fair, power=1.5)}, points=points)
+    assert [str(point.settings.method) for point in found] == [
+        "fair:power=1.5,gain=0.4", "fair:power=2.0,gain=0.5", "fair:gain=0.3"
+    ]  # fmt: skip
+    assert len(expand(SMALL | {"method": Spec(fair)}, {"method.gain": [0.3, 0.5], "method.power": [1.0, 2.0]})) == 4
+    unnamed = expand(SMALL | {"method": Method(Spec(fair))}, {"method.gain": [0.3, 0.5]})
+    texts = [str(point.settings.method) for point in unnamed]
+    assert texts == [str(Settings(**SMALL, method=point.settings.method.thing).method) for point in unnamed]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Spec(fair, 3), r"^arguments of method.rule = \(3,\): must be left out"),
+        (Method(fair, client=Spec(pulled, 3)), r"^arguments of method.client = \(3,\): must be left out"),
+        (Spec(fair, gain=np.ones(2)), r"^method.rule: option gain = .*: must be a single number"),
+    ],
+)
+def test_a_spec_that_no_run_can_call_is_refused(method, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(**SMALL, method=method)
+
+
+def test_a_rule_with_an_array_as_default_runs_again():
+    ones = np.ones(1)
+
+    def weighted(*, by=ones, gain: Traced = 0.5):
+        return server.fedasync(mixing=gain * float(by[0]))
+
+    equal(*(simulate(**SMALL, method=Spec(weighted)) for _ in range(2)))
+
+
 def positional(gain=1.0):
     return server.fedasync(mixing=gain)
 

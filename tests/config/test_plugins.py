@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Method, Settings, factories, inputs, models, register, registry, server, simulate, sweep
+from fedjax_async import Method, Settings, Spec, factories, inputs, models, register, registry, server, simulate, sweep
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import plan_groups, plugins, prepare
+from fedjax_async.config import method_options, plan_groups, plugins, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import as_dict, from_dict
@@ -97,6 +97,18 @@ def test_a_traced_option_of_a_registered_client_is_that_of_the_spec():
     assert len(plan_groups([point.settings for point in found.points])) == 1
     one, other = (run.params["output"]["kernel"] for run in found.runs)
     assert np.abs(one - other).max() > 1e-4
+
+
+def test_the_options_that_a_registered_method_gives_its_client_hold():
+    def anchored(model, *, optimizer, batch_size, pull: Traced = 0.1):
+        return local_training(model, optimizer=optimizer, batch_size=batch_size, proximal=pull)
+
+    register("method", "mine", timing="every", client=Spec(anchored, pull=0.5))(server.fedasync)
+    given = SMALL | {"steps": 3, "lr": 0.3}
+    usual, other = (simulate(**given, method=f"fedasync:proximal={weight}") for weight in (0.5, 0.9))
+    equal(simulate(**given, method="mine"), usual)
+    equal(simulate(**given, method="mine:pull=0.9"), other)
+    assert method_options("mine")["pull"] == 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
