@@ -375,6 +375,13 @@ class Run(NamedTuple):
     stopped: Stopped | None = None
     best: Best | None = None
 
+    def __repr__(self) -> str:
+        """One line, since the tables have thousands: method, updates and the last loss and accuracy."""
+        last = {name: self.evaluations[name][-1:] for name in ("loss", "accuracy") if name in self.evaluations}
+        shown = [f"{name} {values[0]:.4g}" for name, values in last.items() if len(values) and values[0] == values[0]]
+        counted = [str(self.settings.get("method")), f"{self.counters.get('updates', 0)} updates"]
+        return f"<Run: {', '.join(counted + shown)}>"
+
     @property
     def has_server(self) -> bool:
         """Whether arrivals close server steps; nodes of a run without a server have no such steps."""

@@ -322,7 +322,9 @@ def _training_text(runs: Mapping[str, Run]) -> str:
     """A line with the clients' optimisers and learning rates, if they differ between methods."""
     methods: dict[str, list[str]] = {}
     for method, run in runs.items():
-        methods.setdefault(f"{run.settings['optimizer']} at {run.settings['lr']:g}", []).append(method)
+        optimizer, lr = run.settings["optimizer"], run.settings["lr"]
+        training = f"a rate of {lr:g}" if optimizer is None else f"{optimizer} at {lr:g}"
+        methods.setdefault(training if lr is not None else "an optimiser of their own", []).append(method)
     if len(methods) == 1:
         return ""
     each = "; ".join(f"{training}: {', '.join(names)}" for training, names in methods.items())

@@ -110,7 +110,8 @@ def _event(peer: Peer, client: Client) -> Callable[..., Any]:
 
 def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm:
     made = returned("method.rule", contract, bound, server, hyper)
-    fits(isinstance(made, ServerAlgorithm), "method.rule", made, "a ServerAlgorithm")
+    nodes = " (of nodes without a server: a factory f(stays, *, ...))" if isinstance(made, PeerAlgorithm) else ""
+    fits(isinstance(made, ServerAlgorithm), "method.rule", made, f"a ServerAlgorithm{nodes}")
     return made  # type: ignore[no-any-return]
 
 

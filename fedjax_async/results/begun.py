@@ -57,6 +57,8 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
         state = state if folder.is_dir() else "there is no such folder"
         if saved.parent.is_dir() and not finished:
             state = "the run in it was cut off before it began: give the command that began it once more"
+        if any((folder / name).exists() for name in ("sweep.json", "runs")):
+            state = "a sweep or comparison goes on when its command is given once more"
         inside = store.runs_inside(folder, f"{CHECKPOINTS}/settings.json")
         allowed = "must hold a run that was begun with --checkpoint"
         raise ValueError(f"folder = {str(folder)!r}: {allowed}, but {state}{inside}")

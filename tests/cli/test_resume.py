@@ -137,6 +137,12 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     assert deaths > 12
 
 
+def test_a_sweep_is_continued_by_its_own_command(capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "but a sweep or comparison goes on when its command is given once more" in capsys.readouterr().err
+
+
 def test_nothing_to_resume(capsys, tmp_path):
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "begun with --checkpoint" in capsys.readouterr().err

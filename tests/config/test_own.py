@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -266,6 +268,11 @@ def test_a_timing_that_ignores_faults_is_said():
 
     with pytest.warns(RunWarning, match=r"^faults, timeout: changed no job; a timing of your own must apply scenario"):
         simulate(**SMALL, timing=in_turn, faults="drop:probability=0.9", timeout=1.0)
+
+
+def test_a_run_is_shown_in_one_line():
+    shown = repr(simulate(**SMALL, method=Spec(fair)))
+    assert re.fullmatch(r"<Run: fair, 6 updates, loss [\d.]+, accuracy [\d.]+>", shown)
 
 
 def test_a_list_of_graphs_may_have_a_name(tmp_path):

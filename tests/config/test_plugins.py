@@ -480,6 +480,11 @@ def test_what_nodes_return_is_checked_before_the_run(field, function, message):
         prepare(with_objects(Settings(**WORLD, method=method), data=None))
 
 
+def test_a_factory_of_nodes_takes_stays():
+    with pytest.raises(ValueError, match=r"must return a ServerAlgorithm \(of nodes"):
+        prepare(with_objects(Settings(**WORLD, method=Spec(lambda: full_models(bool))), data=None))
+
+
 def test_an_algorithm_must_be_wrapped():
     with pytest.raises(ValueError, match=r"'a PeerAlgorithm': .* wrap the algorithm: Method\("):
         prepare(with_objects(Settings(**WORLD, method=full_models(bool)), data=None))
