@@ -158,4 +158,15 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     if missing:
         raise ValueError(f"{kind} = {text!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
     own = name in ADDED.get(KINDS.get(kind, kind), {})
+    for key, value in options.items() if own else ():  # the package's factories check theirs
+        require_kind(f"{kind} = {text!r}: {key}", value, known[key])
     return Spec(factory, **merged).called(name, kind=kind, text=text, own=own, given=tuple(options))
+
+
+def require_kind(field: str, value: Any, parameter: inspect.Parameter) -> None:
+    """``ValueError`` for a text where an option is annotated as a number, and for a fraction where it is whole."""
+    kinds = {parameter.annotation, *typing.get_args(parameter.annotation)}
+    number = is_traced(parameter) or bool(kinds & {int, float})
+    check.require(not (number and isinstance(value, str) and str not in kinds), field, value, "a number")
+    whole = int in kinds and float not in kinds and not is_traced(parameter)
+    check.require(not (whole and isinstance(value, float)), field, value, "a whole number")

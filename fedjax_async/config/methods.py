@@ -159,6 +159,8 @@ def method(spec: str) -> Method:
     proximal = options.pop("proximal", usual.proximal)
     factory, of_client = factory_of(usual.rule), client_options(usual.client)  # which may share options
     of_rule = factories.options_of(factory)
+    for key, value in options.items() if name in registry.ADDED.get("method", {}) else ():
+        registry.require_kind(f"method = {spec!r}: {key}", value, (of_client | of_rule)[key])
     rule = Spec(factory, **{key: value for key, value in options.items() if key in of_rule})
     rule = rule.within("server" if usual.has_server else "peer").called(name)
     _check_made(name, rule, usual)  # checks the ranges

@@ -99,6 +99,30 @@ def test_a_traced_option_of_a_registered_client_is_that_of_the_spec():
     assert np.abs(one - other).max() > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("kind", "spec", "says"),
+    [
+        ("method", "mine:server_lr=abc", "method = 'mine:server_lr=abc': server_lr = 'abc': must be a number"),
+        ("delay", "mine:mean=abc", "delay = 'mine:mean=abc': mean = 'abc': must be a number"),
+        ("model", "mine:width=6.5", "model = 'mine:width=6.5': width = 6.5: must be a whole number"),
+    ],
+)
+def test_a_value_of_another_kind_than_its_option_is_refused(kind, spec, says):
+    def plain(*, server_lr: Traced = 1.0):
+        return server.fedbuff(server_lr=2 * server_lr)
+
+    def slow(*, mean: float = 1.0):
+        return DELAYS["constant"](mean=mean)
+
+    def narrow(*, num_classes, input_shape, width: int = 4):
+        return models.make(f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape)
+
+    register(kind, "mine")({"method": plain, "delay": slow, "model": narrow}[kind])
+    with pytest.raises(ValueError) as error:
+        simulate(**SMALL | {kind: spec})
+    assert str(error.value) == says
+
+
 def test_the_options_that_a_registered_method_gives_its_client_hold():
     def anchored(model, *, optimizer, batch_size, pull: Traced = 0.1):
         return local_training(model, optimizer=optimizer, batch_size=batch_size, proximal=pull)
