@@ -21,7 +21,14 @@ SHARED = {
     "gpu_listing.py",
     "gpu_passes.py",
 }  # imported by the others
-SHARED |= {"outcomes_cases.py", "outcomes_files.py", "outcomes_messages.py", "outcomes_own.py", "outcomes_way.py"}
+SHARED |= {
+    "checkout_worker.py",
+    "outcomes_cases.py",
+    "outcomes_files.py",
+    "outcomes_messages.py",
+    "outcomes_own.py",
+    "outcomes_way.py",
+}
 SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and the other scripts call the same functions.

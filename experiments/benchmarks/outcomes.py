@@ -28,9 +28,7 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from checkout_worker import Worker
 from common import save_table
 from outcomes_files import differences
 
@@ -122,47 +121,19 @@ def work(checkout: Path, inputs: Path) -> None:
         print(json.dumps(found), file=answers, flush=True)
 
 
-class Worker:
+def started(checkout: Path, place: Path, inputs: Path) -> Worker:
     """A process of one checkout; its working directory is an empty folder."""
-
-    def __init__(self, checkout: Path, place: Path, inputs: Path) -> None:
-        self.checkout = checkout.resolve()
-        place.mkdir(parents=True)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.checkout),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-            "FEDJAX_ASYNC_DATA": str(inputs / "data"),
-            "COLUMNS": "120",
-        }
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(self.checkout), str(inputs)]
-        self.process = subprocess.Popen(
-            command, env=environment, cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, **request: Any) -> Any:
-        """The answer to one request; ``RuntimeError`` if the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended: its answer below is empty
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.checkout} has ended, see above")
-        return json.loads(line)
-
-    def end(self) -> None:
-        """End the process."""
-        self.process.communicate()
+    place.mkdir(parents=True)
+    script = [str(Path(__file__).resolve()), "--worker", str(checkout.resolve()), str(inputs)]
+    data = str(inputs / "data")
+    return Worker(checkout, script, place, JAX_ENABLE_COMPILATION_CACHE="false", FEDJAX_ASYNC_DATA=data, COLUMNS="120")
 
 
 @contextlib.contextmanager
 def both(a: argparse.Namespace, part: str, folder: Path, inputs: Path) -> Iterator[dict[str, Worker]]:
     """A process of each checkout, for one part."""
     made = {
-        version: Worker(checkout, folder / "work" / f"{part}-{version}", inputs)
+        version: started(checkout, folder / "work" / f"{part}-{version}", inputs)
         for version, checkout in (("before", a.before), ("after", a.after))
     }
     try:

@@ -16,11 +16,8 @@ not timed; preparation is timed only in ``sweep-8``.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from checkout_worker import Worker
 from common import write_table
 
 import fedjax_async
@@ -112,30 +110,6 @@ def work() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-class Worker:
-    """The process of one checkout."""
-
-    def __init__(self, checkout: Path) -> None:
-        self.checkout = checkout.resolve()
-        environment = {**os.environ, "PYTHONPATH": str(self.checkout), "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-        self.process = subprocess.Popen(
-            command, env=environment, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, **request: Any) -> Any:
-        """The answer to one request; ``RuntimeError`` if the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended: its answer below is empty
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.checkout} has ended, see above")
-        return json.loads(line)
-
-
 def differences(before: Path, after: Path) -> dict[str, Any]:
     """Compare two saved results: columns of schedules and tables that differ, the largest difference of a parameter."""
     with np.load(before) as old, np.load(after) as new:
@@ -213,7 +187,10 @@ def main() -> None:
     for field, checkout in (("--before", a.before), ("--after", a.after)):
         if not (checkout / "fedjax_async" / "__init__.py").is_file():
             parser.error(f"{field} = {checkout}: must be the root of a checkout, with the folder fedjax_async")
-    workers = {"before": Worker(a.before), "after": Worker(a.after)}
+    script = [str(Path(__file__).resolve()), "--worker"]
+    workers = {
+        version: Worker(checkout, script, checkout) for version, checkout in (("before", a.before), ("after", a.after))
+    }
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in a.rows:

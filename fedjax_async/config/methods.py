@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 from fedjax_async import check, factories, registry
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import earlier, misplaced, objects, own, words
-from fedjax_async.config.compositions import with_server_parts
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
 from fedjax_async.config.settings import Settings
 from fedjax_async.local import local_training
 from fedjax_async.method import Method, factory_of
 from fedjax_async.peers import METHODS as NODES
 from fedjax_async.server import METHODS as SERVERS
+from fedjax_async.server import PARTS, Part, with_parts
 from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
 
@@ -45,7 +45,7 @@ def method_options(name: str) -> dict[str, Any]:
     usual: Method = registry.find("method", METHODS, name)
     defaults = {key: parameter.default for key, parameter in factories.options_of(factory_of(usual.rule)).items()}
     own = {key: parameter.default for key, parameter in client_options(usual.client).items()}
-    own |= {key: client_spec(usual).options[key] for key in own if key in client_spec(usual).options}
+    own |= {key: value for key, value in client_spec(usual).options.items() if key in own}
     return own | defaults | {"proximal": usual.proximal}
 
 
@@ -113,11 +113,11 @@ def owner_of(spec: str, option: str, value: str) -> misplaced.Place | None:
 
 def _refuse_option(spec: str, option: str, known: Collection[str]) -> None:
     """``ValueError`` that says where an option belongs, or what it is called here, if a method's rule has it not."""
-    preset, kind = usual_of(spec), f"option of {registry.parse_spec('method', rule_of(spec))[0]}"
+    usual, kind = usual_of(spec), f"option of {registry.parse_spec('method', rule_of(spec))[0]}"
     called = words.OPTION.get(option, option)
     check.require(called not in known, kind, option, f"called {called}")
     without, text = misplaced.without(spec, option)
-    if (place := misplaced.elsewhere(without, preset, option, text)) is not None:
+    if (place := misplaced.elsewhere(without, usual, option, text)) is not None:
         raise ValueError(f"{kind} = {option!r}: must be an option of {place.text(misplaced.in_spec)}")
 
 
@@ -179,6 +179,21 @@ def method(spec: str) -> Method:
     if not clock:
         return found
     return found._replace(timing=clock) if usual.has_server else found._replace(exchange=clock)
+
+
+def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:
+    """The spec of a rule with the server parts that these texts name; ``ValueError`` for wrong names and values."""
+    found: dict[str, Spec] = {}
+    for text in texts:
+        part = registry.spec("part", PARTS, text)
+        part.make()  # checks the ranges
+        check.require(part.name not in found, "part", part.name, "given once")
+        found[part.name] = part.within(f"{rule.scope}.{part.name}")
+    return Spec(_with_parts, rule.later(), *found.values(), names=tuple(found))
+
+
+def _with_parts(rule: functools.partial[ServerAlgorithm], *parts: Part, names: tuple[str, ...]) -> ServerAlgorithm:
+    return with_parts(rule.func, dict(zip(names, parts, strict=True)))(**rule.keywords)
 
 
 def _check_made(name: str, rule: Spec, usual: Method) -> None:
