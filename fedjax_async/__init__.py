@@ -7,7 +7,7 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     # fmt: off
     from fedjax_async.compiled import keep_compiled as keep_compiled
-    from fedjax_async.config.methods import METHODS as METHODS
+    from fedjax_async.config.registries import METHODS as METHODS
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.settings import Settings as Settings

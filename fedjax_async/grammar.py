@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_async import check
 
@@ -71,6 +71,34 @@ def quoted(text: str) -> str:
     quote = '"' if '"' not in text else "'"
     check.require(quote not in text, "value", text, "without one of the signs , + \" and '")
     return f"{quote}{text}{quote}"
+
+
+class Name(NamedTuple):
+    """One name with its options as a text has them.
+
+    >>> part = Name("buffer", {"size": "3"})
+    >>> str(part), part.options, str(part.put("size", "5").put("concurrency", "20"))
+    ('buffer:size=3', {'size': 3}, 'buffer:size=5,concurrency=20')
+    """
+
+    name: str
+    texts: dict[str, str]  # option -> the text of its value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option -> its value."""
+        return {option: parse_value(text) for option, text in self.texts.items()}
+
+    def put(self, option: str, text: str) -> Name:
+        """The same part with one option set."""
+        return Name(self.name, {**self.texts, option: text})
+
+    def without(self, options: Collection[str]) -> Name:
+        """The same part without these options."""
+        return Name(self.name, {option: text for option, text in self.texts.items() if option not in options})
+
+    def __str__(self) -> str:
+        return self.name + ":" * bool(self.texts) + ",".join(f"{key}={text}" for key, text in self.texts.items())
 
 
 def option_text(path: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check
 from fedjax_async.notices import RunWarning
-from fedjax_async.registry import parse_spec
+from fedjax_async.registry import read
 
 
 class Kept(NamedTuple):
@@ -159,11 +159,12 @@ def require_datasets(specs: Iterable[str]) -> None:
     """
     for spec in specs:
         try:
-            name, options = parse_spec("dataset", spec)
+            part = read("dataset", spec)
         except ValueError:
             continue  # ``data.load`` knows the options and says how they are written
-        if name in _NEEDS and not options.get("download"):
-            _NEEDS[name](options, resolve_data_dir(options.get("data_dir")))
+        options = part.options
+        if part.name in _NEEDS and not options.get("download"):
+            _NEEDS[part.name](options, resolve_data_dir(options.get("data_dir")))
 
 
 def require_fetched(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedjax_async import check
 from fedjax_async.factories import is_traced, options_of
-from fedjax_async.grammar import items_of, parse_value, quoted
+from fedjax_async.grammar import Name, items_of, parse_value, quoted
 from fedjax_async.spec import Spec, require_option
 
 Function = TypeVar("Function")
@@ -30,7 +30,7 @@ class Addition(NamedTuple):
 # Kind -> name -> what the user registered, beside the package's own registries.
 ADDED: dict[str, dict[str, Addition]] = {}
 KINDS = {"delays": "delay", "partitioner": "partition"}  # kind of a registry -> kind in the settings
-# Kinds that a plugin can register: the keys of ``config.plugins.REGISTRIES``.
+# Kinds that a plugin can register: the keys of ``config.registries.REGISTRIES``.
 OF_PLUGINS = {
     "method", "part", "timing", "policy", "topology", "exchange", "delay", "availability", "faults", "network",
     "dataset", "partition", "augment", "attack", "privacy", "model", "client", "optimizer", "decay", "compress",
@@ -85,24 +85,22 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     raise ValueError(f"{kind} = {check.shown(name)}: unknown{check.near_to(name, registry)}{of_plugin}")
 
 
-def parse_spec(kind: str, spec: str, registry: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """Split ``"name:key=value,key=value"`` into the name and its options; ``ValueError`` for anything else.
+def read(kind: str, text: str, registry: Mapping[str, Any] | None = None) -> Name:
+    """The name and the options of ``"name:key=value,key=value"``; ``ValueError`` for anything else.
 
     ``registry``: where the name is, for a message that tells the name of an option.
     """
-    name = spec.partition(":")[0]
-    options: dict[str, Any] = {}
-    for item in items_of(spec):
+    texts: dict[str, str] = {}
+    for item in items_of(text):
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise ValueError(
-                f"{kind} = {spec!r}: options are written key=value, comma-separated{_hint(kind, spec, registry)}"
-            )
+            hint = _hint(kind, text, registry)
+            raise ValueError(f"{kind} = {text!r}: options are written key=value, comma-separated{hint}")
         key = key.strip().replace("-", "_")
-        if key in options:
-            raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
-        options[key] = parse_value(value.strip())
-    return name, options
+        if key in texts:
+            raise ValueError(f"{kind} = {text!r}: the option {key} must be given once, not twice")
+        texts[key] = value.strip()
+    return Name(text.partition(":")[0], texts)
 
 
 def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
@@ -148,7 +146,8 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     ``defaults`` are options for a factory that has them; the text's options take precedence. ``ValueError`` for an
     unknown option, listing the known ones, and for a missing one. Errors of ``make`` name kind and text.
     """
-    name, options = parse_spec(kind, text, registry)
+    part = read(kind, text, registry)
+    name, options = part.name, part.options
     factory = find(kind, registry, name)
     known = options_of(factory)
     for key in options:

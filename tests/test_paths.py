@@ -14,7 +14,8 @@ from fedjax_async.cli import main
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.config import Settings, prepare
-from fedjax_async.config.plugins import REGISTRIES, load_plugin
+from fedjax_async.config.plugins import load_plugin
+from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.data import federate, fetch, list_datasets, load, open_folder, verify, write_clients, write_folder
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.factories import options_of

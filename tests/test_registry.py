@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import factories, grammar, registry
-from fedjax_async.config.plugins import REGISTRIES
+from fedjax_async.config.registries import REGISTRIES
 
 
 def square(*, side=1.0, colour="red"):
@@ -56,6 +56,10 @@ def test_values_are_read_by_their_looks(text):
     assert found == READ[text] and type(found) is type(READ[text])
 
 
+def named(part):
+    return part.name, part.options
+
+
 @pytest.mark.parametrize(
     ("spec", "name", "options"),
     [
@@ -68,7 +72,7 @@ def test_values_are_read_by_their_looks(text):
     ],
 )
 def test_specs_are_read(spec, name, options):
-    assert registry.parse_spec("timing", spec) == (name, options)
+    assert named(registry.read("timing", spec)) == (name, options)
 
 
 names = st.text("abcdefgh_", min_size=1)
@@ -84,7 +88,8 @@ def test_plain_values_survive_being_written_and_read(value):
 @given(name=names, options=st.dictionaries(names, values, max_size=4))
 def test_written_specs_are_read_back(name, options):
     spec = f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items())
-    assert registry.parse_spec("thing", spec) == (name, options)
+    part = registry.read("thing", spec)
+    assert named(part) == (name, options) and registry.read("thing", str(part)) == part
 
 
 @pytest.mark.parametrize(
@@ -125,14 +130,14 @@ def test_every_registry_tells_the_name_of_an_option(kind):
     name, _, option = OBVIOUS[kind].partition(":")
     spec = f"{name}:{option.partition('=')[2]}"
     with pytest.raises(ValueError) as error:
-        registry.parse_spec(kind, spec, REGISTRIES[kind])
+        registry.read(kind, spec, REGISTRIES[kind])
     said = str(error.value)
     assert said.startswith(f"{kind} = {spec!r}: options are") and f", as in {OBVIOUS[kind]} (opt" in said
 
 
 def test_a_size_is_not_taken_for_a_methods_server_lr():
     with pytest.raises(ValueError) as error:
-        registry.parse_spec("method", "fedbuff:10", REGISTRIES["method"])
+        registry.read("method", "fedbuff:10", REGISTRIES["method"])
     assert "as in" not in str(error.value) and "(options: server_lr, " in str(error.value)
 
 
@@ -142,7 +147,7 @@ def test_a_quoted_text_is_read_back_from_any_place_in_a_spec(text):
     if quote in text:
         return
     spec = f"csv:path={quote}{text}{quote},repeat=5"
-    assert registry.parse_spec("delay", spec) == ("csv", {"path": text, "repeat": 5})
+    assert named(registry.read("delay", spec)) == ("csv", {"path": text, "repeat": 5})
     assert grammar.joined(f"{spec}+drop:probability=0.1") == [spec, "drop:probability=0.1"]
     assert grammar.listed(f"{spec},macro_f1") == [spec, "macro_f1"]
 
@@ -156,7 +161,7 @@ def test_a_text_that_is_written_into_a_spec_is_one_value(text):
 
 def test_quotes_within_a_text_are_plain_signs():
     for text in ("o'brien/a.csv", 'a"b.csv', '"', "'a'b"):
-        assert registry.parse_spec("delay", f"csv:path={text},repeat=5") == ("csv", {"path": text, "repeat": 5})
+        assert named(registry.read("delay", f"csv:path={text},repeat=5")) == ("csv", {"path": text, "repeat": 5})
     with pytest.raises(ValueError, match="without one of the signs"):
         grammar.quoted("""a,"b",'c'""")
 
@@ -243,4 +248,4 @@ def test_a_group_may_be_taken_with_another_default():
 def test_an_option_given_twice_is_refused():
     for spec in ("fedbuff:clip=1,clip=2", "fedbuff:server-lr=1,server_lr=1"):
         with pytest.raises(ValueError, match="must be given once, not twice"):
-            registry.parse_spec("method", spec)
+            registry.read("method", spec)

@@ -16,12 +16,12 @@ import pytest
 
 from fedjax_async import registry
 from fedjax_async.clock import TIMINGS
-from fedjax_async.config.methods import METHODS, method_of
+from fedjax_async.config.methods import method_of
+from fedjax_async.config.registries import METHODS
 from fedjax_async.data import load
-from fedjax_async.factories import options_of
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
-from fedjax_async.registry import parse_spec
+from fedjax_async.registry import spec as spec_of
 from fedjax_async.server import fedasync
 from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival
@@ -401,8 +401,8 @@ def defaults():
 def meaning(spec):
     """Rule, options of local training, and the timing with its defaults (a cohort of None is ten)."""
     chosen = method_of(spec)
-    name, options = parse_spec("timing", chosen.timing)
-    full = {key: p.default for key, p in options_of(TIMINGS[name]).items()} | options
+    timing = spec_of("timing", TIMINGS, chosen.timing)
+    name, full = timing.name, dict(timing.options)
     if name == "cohort" and full["size"] is None:
         full["size"] = 10
     return chosen._replace(timing=(name, full))

@@ -13,7 +13,7 @@ from fedjax_async import factories, registry
 
 # Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
-    "methods": ("config.methods", "METHODS"),
+    "methods": ("config.registries", "METHODS"),
     "parts": ("server", "PARTS"),
     "timings": ("clock", "TIMINGS"),
     "policies": ("clock", "POLICIES"),
@@ -80,9 +80,9 @@ def _of_others(entry: Any, name: str) -> dict[str, str]:
     found = {}
     for field, kind in (CLOCKS | SETTINGS).items() if not callable(entry) else ():
         if (spec := getattr(entry, field, None)) is not None:
-            model, given = registry.parse_spec(field, spec)
-            options = _options(entries(kind)[model], model) | given
-            set_by = f"{name}@{model}:" if field in CLOCKS else f"--{field} {model}:"
+            part = registry.read(field, spec)
+            options = _options(entries(kind)[part.name], part.name) | part.options
+            set_by = f"{name}@{part.name}:" if field in CLOCKS else f"--{field} {part.name}:"
             found[set_by] = _text(options)
     return found
 

@@ -65,7 +65,7 @@ def as_flag(name: str) -> str:
 
 def _is_method(text: str) -> bool:
     """Whether a text begins with the name of a method."""
-    from fedjax_async.config.methods import METHODS  # noqa: PLC0415 (needs JAX)
+    from fedjax_async.config.registries import METHODS  # noqa: PLC0415 (needs JAX)
 
     return re.split("[:+@]", text)[0] in METHODS
 
@@ -79,7 +79,7 @@ def _in_spec(found: Any, option: str, value: str, names: Collection[str]) -> str
         return None
     from fedjax_async.config.methods import owner_of  # noqa: PLC0415 (needs JAX)
     from fedjax_async.config.misplaced import in_others, in_spec  # noqa: PLC0415
-    from fedjax_async.config.plugins import REGISTRIES  # noqa: PLC0415
+    from fedjax_async.config.registries import REGISTRIES  # noqa: PLC0415
 
     value = value or "..."
     if (place := in_others(REGISTRIES, vars(found), option, value)) is not None:

@@ -128,9 +128,9 @@ def models_of(
     seen: Counter[str] = Counter()
     models = []
     for part in joined(spec):
-        name, _ = registry.parse_spec(kind, part, known)
-        models.append((registry.spec(kind, known, part).make(), seen[name]))
-        seen[name] += 1
+        found = registry.spec(kind, known, part)
+        models.append((found.make(), seen[found.name]))
+        seen[found.name] += 1
     return models
 
 

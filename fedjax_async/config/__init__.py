@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from fedjax_async.config.execution import execute as execute
     from fedjax_async.config.experiment import Prepared as Prepared, prepare as prepare
     from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
-    from fedjax_async.config.methods import METHODS as METHODS, method as method, method_options as method_options
+    from fedjax_async.config.methods import method as method, method_options as method_options
     from fedjax_async.config.own import named as named
     from fedjax_async.config.peers import PeerExperiment as PeerExperiment
     from fedjax_async.config.plugins import register as register
+    from fedjax_async.config.registries import METHODS as METHODS
     from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.method import Method as Method

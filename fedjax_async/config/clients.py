@@ -26,7 +26,6 @@ from fedjax_async.config.methods import (
     filled,
     local_options,
     registered_client,
-    with_client,
     with_factory,
 )
 from fedjax_async.config.protection import per_example_of
@@ -58,7 +57,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
     if given is not None:
         used = with_factory(chosen, given)
     else:
-        used = chosen if s.client is None else with_client(chosen, s.client)
+        used = chosen if s.client is None else chosen._replace(client=registered_client(s.client), plain_sgd=False)
     _check_ignored(s, used, takes=factories.options_of(factory_of(used.client)))
     return training_of(model, s, batch_size, used)
 
@@ -70,7 +69,7 @@ def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
         return None if isinstance(given, ClientAlgorithm) else factory_of(given)
     if s.client is None:
         return factory_of(usual.client)  # type: ignore[no-any-return]
-    return registered_client(s.client)[0]
+    return factory_of(registered_client(s.client))  # type: ignore[no-any-return]
 
 
 _BRINGS = "the client algorithm (client) does not take it"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_async import registry
 from fedjax_async.config import own
+from fedjax_async.config.names import read
 from fedjax_async.factories import options_of
-from fedjax_async.registry import parse_spec
 
 TIMING = "timing"  # among options of rules, none of which has this name
 # Method -> the options whose defaults have changed, and its timing, with the values that they had before.
@@ -53,22 +54,20 @@ def meaning_of(method: str) -> str:
     return method.meaning if isinstance(method, Earlier) else method
 
 
-def _rule(method: str) -> tuple[str, dict[str, Any]]:
-    """The name of a method's rule, and the options that its spec gives."""
-    return parse_spec("method", own.parts_of("method", method.partition("@")[0])[0])
-
-
 def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     """The present values of defaults that have changed and that these two settings leave to the method."""
     from fedjax_async.method import factory_of  # noqa: PLC0415 (imports Spec)
     from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
 
-    if not isinstance(method, str) or isinstance(method, own.Named) or (name := _rule(method)[0]) not in CHANGED:
+    if not isinstance(method, str) or isinstance(method, own.Named):
         return {}
-    fixed = {*_rule(method)[1], *([TIMING] if "@" in method or timing is not None else [])}
-    present = {option: p.default for option, p in options_of(factory_of(METHODS[name].rule)).items()}
-    present[TIMING] = METHODS[name].timing
-    return {option: present[option] for option in CHANGED[name] if option not in fixed}
+    rule, *_ = read("method", method).parts
+    if rule.name not in CHANGED:
+        return {}
+    fixed = {*rule.texts, *([TIMING] if "@" in method or timing is not None else [])}
+    usual = METHODS[rule.name]
+    present = {option: p.default for option, p in options_of(factory_of(usual.rule)).items()} | {TIMING: usual.timing}
+    return {option: present[option] for option in CHANGED[rule.name] if option not in fixed}
 
 
 def defaults_of(method: Any, timing: Any) -> dict[str, Any] | None:
@@ -81,13 +80,14 @@ def as_meant(method: Any, timing: Any, kept: Mapping[str, Any] | None) -> Any:
     present = _left_open(method, timing)
     if not present:
         return method
-    known = CHANGED[_rule(method)[0]] if kept is None else kept
+    names = read("method", method)
+    known = CHANGED[names.parts[0].name] if kept is None else kept
     meant = {option: known.get(option, default) for option, default in present.items()}
     if meant == present:
         return method
-    rule, at, own_timing = method.partition("@")
-    after = f"@{meant.pop(TIMING)}" if TIMING in meant else at + own_timing
-    first, *parts = own.parts_of("method", rule)
-    options = ",".join(f"{option}={value}" for option, value in meant.items())
-    joint = ("," if ":" in first else ":") if options else ""
-    return Earlier(method, "+".join([f"{first}{joint}{options}", *parts]) + after, kept)
+    if TIMING in meant:
+        names = names._replace(clock=registry.read("timing", str(meant.pop(TIMING))))
+    rule = names.parts[0]
+    for option, value in meant.items():
+        rule = rule.put(option, str(value))
+    return Earlier(method, str(names.put(0, rule)), kept)

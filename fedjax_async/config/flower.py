@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, factories, lazy, registry, tree
+from fedjax_async import check, lazy, registry, tree
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
@@ -63,12 +63,11 @@ def _closes_after(method: str, chosen: Method) -> int | None:
     """Replies per server step; None: all of a round. ``ValueError`` for a method that Flower's rounds cannot run."""
     plain = factory_of(chosen.client) is local_training and not local_options(method) and chosen.compress is None
     check.require(plain, "method", method, "one whose clients train by themselves and upload the whole model")
-    name, given = registry.parse_spec("timing", str(chosen.timing))
-    registry.spec("timing", TIMINGS, str(chosen.timing)).make()  # checks names and ranges
-    usual = factories.options_of(TIMINGS["buffer"])["size"].default
-    closing = {"every": 1, "buffer": given.get("size", usual), "cohort": None}
-    check.one_of("timing of the method", name, closing)
-    return closing[name]
+    timing = registry.spec("timing", TIMINGS, str(chosen.timing))
+    timing.make()  # checks the ranges
+    closing = {"every": 1, "buffer": timing.options.get("size"), "cohort": None}
+    check.one_of("timing of the method", timing.name, closing)
+    return closing[timing.name]
 
 
 def nodes_of_a_round(clients: int, base: Callable[..., Any], options: Mapping[str, Any]) -> int:

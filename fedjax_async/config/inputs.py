@@ -12,10 +12,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import identity, inputs, registry
+from fedjax_async import identity, inputs
 from fedjax_async.config import own
+from fedjax_async.config.names import read
 from fedjax_async.config.problem import initial_file, read_files
 from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.grammar import Name
 from fedjax_async.inputs import FileSpec
 from fedjax_async.models import MODELS
 
@@ -56,29 +58,29 @@ def _files(field: str, text: str) -> inputs.Digests:
     if field == "initial":
         file = initial_file(text)
         return inputs.listed([file]) if file.is_file() else ()
-    if field == "dataset" and (read := [file for file in read_files(text) if file.is_file()]):
-        return inputs.listed(read)
+    if field == "dataset" and (kept := [file for file in read_files(text) if file.is_file()]):
+        return inputs.listed(kept)
     if field != "model" and PATH not in text:
         return ()
-    return tuple(pair for spec in _specs(field, text) for pair in _named(field, spec))
+    return tuple(pair for part in _parts(field, text) for pair in _named(field, part))
 
 
-def _named(field: str, spec: str) -> inputs.Digests:
-    """The files of one spec: those that its factory lists (``input_files``), else what its option ``path`` names."""
-    name, options = registry.parse_spec(field, spec)
-    lister = getattr(MODELS.get(name), "input_files", None) if field == "model" else None
+def _named(field: str, part: Name) -> inputs.Digests:
+    """The files of one name: those that its factory lists (``input_files``), else what its option ``path`` names."""
+    options = part.options
+    lister = getattr(MODELS.get(part.name), "input_files", None) if field == "model" else None
     path = _path(options[PATH]) if PATH in options else None
     files = [] if path is None else [path]
     if lister is not None:
         files = lister(options.get(PATH))
-    elif path is not None and path.is_dir() and own.own_parts({field: spec}):  # the package's factories read one file
+    elif path is not None and path.is_dir() and own.own_parts({field: str(part)}):  # the package's read one file
         files = list(inputs.below(path))
     return inputs.listed([file for file in files if file.is_file()], path)
 
 
-def _specs(field: str, text: str) -> list[str]:
-    rule, at, timing = text.partition("@") if field == "method" else (text, "", "")
-    return [*own.parts_of(field, rule), *([timing] if at else [])]
+def _parts(field: str, text: str) -> list[Name]:
+    names = read(field, text)
+    return [*names.parts, *([] if names.clock is None else [names.clock])]
 
 
 def _path(value: Any) -> Path:
@@ -92,9 +94,8 @@ def _pattern(field: str, text: str, files: inputs.Digests) -> str:
     if field == "initial":
         return "*"
     above = {parent for path, _ in files for parent in (Path(path), *Path(path).parents)}
-    specs = []
-    for spec in _specs(field, text):
-        name, options = registry.parse_spec(field, spec)
-        shown = {key: "*" if _path(value) in above else value for key, value in options.items()}
-        specs.append(name + ":" * bool(shown) + ",".join(f"{key}={value}" for key, value in shown.items()))
-    return "+".join(specs)
+    shown = []
+    for part in _parts(field, text):
+        options = {key: "*" if _path(value) in above else value for key, value in part.options.items()}
+        shown.append(part.name + ":" * bool(options) + ",".join(f"{key}={value}" for key, value in options.items()))
+    return "+".join(shown)

@@ -49,8 +49,8 @@ def require_column(name: str, others: Collection[str] = ()) -> None:
 
 
 def _column(spec: str) -> str:
-    name, options = registry.parse_spec("metrics", spec, METRICS)
-    return name + "_".join(str(value) for value in options.values())
+    part = registry.read("metrics", spec, METRICS)
+    return part.name + "_".join(str(value) for value in part.options.values())
 
 
 @registry.cached_by_name(maxsize=64)

@@ -6,35 +6,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from fedjax_async import check, factories, registry
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import earlier, misplaced, objects, own, words
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
+from fedjax_async.config.names import Names, read, texts_in
+from fedjax_async.config.registries import METHODS, filled
 from fedjax_async.config.settings import Settings
 from fedjax_async.local import local_training
 from fedjax_async.method import Method, factory_of
-from fedjax_async.peers import METHODS as NODES
-from fedjax_async.server import METHODS as SERVERS
 from fedjax_async.server import PARTS, Part, with_parts
 from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
-
-# the state of a node's optimiser stays with the node: it trains on, whatever it mixes in
-_AT_NODES = functools.partial(local_training, keep_optimizer=True)
-
-
-def filled(given: Method) -> Method:
-    """The method with the defaults that depend on whether it has a server."""
-    if given.has_server:
-        return given._replace(timing=given.timing or "every", client=given.client or local_training)
-    exchange, topology = given.exchange or "push_sum", given.topology or "gossip"
-    return given._replace(client=given.client or _AT_NODES, exchange=exchange, topology=topology)
-
-
-METHODS: dict[str, Method] = {name: filled(each) for name, each in (SERVERS | NODES).items()}
 
 
 def method_options(name: str) -> dict[str, Any]:
@@ -58,14 +44,8 @@ def usual_of(spec: str) -> Method:
     """The entry of ``METHODS`` that a spec names, or the method object itself, checked."""
     if (given := own.thing_of("method", spec)) is not None:
         return checked_method(filled(given if isinstance(given, Method) else Method(given)))
-    name, _ = registry.parse_spec("method", rule_of(spec), METHODS)
-    found: Method = registry.find("method", METHODS, name)
+    found: Method = registry.find("method", METHODS, read("method", spec).parts[0].name)
     return found
-
-
-def rule_of(spec: str) -> str:
-    """The rule of a method's spec, with its options, without parts and timing."""
-    return own.parts_of("method", spec.partition("@")[0])[0]
 
 
 def with_factory(chosen: Method, client: Spec | Callable[..., ClientAlgorithm]) -> Method:
@@ -74,23 +54,16 @@ def with_factory(chosen: Method, client: Spec | Callable[..., ClientAlgorithm]) 
     return chosen._replace(client=own.lasting(client), plain_sgd=False)
 
 
-def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[str, Any]]:
-    """The factory that the user registered under the name of a spec, and the spec's options."""
-    name, options = registry.parse_spec("client", spec, {})
-    known = registry.entries("client", {})
+def registered_client(text: str) -> Spec:
+    """Local training by the factory that the user registered under the name in a text, with its options."""
+    part = registry.read("client", text, {})
     allowed = "a name registered for local training of your own (the number of clients is 'clients')"
-    check.require(bool(known), "client", spec, allowed)
-    return registry.find("client", {}, name), options
-
-
-def with_client(chosen: Method, spec: str) -> Method:
-    """The method with local training by the registered factory that a spec names."""
-    factory, options = registered_client(spec)
-    name = spec.partition(":")[0]
-    for option in options:
-        registry.find(f"option of client {name}", client_options(factory), option)
-    check_factory(f"client {name}", factory, options)
-    return chosen._replace(client=Spec(factory, **options), plain_sgd=False)
+    check.require(bool(registry.entries("client", {})), "client", text, allowed)
+    factory = registry.find("client", {}, part.name)
+    for option in part.texts:
+        registry.find(f"option of client {part.name}", client_options(factory), option)
+    check_factory(f"client {part.name}", factory, part.texts)
+    return Spec(factory, **part.options)
 
 
 def local_options(spec: str) -> list[str]:
@@ -98,48 +71,33 @@ def local_options(spec: str) -> list[str]:
     if own.thing_of("method", spec) is not None:
         client = usual_of(spec).client
         return [*client.given] if isinstance(client, Spec) else []
-    _, options = registry.parse_spec("method", rule_of(spec), METHODS)
     of_rule = factories.options_of(factory_of(usual_of(spec).rule))
-    return [name for name in options if name != "proximal" and name not in of_rule]
+    return [name for name in read("method", spec).parts[0].texts if name != "proximal" and name not in of_rule]
 
 
 def owner_of(spec: str, option: str, value: str) -> misplaced.Place | None:
     """What takes an option: the rule of a method's spec, or what else belongs to it; None if nothing does."""
-    rule = rule_of(spec)
-    if option in method_options(registry.parse_spec("method", rule)[0]):
-        return misplaced.Place("the method", "method", [misplaced.with_text(spec, option, value)])
-    return misplaced.elsewhere(spec, usual_of(spec), option, value)
+    names = read("method", spec)
+    rule = names.parts[0]
+    if option in method_options(rule.name):
+        return misplaced.Place("the method", "method", [str(names.put(0, rule.put(option, value)))])
+    return misplaced.elsewhere(names, usual_of(spec), option, value)
 
 
-def _refuse_option(spec: str, option: str, known: Collection[str]) -> None:
-    """``ValueError`` that says where an option belongs, or what it is called here, if a method's rule has it not."""
-    usual, kind = usual_of(spec), f"option of {registry.parse_spec('method', rule_of(spec))[0]}"
-    called = words.OPTION.get(option, option)
-    check.require(called not in known, kind, option, f"called {called}")
-    without, text = misplaced.without(spec, option)
-    if (place := misplaced.elsewhere(without, usual, option, text)) is not None:
-        raise ValueError(f"{kind} = {option!r}: must be an option of {place.text(misplaced.in_spec)}")
-
-
-def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
-    """Name, options and own timing or exchange of a method's spec; ``ValueError`` for unknown options.
-
-    ``what``: ``"TIMING"`` or ``"EXCHANGE"``, for the message.
-    """
-    rule, own_one = rule_of(spec), spec.partition("@")[2]
-    name, options = registry.parse_spec("method", rule, METHODS)
-    usual: Method = registry.find("method", METHODS, name)
-    check.non_negative("proximal", options.get("proximal", usual.proximal))
-    check.require(not rule.endswith(":"), "method", spec, f"without the colon where no options follow: {name}")
-    check.require("@" not in spec or bool(own_one), "method", spec, f"METHOD or METHOD@{what}")
-    known = method_options(name)
-    for key in options:
-        if key not in known:
-            _refuse_option(spec, key, known)
-        setting = key in Settings.__dataclass_fields__ and key not in known
-        check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
-        registry.find(f"option of {name}", known, key)
-    return name, options, own_one
+def _require_options(names: Names, usual: Method) -> None:
+    """``ValueError`` for options that the rule of a method does not have; it says where an option belongs."""
+    rule = names.parts[0]
+    known, kind = method_options(rule.name), f"option of {rule.name}"
+    for option in [each for each in rule.texts if each not in known]:
+        called = words.OPTION.get(option, option)
+        check.require(called not in known, kind, option, f"called {called}")
+        without = names.put(0, rule.without((option,)))
+        if (place := misplaced.elsewhere(without, usual, option, rule.texts[option])) is not None:
+            raise ValueError(f"{kind} = {option!r}: must be an option of {place.text(misplaced.in_spec)}")
+        setting = option in Settings.__dataclass_fields__
+        allowed = f"left out: {option} is a setting of the run"
+        check.require(not setting, f"option {option} of {rule.name}", rule.options[option], allowed)
+        registry.find(kind, known, option)
 
 
 def method(spec: str) -> Method:
@@ -153,10 +111,17 @@ def method(spec: str) -> Method:
     >>> method("fedprox").timing, method("fedprox:proximal=0.1+swa@every").timing
     ('cohort', 'every')
     """
-    name = registry.parse_spec("method", rule_of(spec), METHODS)[0]
+    names = read("method", spec)
+    first, *parts = names.parts
+    name, options = first.name, first.options
     usual: Method = registry.find("method", METHODS, name)
-    name, options, clock = parsed(spec, "TIMING" if usual.has_server else "EXCHANGE")
     proximal = options.pop("proximal", usual.proximal)
+    check.non_negative("proximal", proximal)
+    colon = texts_in("method", spec)[0][0].endswith(":")
+    check.require(not colon, "method", spec, f"without the colon where no options follow: {name}")
+    clock = None if names.clock is None else str(names.clock)
+    check.require(clock != "", "method", spec, f"METHOD or METHOD@{'TIMING' if usual.has_server else 'EXCHANGE'}")
+    _require_options(names, usual)
     factory, of_client = factory_of(usual.rule), client_options(usual.client)  # which may share options
     of_rule = factories.options_of(factory)
     for key, value in options.items() if name in registry.ADDED.get("method", {}) else ():
@@ -164,10 +129,10 @@ def method(spec: str) -> Method:
     rule = Spec(factory, **{key: value for key, value in options.items() if key in of_rule})
     rule = rule.within("server" if usual.has_server else "peer").called(name)
     _check_made(name, rule, usual)  # checks the ranges
-    parts = own.parts_of("method", spec.partition("@")[0])[1:]
-    check.require(usual.has_server or not parts, "part", "+".join(parts), f"left out: {name} runs without a server")
+    allowed = f"left out: {name} runs without a server"
+    check.require(usual.has_server or not parts, "part", "+".join(map(str, parts)), allowed)
     if parts:
-        rule = with_server_parts(rule, parts)
+        rule = with_server_parts(rule, map(str, parts))
         try:
             rule.make()
         except ValueError as error:
@@ -176,7 +141,7 @@ def method(spec: str) -> Method:
     local = before | {key: value for key, value in options.items() if key in of_client}
     client = Spec(factory_of(usual.client), **local)
     found = usual._replace(rule=rule, client=client, proximal=proximal)
-    if not clock:
+    if clock is None:
         return found
     return found._replace(timing=clock) if usual.has_server else found._replace(exchange=clock)
 

@@ -13,13 +13,12 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import check, grammar, registry
+from fedjax_async import check, registry
+from fedjax_async.config.names import names_in
 from fedjax_async.config.objects import KINDS, PLAIN, SPECS, is_params, shown
 from fedjax_async.factories import options_of
 from fedjax_async.spec import Spec
 
-# settings that may join models: drop:probability=0.1+late:extra=30
-JOINED = ("policy", "availability", "faults", "augment", "privacy")
 ABSENT = object()  # stands for an object that a file names and that is not loaded
 SHOWN = 12  # characters of a fingerprint in a text
 
@@ -183,35 +182,6 @@ def object_or_spec(field: str, value: Any) -> Any:
     """The object that a setting holds, else its spec: what other packages take."""
     thing = thing_of(field, value)
     return value if thing is None else thing
-
-
-def known_parts() -> dict[str, Any]:
-    """The server parts by name, those of plugins too."""
-    from fedjax_async.server.parts import PARTS  # noqa: PLC0415 (needs JAX)
-
-    return registry.entries("part", PARTS)
-
-
-def parts_of(field: str, spec: str) -> list[str]:
-    """The specs in the text of a setting: several if it joins models or parts by ``+``, or lists metrics.
-
-    For a method, ``spec`` is the text before its ``@``.
-    """
-    if field == "metrics":
-        return grammar.listed(spec)
-    if field == "method":
-        return grammar.with_parts(spec, known_parts()) if "+" in spec else [spec]
-    return grammar.joined(spec) if field in JOINED else [spec]
-
-
-def names_in(field: str, spec: str) -> list[str]:
-    """The names in a spec; a method's parts start with ``+``, its own timing or exchange with ``@``."""
-    if field == "method":
-        rule, at, timing = spec.partition("@")
-        name, *parts = (one.partition(":")[0] for one in parts_of(field, rule))
-        return [name, *(f"+{part}" for part in parts), *([at + timing.partition(":")[0]] if at else [])]
-    parts = parts_of(field, spec)
-    return [part.partition(":")[0] for part in parts]
 
 
 def _registered(field: str, name: str) -> str | None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedjax_async import check, factories, grammar, registry
 from fedjax_async.config import own, words
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
+from fedjax_async.config.names import Names, known_parts, read
 from fedjax_async.config.objects import KINDS, SPECS
 from fedjax_async.config.of_data import USUAL_PARTITION
-from fedjax_async.config.own import Named, as_setting, known_parts, parts_of, require_fitting, specs_in
-from fedjax_async.config.plugins import REGISTRIES
+from fedjax_async.config.own import Named, as_setting, require_fitting, specs_in
+from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
+from fedjax_async.grammar import Name
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -53,66 +55,49 @@ def address(path: str) -> Address:
     return Address(field, rest[0] if len(rest) == 2 else "", rest[-1] if rest else "")
 
 
-# --- specs ------------------------------------------------------------------------------------------
+# --- what a setting holds -----------------------------------------------------------------------------
 
 
-def with_option(spec: str, key: str, value: Any) -> str:
-    """``spec`` with one option set, the others as they stand.
-
-    >>> with_option("fedasync:mixing=0.6,exponent=0.5", "mixing", 0.4), with_option("constant", "mean", 2.0)
-    ('fedasync:mixing=0.4,exponent=0.5', 'constant:mean=2.0')
-    """
-    name, options = registry.parse_spec("spec", spec)
-    texts = (item.partition("=")[2].strip() for item in grammar.items_of(spec))
-    merged = dict(zip(options, texts)) | {key: grammar.option_text(key, value)}
-    return f"{name}:{','.join(f'{k}={text}' for k, text in merged.items())}"
+def _held(field: str, value: Any) -> Names | Named | None:
+    return value if value is None or isinstance(value, Named) else read(field, meaning_of(value))
 
 
-def _parts(method: str) -> tuple[str, str, str]:
-    """A method, ``@``, and its own timing or exchange; the last two are empty if it has none."""
-    return (method, "", "") if isinstance(method, Named) else meaning_of(method).partition("@")
+def _brings(fields: Fields, field: str) -> bool:
+    """Whether the text of the method has a timing or exchange of its own, and ``field`` is that setting."""
+    method = _held("method", fields["method"])
+    clock = isinstance(method, Names) and method.clock is not None
+    return clock and field == ("timing" if usual_of(fields["method"]).has_server else "exchange")
 
 
-def _spec(fields: Fields, field: str) -> str | None:
-    """The spec that holds the options of ``field``."""
-    rule, _, own_one = _parts(fields["method"])
-    if field == "method":
-        return rule
-    if field not in OF_METHODS:
-        return fields[field] or USUAL.get(field)
-    usual = usual_of(fields["method"])
-    kind = "timing" if usual.has_server else "exchange"
-    # in this order: the method's own "@timing", the run's timing, the method's default
-    given = own_one if field == kind else ""
-    spec: str | None = given or fields[field] or getattr(usual, field, None)
-    return spec
+def _names(fields: Fields, field: str) -> Names | Named | None:
+    """The names whose options are those of ``field``, or the object: given, or else the method's or the usual ones."""
+    if _brings(fields, field):
+        return Names((_held("method", fields["method"]).clock,))  # type: ignore[union-attr, arg-type]
+    usual = getattr(usual_of(fields["method"]), field, None) if field in OF_METHODS else USUAL.get(field)
+    return _held(field, fields[field] or usual)
 
 
-def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
-    """``fields`` with ``spec`` written back where ``_spec`` reads it."""
-    rule, at, own_one = _parts(fields["method"])
-    changes = {"method": {"method": spec + at + own_one}}
-    if at:
-        kind = "timing" if usual_of(fields["method"]).has_server else "exchange"
-        changes[kind] = {"method": f"{rule}@{spec}"}
-    return {**fields, **changes.get(field, {field: spec})}
+def _with_names(fields: Fields, field: str, names: Names) -> dict[str, Any]:
+    """``fields`` with the names written back where :func:`_names` reads them."""
+    if not _brings(fields, field):
+        return {**fields, field: str(names)}
+    method = _held("method", fields["method"])._replace(clock=names.parts[0])  # type: ignore[union-attr]
+    return {**fields, "method": str(method)}
 
 
-def _models(fields: Fields, field: str) -> dict[str, str]:
-    """Name -> spec of each model that a setting names; empty where it is None."""
-    spec = _spec(fields, field)
-    if spec is None:
-        return {}
-    if isinstance(spec, Named):
-        return {str(spec): spec}
-    specs = parts_of(field, spec)
-    models = {one.partition(":")[0]: one for one in specs}
-    check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
+def _models(fields: Fields, field: str) -> dict[str, Name | Named]:
+    """Each model that a setting names, by its name; empty where it is None."""
+    names = _names(fields, field)
+    if not isinstance(names, Names):
+        return {} if names is None else {str(names): names}
+    models: dict[str, Name | Named] = {part.name: part for part in names.parts}
+    allowed = "of models that are different, to set an option of one"
+    check.require(len(models) == len(names.parts), field, str(names), allowed)
     return models
 
 
-def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
-    """The models of a setting, and the name of the model that a path selects."""
+def _chosen(fields: Fields, where: Address) -> tuple[int, Name | Named]:
+    """The model of a setting that a path selects, and its place among the models."""
     models = _models(fields, where.field)
     check.require(len(models) > 0, where.field, fields[where.field], f"given, to set its option {where.option}")
     first = next(iter(models)) if len(models) == 1 or where.field == "method" else ""  # of a method: its rule
@@ -124,26 +109,28 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
     how = "give the Spec of a factory, or register one" if where.field in SPECS else "register a factory"
     allowed = f"left out: {name} is an object and has no options ({how})"
-    fits = not isinstance(models[name], Named) or bool(specs_in(models[name]))
+    fits = isinstance(models[name], Name) or bool(specs_in(models[name]))
     check.require(fits, "setting", ".".join(filter(None, where)), allowed)
-    return models, name
+    return list(models).index(name), models[name]
 
 
 def _options_of(fields: Fields, field: str) -> list[str]:
     """The options of the model that a setting has, by default the method's; none for an object or an unknown name."""
-    spec = _spec(fields, field)
-    name = None if spec is None or isinstance(spec, Named) else spec.partition(":")[0]
+    names = _names(fields, field)
     known = registry.entries(field, REGISTRIES[field])
+    name = names.parts[0].name if isinstance(names, Names) else None
     return [*factories.options_of(known[name])] if name in known else []
 
 
-def _options(field: str, name: str) -> Iterable[str]:
-    """The options that a model called ``name`` takes."""
-    if field == "method" and name in known_parts():
-        return factories.options_of(known_parts()[name])
+def _options(field: str, model: Name | Named) -> list[str]:
+    """The options that a model takes."""
+    if isinstance(model, Named):
+        return [option for spec in specs_in(model).values() for option in factories.options_of(spec.factory)]
+    if field == "method" and model.name in known_parts():
+        return [*factories.options_of(known_parts()[model.name])]
     if field == "method":
-        return method_options(name)
-    return factories.options_of(registry.find(field, REGISTRIES[field], name))
+        return [*method_options(model.name)]
+    return [*factories.options_of(registry.find(field, REGISTRIES[field], model.name))]
 
 
 # --- paths ------------------------------------------------------------------------------------------
@@ -172,9 +159,9 @@ def _unknown(path: str, fields: Fields) -> ValueError:
     known = [*FIELDS]
     for field in FIELDS.keys() & REGISTRIES.keys():
         models = _models(fields, field)
-        for name in [name for name, spec in models.items() if not isinstance(spec, Named)]:
+        for name, model in models.items():
             start = f"{field}.{name}" if len(models) > 1 else field
-            known += [f"{start}.{option}" for option in _options(field, name)]
+            known += [f"{start}.{option}" for option in _options(field, model)]
     near = [name for name in known if name.endswith(f".{path}")]
     everything = "`fedjax-async run --help` shows all"
     hint = f"; did you mean {near[0]!r}?" if near else words.hint(path, known, _in_file, everything)
@@ -237,11 +224,10 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
         where = address(path)
         if not where.option:
             continue
-        models, name = _chosen(new, where)
-        specs = specs_in(models[name])
-        known = list(_options(where.field, name)) if not specs else []
-        known += [option for spec in specs.values() for option in factories.options_of(spec.factory)]
+        place, model = _chosen(new, where)
+        known = _options(where.field, model)
         if where.option not in known:
+            name = model.name if isinstance(model, Name) else str(model)
             near = [f"{field}.{where.option}" for field in OF_METHODS if where.option in _options_of(new, field)]
             near = near if where.field == "method" else []
             close = difflib.get_close_matches(where.option, known, n=1, cutoff=0.5)
@@ -249,17 +235,13 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
-        if specs:
-            new = {**new, where.field: own.with_option(new[where.field], where.option, value)}
+        if isinstance(model, Named):
+            new = {**new, where.field: own.with_option(model, where.option, value)}
             continue
-        models[name] = with_option(models[name], where.option, value)
-        new = _with_spec(new, where.field, _joint(where.field).join(models.values()))
+        names = cast(Names, _names(new, where.field))
+        part = model.put(where.option, grammar.option_text(where.option, value))
+        new = _with_names(new, where.field, names.put(place, part))
     return new
-
-
-def _joint(field: str) -> str:
-    """What joins the specs of a setting."""
-    return "," if field == "metrics" else "+"
 
 
 def value_of(settings: Settings, path: str) -> Any:
@@ -273,37 +255,34 @@ def value_of(settings: Settings, path: str) -> Any:
     if not where.option:
         return getattr(settings, where.field)
     models = _models(fields_of(settings), where.field)
-    spec = models.get(where.name) if where.name else next(iter(models.values()), None)
-    if specs := specs_in(spec):
-        return next((one.options[where.option] for one in specs.values() if where.option in one.given), None)
-    return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
+    model = models.get(where.name) if where.name else next(iter(models.values()), None)
+    if isinstance(model, Name):
+        return model.options.get(where.option)
+    specs = specs_in(model).values()
+    return next((one.options[where.option] for one in specs if where.option in one.given), None)
 
 
 def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
-    """``value_of`` each path; a spec is shown without the options that have their own path.
+    """``value_of`` each path; a text is shown without the options that have their own path.
 
     >>> values_of(Settings(updates=9, method="fedasync:mixing=0.4,clip=1"), ["method", "method.mixing"])
     {'method': 'fedasync:clip=1', 'method.mixing': 0.4}
     """
     found = {path: value_of(settings, path) for path in paths}
     addresses = [address(path) for path in found]
-    named = {path for path, value in found.items() if isinstance(value, Named)}
-    for field in ({where.field for where in addresses if where.option} & set(found)) - named:
-        rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
-        specs = parts_of(field, rule)
-        of_parts = [
-            where for where in addresses if where.name or field != "method"
-        ]  # the others are options of the rule
-        kept = [_without(one, field, of_parts if i else addresses) for i, one in enumerate(specs)]
-        text = _joint(field).join(kept)
-        found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
+    for field in {where.field for where in addresses if where.option} & set(found):
+        if found[field] is not None and not isinstance(found[field], Named):
+            found[field] = str(_without(field, read(field, found[field]), addresses))
     return found
 
 
-def _without(spec: str, field: str, addresses: Iterable[Address]) -> str:
-    """A model's spec without the options that the addresses select."""
-    name = spec.partition(":")[0]
-    without = {where.option for where in addresses if where.field == field and where.name in ("", name)}
-    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in grammar.items_of(spec)}
-    kept = [item for item, option in names.items() if option not in without]
-    return f"{name}:{','.join(kept)}" if kept else name
+def _without(field: str, names: Names, addresses: Iterable[Address]) -> Names:
+    """The names in the text of a setting without the options that the addresses select."""
+
+    def shown(part: Name, fields: Collection[str], rule: bool = True) -> Name:
+        named = ("", part.name) if rule else (part.name,)
+        return part.without({where.option for where in addresses if where.field in fields and where.name in named})
+
+    parts = tuple(shown(part, (field,), i == 0 or field != "method") for i, part in enumerate(names.parts))
+    clock = None if names.clock is None else shown(names.clock, ("timing", "exchange"))
+    return names._replace(parts=parts, clock=clock)

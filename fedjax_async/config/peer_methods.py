@@ -46,16 +46,14 @@ def exchange_of(chosen: Method, setting: Any) -> Exchange:
     given = own.thing_of("exchange", setting)
     if given is not None:
         return given  # type: ignore[no-any-return]
-    spec = str(setting or chosen.exchange)
-    name, options = registry.parse_spec("exchange", spec, EXCHANGES)
-    known = factories.options_of(registry.find("exchange", EXCHANGES, name))
+    spec = registry.spec("exchange", EXCHANGES, str(setting or chosen.exchange))
     rule = rule_spec(chosen)
     both = client_spec(chosen).options | (rule.options if isinstance(rule, Spec) else {})
-    shared = {option: value for option, value in both.items() if option in known}
-    for option, value in shared.items():
-        have = options.get(option, value)
-        check.require(
-            have == value, f"exchange's {option}", have, f"{value}, as in the method, which has the same option"
-        )
-    made: Exchange = registry.spec("exchange", EXCHANGES, spec, **shared).make()
+    for option, value in both.items():
+        if option in factories.options_of(spec.factory):
+            have = spec.options_given().get(option, value)
+            allowed = f"{value}, as in the method, which has the same option"
+            check.require(have == value, f"exchange's {option}", have, allowed)
+            spec = spec.put(option, value)
+    made: Exchange = spec.make()
     return made

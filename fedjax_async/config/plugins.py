@@ -17,19 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedjax_async import check, factories, inputs, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
-from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
 from fedjax_async.config.method_checks import NODES, check_factory, check_fields, client_options
-from fedjax_async.config.methods import METHODS, filled
+from fedjax_async.config.names import JOINED
 from fedjax_async.config.objects import shown
-from fedjax_async.config.own import JOINED
-from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
+from fedjax_async.config.registries import REGISTRIES, filled
 from fedjax_async.fingerprints import fingerprint
-from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.method import Method, factory_of
-from fedjax_async.models import METRICS, MODELS
-from fedjax_async.server import ATTACKS, PARTS, PRIVACY
 from fedjax_async.types import ServerAlgorithm
 
 AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
@@ -39,30 +33,6 @@ ENTRY_POINTS = "fedjax_async.plugins"  # the group of entry points in installed 
 LOADED: dict[str, str] = {}
 _calls: list[tuple[str, str]] = []  # every call of register, also repeated ones
 _without_parts: set[str] = set()  # files and modules that were imported and registered nothing
-CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
-REGISTRIES: dict[str, Mapping[str, Any]] = {
-    "method": METHODS,
-    "part": PARTS,
-    "timing": TIMINGS,
-    "policy": POLICIES,
-    "topology": TOPOLOGIES,
-    "exchange": EXCHANGES,
-    "delay": DELAYS,
-    "availability": AVAILABILITY,
-    "faults": FAULTS,
-    "network": NETWORKS,
-    "dataset": DATASETS,
-    "partition": PARTITIONERS,
-    "augment": AUGMENTATIONS,
-    "attack": ATTACKS,
-    "privacy": PRIVACY,
-    "model": MODELS,
-    "client": CLIENTS,
-    "optimizer": OPTIMIZERS,
-    "decay": DECAYS,
-    "compress": COMPRESSORS,
-    "metrics": METRICS,
-}
 GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a positional argument
 
 

@@ -17,7 +17,6 @@ from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
 from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.settings import Settings
-from fedjax_async.factories import options_of
 from fedjax_async.types import Schedule
 
 
@@ -129,6 +128,5 @@ def _sizes(s: Settings) -> BufferSizes | None:
 
 
 def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:
-    name, given = registry.parse_spec(kind, spec, factories)
-    options = options_of(registry.find(kind, factories, name))
-    return name, {option: parameter.default for option, parameter in options.items()} | given
+    found = registry.spec(kind, factories, spec)
+    return found.name, found.options

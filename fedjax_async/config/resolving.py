@@ -22,8 +22,8 @@ from fedjax_async.config.inputs import with_files
 from fedjax_async.config.method_checks import ignored_by
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
+from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_backend, require_fits

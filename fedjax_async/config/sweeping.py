@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from fedjax_async import check, identity, tree
-from fedjax_async.config import concerns, own, plugins
+from fedjax_async.config import concerns, plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute
 from fedjax_async.config.experiment import Prepared, prepare
+from fedjax_async.config.names import names_in
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings, given_in
@@ -130,7 +131,7 @@ def _one_by_one(
 
 
 def _about(s: Settings) -> str:
-    method = "".join(own.names_in("method", s.method))
+    method = "".join(names_in("method", s.method))
     return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 

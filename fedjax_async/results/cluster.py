@@ -75,7 +75,8 @@ def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_target("slurm:partition=gpu,gpus=1")
     ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
     """
-    name, given = registry.parse_spec("submit", spec)
+    part = registry.read("submit", spec)
+    name, given = part.name, part.options
     options = registry.find("submit", SCHEDULERS, name)
     for option, value in given.items():
         registry.find(f"option of {name}", dict.fromkeys(options), option)

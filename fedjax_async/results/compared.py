@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async import check
 from fedjax_async.config import own
 from fedjax_async.config.kinds import require_kind
+from fedjax_async.config.names import read
 
 BASELINE = "fedavg"  # the rule of the method to which times are relative by default, if it is compared
 
@@ -50,11 +51,13 @@ def methods_by_name(methods: Any) -> dict[str, str]:
 
 
 def _parsed(method: str) -> Any:
-    """A method's spec with its options read; a spec that cannot be read as it stands, for ``prepare`` to refuse."""
+    """A method's text with its options read; one that cannot be read as it stands, for ``prepare`` to refuse."""
     try:
-        return tuple(map(registry.parse_spec, ("method", "timing"), method.split("@")))
+        names = read("method", method)
     except ValueError:
         return method
+    clock = names.clock
+    return [(part.name, part.options) for part in (*names.parts, *([] if clock is None else [clock]))]
 
 
 def _rule(method: str) -> str:

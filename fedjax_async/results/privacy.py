@@ -179,9 +179,9 @@ def of_sums(
 
 def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
     """The number of clients of each round, if they are drawn uniformly from all and each of them uploads; else None."""
-    timing = s.timing or method_of(s.method).timing
-    name, options = registry.parse_spec("timing", str(timing))
-    plain = name == "cohort" and not options.get("over_selection") and options.get("deadline") is None
+    timing = registry.read("timing", str(s.timing or method_of(s.method).timing))
+    options = timing.options
+    plain = timing.name == "cohort" and not options.get("over_selection") and options.get("deadline") is None
     undisturbed = all(value is None for value in (s.availability, s.faults, s.timeout, s.max_staleness))
     sizes = np.unique(np.bincount(schedule.step)[schedule.step[schedule.closes]])
     return int(sizes[0]) if plain and undisturbed and len(sizes) == 1 else None

@@ -15,7 +15,7 @@ from fedjax_async import grammar, registry
 from fedjax_async.clock import EXCHANGES, TOPOLOGIES
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
-from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, values_of, with_option
+from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, values_of
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.peer_result import GLOBAL_TESTS
 
@@ -116,8 +116,9 @@ OPTIONS = st.one_of(
 @given(st.sampled_from(["momentum", "b_1"]), OPTIONS)
 def test_an_option_reads_back(key, value):
     for spec in ("sgd", "sgd:momentum=0.5", "sgd:a=1,b_1=x,momentum=2", "sgd:a='x,y',b_1=3"):
-        name, options = registry.parse_spec("spec", with_option(spec, key, value))
-        assert name == "sgd" and options == registry.parse_spec("spec", spec)[1] | {key: value}
+        part = registry.read("optimizer", spec)
+        again = registry.read("optimizer", str(part.put(key, grammar.option_text(key, value))))
+        assert again.name == "sgd" and again.options == part.options | {key: value}
 
 
 def test_a_path_with_a_comma_is_swept_and_shown():

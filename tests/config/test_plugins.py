@@ -15,7 +15,7 @@ import pytest
 from fedjax_async import Method, Settings, Spec, factories, inputs, models, register, registry, server, simulate, sweep
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import method_options, plan_groups, plugins, prepare
+from fedjax_async.config import method_options, plan_groups, plugins, prepare, registries
 from fedjax_async.config.grid import expand
 from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import as_dict, from_dict
@@ -142,11 +142,11 @@ def test_a_run_records_the_code_of_a_registered_name(kind):
     recorded = as_dict(Settings(**SMALL | {kind: spec}))
     assert (recorded[kind], recorded["own"]) == (spec, {kind: {"mine": registry.ADDED[kind]["mine"].fingerprint}})
     with pytest.raises(ValueError, match=rf"{kind} = 'mint': unknown; did you mean 'mine'.*needs --plugin FILE.py"):
-        registry.find(kind, plugins.REGISTRIES[kind], "mint")
+        registry.find(kind, registries.REGISTRIES[kind], "mint")
 
 
 def test_a_name_that_may_be_a_plugins_says_how_to_load_it():
-    assert set(plugins.REGISTRIES) == registry.OF_PLUGINS
+    assert set(registries.REGISTRIES) == registry.OF_PLUGINS
     advice = "; one of your own needs --plugin FILE.py, in Python register$"
     for settings in ({"method": "nothing_like_it"}, {"delay": "rpj"}, {"partition": "abc"}, {"method": "fedbuff+swaa"}):
         with pytest.raises(ValueError, match=advice):

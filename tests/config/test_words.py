@@ -7,8 +7,9 @@ import pytest
 from fedjax_async import check, factories, registry
 from fedjax_async.clock import EXCHANGES, TIMINGS
 from fedjax_async.config import METHODS, Settings, misplaced, words
-from fedjax_async.config.methods import method_options, parsed, usual_of
-from fedjax_async.config.plugins import REGISTRIES
+from fedjax_async.config.methods import method, method_options, usual_of
+from fedjax_async.config.names import read
+from fedjax_async.config.registries import REGISTRIES
 
 
 def clocks():
@@ -26,10 +27,10 @@ def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
     assert ("fedbuff", "timing", "buffer", "size") in found and len(found) > 90
     for name, kind, clock, option in found:
         with pytest.raises(ValueError, match=f"must be an option of the {kind}, as in {name}@{clock}:") as error:
-            parsed(f"{name}:{option}=7", kind.upper())
+            method(f"{name}:{option}=7")
         example = str(error.value).partition("as in ")[2]
-        assert registry.parse_spec(kind, example.partition("@")[2])[1][option] == 7
-        assert parsed(example, kind.upper())[0] == name  # the example is a spec that can be used
+        assert registry.read(kind, example.partition("@")[2]).options[option] == 7
+        assert getattr(method(example), kind) == example.partition("@")[2]  # the example can be used
 
 
 @pytest.mark.parametrize(("spec", "says"), [
@@ -52,12 +53,12 @@ def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
 ])  # fmt: skip
 def test_options_that_the_rule_does_not_take(spec, says):
     with pytest.raises(ValueError) as error:
-        parsed(spec, "TIMING")
+        method(spec)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_option_that_nothing_takes_has_no_place():
-    assert misplaced.elsewhere("fedbuff:xyz=1", usual_of("fedbuff"), "xyz", "1") is None
+    assert misplaced.elsewhere(read("method", "fedbuff:xyz=1"), usual_of("fedbuff"), "xyz", "1") is None
 
 
 def test_every_word_of_other_programs_means_something_that_exists():
@@ -68,9 +69,10 @@ def test_every_word_of_other_programs_means_something_that_exists():
         assert setting in Settings.__dataclass_fields__ or setting in flags, meant
         if not equals:
             continue
-        name, options = registry.parse_spec(setting, spec)
+        (part,) = read(setting, spec).parts
+        name = part.name
         known = method_options(name) if setting == "method" else factories.options_of(REGISTRIES[setting][name])
-        assert set(options) <= set(known), meant
+        assert set(part.texts) <= set(known), meant
 
 
 def test_no_word_of_other_programs_is_a_setting_or_means_two_things():

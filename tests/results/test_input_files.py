@@ -28,7 +28,7 @@ from fedjax_async import (
     sweep,
 )
 from fedjax_async.clock.energy import ENERGY
-from fedjax_async.config import Settings, plugins, sweeping
+from fedjax_async.config import Settings, plugins, registries, sweeping
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of
 from fedjax_async.config.resolving import resolved
@@ -155,7 +155,7 @@ READ_ONCE = {("dataset", "cifar100"), ("dataset", "tiny_imagenet")}  # runs read
 
 
 def test_every_factory_that_takes_a_path_is_in_the_table():
-    every = {**plugins.REGISTRIES, "energy": ENERGY}
+    every = {**registries.REGISTRIES, "energy": ENERGY}
     taking = {
         (kind, name)
         for kind, known in every.items()
