@@ -87,7 +87,7 @@ def _compiling(module: str, name: str) -> Action:
     return act
 
 
-def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
+def _simulating(name: str, dataset: str = str(Settings.dataset)) -> Action:
     """The function ``name`` of ``runs``, after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    home.require_datasets(sweep_datasets(sweep_content(arguments.file), Settings.dataset))
+    home.require_datasets(sweep_datasets(sweep_content(arguments.file), str(Settings.dataset)))
     _compiling("sweep", "sweep")(arguments)
 
 
@@ -278,7 +278,7 @@ def _add_runs(command: Command) -> None:
     quick = command(
         "quickstart",
         "compare eight methods over three seeds on real data in less than a minute",
-        _simulating("quickstart", QUICKSTART.dataset),
+        _simulating("quickstart", str(QUICKSTART.dataset)),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
     _add_comparison(quick, "fedavg", QUICKSTART_SEEDS)

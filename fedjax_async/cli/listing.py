@@ -30,7 +30,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "attacks": ("server", "ATTACKS"),
     "privacy": ("server", "PRIVACY"),
     "models": ("models", "MODELS"),
-    "clients": ("config.plugins", "CLIENTS"),
+    "clients": ("config.registries", "CLIENTS"),
     "optimizers": ("local", "OPTIMIZERS"),
     "decays": ("local", "DECAYS"),
     "compressors": ("compress", "COMPRESSORS"),

@@ -106,7 +106,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
     if arguments.out:
         described, chosen = as_dict(experiment.settings), {"overwrite": arguments.overwrite, "again": arguments.again}
         require_room(arguments.out, described, **chosen)
-    meter = bar(experiment.total, False if arguments.quiet else None, label=experiment.settings.method)
+    meter = bar(experiment.total, False if arguments.quiet else None, label=str(experiment.settings.method))
     try:
         if arguments.out:
             options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again, "plots": plots}

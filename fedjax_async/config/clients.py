@@ -28,6 +28,7 @@ from fedjax_async.config.methods import (
     registered_client,
     with_factory,
 )
+from fedjax_async.config.own import Chosen
 from fedjax_async.config.protection import per_example_of
 from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.record import Traffic
@@ -57,7 +58,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
     if given is not None:
         used = with_factory(chosen, given)
     else:
-        used = chosen if s.client is None else chosen._replace(client=registered_client(s.client), plain_sgd=False)
+        used = chosen if s.client is None else chosen._replace(client=registered_client(str(s.client)), plain_sgd=False)
     _check_ignored(s, used, takes=factories.options_of(factory_of(used.client)))
     return training_of(model, s, batch_size, used)
 
@@ -69,7 +70,7 @@ def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
         return None if isinstance(given, ClientAlgorithm) else factory_of(given)
     if s.client is None:
         return factory_of(usual.client)  # type: ignore[no-any-return]
-    return factory_of(registered_client(s.client))  # type: ignore[no-any-return]
+    return factory_of(registered_client(str(s.client)))  # type: ignore[no-any-return]
 
 
 _BRINGS = "the client algorithm (client) does not take it"
@@ -205,7 +206,7 @@ def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, u
         return client
     given = own.thing_of("compress", s.compress)
     if given is None:
-        given = registry.spec("compress", COMPRESSORS, s.compress).within("compress").later()
+        given = registry.spec("compress", COMPRESSORS, str(s.compress)).within("compress").later()
     else:
         given = own.lasting(given)
     how = {"how": str(s.feedback), "per": str(s.compress_per)}
@@ -242,7 +243,7 @@ def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic
 
 
 @registry.cached_by_name(maxsize=64)
-def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+def _message_bytes(spec: Chosen, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes of the longest message and of its values alone, from shapes; ``params``: the structure of the params."""
     compressor = compressor_of(spec)
     like = tree.thawed((structure, shapes))
@@ -265,7 +266,7 @@ def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tup
     return most_bits(payload) // 8, -(-int(values_bits(payload)) // 8)
 
 
-def longest_message(compress: str, like: Params) -> int:
+def longest_message(compress: Chosen, like: Params) -> int:
     """Bytes of the longest message that a compressor can make of a tree of these shapes."""
     structure, shapes = tree.frozen(like)
     return _message_bytes(compress, "whole", structure, structure, shapes)[0]

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import registry
-from fedjax_async.config import own
 from fedjax_async.config.names import read
 from fedjax_async.factories import options_of
 
@@ -59,7 +58,7 @@ def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     from fedjax_async.method import factory_of  # noqa: PLC0415 (imports Spec)
     from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
 
-    if not isinstance(method, str) or isinstance(method, own.Named):
+    if not isinstance(method, str):
         return {}
     rule, *_ = read("method", method).parts
     if rule.name not in CHANGED:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_async import check, grammar
+from fedjax_async.config.own import Named
 from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat
 from fedjax_async.config.settings import Settings, fields_of
 
@@ -45,7 +46,7 @@ def labels(paths: Iterable[str]) -> dict[str, str]:
 
 def _escaped(value: Any) -> str:
     """A value as part of a file name; different values give different texts."""
-    text = value if isinstance(value, str) else grammar.option_text("value", value)
+    text = str(value) if isinstance(value, (str, Named)) else grammar.option_text("value", value)
     return "".join(c if c in PLAIN else SWAPPED.get(c) or "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
 
 

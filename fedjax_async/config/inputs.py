@@ -33,7 +33,7 @@ def with_files(settings: Settings, *, only: Collection[str] | None = None) -> Se
     found: dict[str, Any] = {}
     for field, value in fields_of(settings).items():
         asked = only is None or field in only
-        if asked and isinstance(value, str) and not isinstance(value, own.Named):
+        if asked and isinstance(value, str):
             files: inputs.Digests = ()
             with contextlib.suppress(OSError, ValueError):  # its reader says what is wrong
                 files = _files(field, str(value))

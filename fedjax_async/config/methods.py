@@ -14,6 +14,7 @@ from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import earlier, misplaced, objects, own, words
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
 from fedjax_async.config.names import Names, read, texts_in
+from fedjax_async.config.own import Chosen
 from fedjax_async.config.registries import METHODS, filled
 from fedjax_async.config.settings import Settings
 from fedjax_async.local import local_training
@@ -35,16 +36,16 @@ def method_options(name: str) -> dict[str, Any]:
     return own | defaults | {"proximal": usual.proximal}
 
 
-def brings_timing(spec: str) -> bool:
+def brings_timing(spec: Chosen) -> bool:
     """Whether a method's spec has a timing (or exchange) of its own: ``fedbuff@buffer:size=5``."""
-    return own.thing_of("method", spec) is None and "@" in spec
+    return isinstance(spec, str) and "@" in spec
 
 
-def usual_of(spec: str) -> Method:
+def usual_of(spec: Chosen) -> Method:
     """The entry of ``METHODS`` that a spec names, or the method object itself, checked."""
     if (given := own.thing_of("method", spec)) is not None:
         return checked_method(filled(given if isinstance(given, Method) else Method(given)))
-    found: Method = registry.find("method", METHODS, read("method", spec).parts[0].name)
+    found: Method = registry.find("method", METHODS, read("method", str(spec)).parts[0].name)
     return found
 
 
@@ -66,13 +67,13 @@ def registered_client(text: str) -> Spec:
     return Spec(factory, **part.options)
 
 
-def local_options(spec: str) -> list[str]:
+def local_options(spec: Chosen) -> list[str]:
     """The options of local training that a method sets: another client algorithm would ignore them."""
     if own.thing_of("method", spec) is not None:
         client = usual_of(spec).client
         return [*client.given] if isinstance(client, Spec) else []
     of_rule = factories.options_of(factory_of(usual_of(spec).rule))
-    return [name for name in read("method", spec).parts[0].texts if name != "proximal" and name not in of_rule]
+    return [name for name in read("method", str(spec)).parts[0].texts if name != "proximal" and name not in of_rule]
 
 
 def owner_of(spec: str, option: str, value: str) -> misplaced.Place | None:
@@ -178,25 +179,25 @@ def _nothing(path: Any) -> bool:
     return False
 
 
-def compressor_of(spec: str) -> Compressor:
+def compressor_of(spec: Chosen) -> Compressor:
     """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
     given = own.thing_of("compress", spec)
     if given is None:
-        given = registry.spec("compress", COMPRESSORS, spec).make()
+        given = registry.spec("compress", COMPRESSORS, str(spec)).make()
     check.require(isinstance(given, Compressor), "compress", objects.shown(given), "a name or a Compressor")
     for name, function in given._asdict().items():
         check.require(callable(function), f"compress.{name}", function, "a function")
     return cast(Compressor, given)
 
 
-def compressors(setting: str | None) -> list[Spec | Compressor]:
+def compressors(setting: Chosen | None) -> list[Spec | Compressor]:
     """The compressor of a node's messages, if there is one; its numbers do not vary within a program."""
     if setting is None:
         return []
     made = compressor_of(setting)
     if own.thing_of("compress", setting) is not None:
         return [own.lasting(made)]
-    return [registry.spec("compress", COMPRESSORS, setting).fixed()]
+    return [registry.spec("compress", COMPRESSORS, str(setting)).fixed()]
 
 
 def rule_spec(chosen: Method) -> Any:
@@ -220,9 +221,8 @@ def _method_of(spec: str) -> Method:
     return method(spec)
 
 
-def method_of(spec: str) -> Method:
+def method_of(spec: Chosen) -> Method:
     """The method of a spec, or the object that the setting holds."""
-    given = own.thing_of("method", spec)
-    if given is None:
+    if isinstance(spec, str):
         return _method_of(earlier.meaning_of(spec))
     return own.lasting(usual_of(spec))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_async import registry
 from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import own, words
+from fedjax_async.config import words
 from fedjax_async.config.names import Names, known_parts
 from fedjax_async.factories import options_of
 from fedjax_async.grammar import Name
@@ -79,7 +79,7 @@ def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], opt
     ``registries``: setting -> name -> factory.
     """
     for setting, text in given.items():
-        if setting == "method" or not isinstance(text, str) or isinstance(text, own.Named):
+        if setting == "method" or not isinstance(text, str):
             continue
         known = registry.entries(setting, registries.get(setting, {}))
         try:

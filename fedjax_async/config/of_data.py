@@ -9,6 +9,7 @@ from fedjax_async import check
 from fedjax_async.config.fields import fraction, known, setting
 
 if TYPE_CHECKING:
+    from fedjax_async.config.own import Named
     from fedjax_async.data import Dataset, Federation
     from fedjax_async.data.augment import Augment
     from fedjax_async.data.partition import Partitioner
@@ -21,8 +22,8 @@ USUAL_PARTITION = "dirichlet:alpha=0.1"  # for data sets that name no owners of 
 class OfData:
     """The examples, and how they are divided among clients."""
 
-    dataset: str = setting("fashion_mnist_6k", "data set (`list datasets` shows all)", "world")
-    partition: str | None = setting(
+    dataset: str | Named = setting("fashion_mnist_6k", "data set (`list datasets` shows all)", "world")
+    partition: str | Named | None = setting(
         None, f"how examples are divided among clients, e.g. iid [{USUAL_PARTITION}, or the natural owners]", "world"
     )
     clients: int = setting(10, "number of clients", "world", requires=check.whole)
@@ -49,7 +50,7 @@ class OfData:
         example="a text such as 'training'",
         rare=True,
     )
-    augment: str | None = setting(
+    augment: str | Named | None = setting(
         None, "random changes of training images, e.g. crop:padding=4+flip", "tuned", without="own_client", rare=True
     )
 
@@ -79,12 +80,12 @@ class OfSecurity:
 class DataKeywords(TypedDict, total=False):
     """The same as typed keywords."""
 
-    dataset: str | Dataset | Federation | FederatedData
-    partition: str | Partitioner | None
+    dataset: str | Named | Dataset | Federation | FederatedData
+    partition: str | Named | Partitioner | None
     clients: int
     test_fraction: float | None
     validation_fraction: float | None
     normalise: str | None
-    augment: str | Augment | None
+    augment: str | Named | Augment | None
     attack: str | None
     privacy: str | None

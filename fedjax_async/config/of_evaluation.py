@@ -10,6 +10,7 @@ from fedjax_async import check
 from fedjax_async.config.fields import MOMENTS, known, moments, setting
 
 if TYPE_CHECKING:
+    from fedjax_async.config.own import Named
     from fedjax_async.models.metrics import Metric
 
 
@@ -82,7 +83,7 @@ class OfBudget:
 class OfMeasures:
     """What is measured beside loss and accuracy."""
 
-    metrics: str | None = setting(
+    metrics: str | Named | None = setting(
         None,
         "more metrics beside loss and accuracy, e.g. top:k=5,macro_f1 (`list metrics` shows all)",
         "world",
@@ -136,7 +137,7 @@ class EvaluationKeywords(TypedDict, total=False):
     patience: int | None
     per_client: bool
     global_tests: str | None
-    metrics: str | Mapping[str, Callable[..., Any] | Metric] | None
+    metrics: str | Named | Mapping[str, Callable[..., Any] | Metric] | None
     train_loss: bool
     train_examples: int | None
     fine_tune: int | None

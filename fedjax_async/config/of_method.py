@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedjax_async.clock.availability import AvailabilityModel
     from fedjax_async.clock.faults import FaultModel
     from fedjax_async.clock.network import NetworkModel
+    from fedjax_async.config.own import Named
     from fedjax_async.method import Method
     from fedjax_async.spec import Spec
 
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 class OfMethod:
     """The algorithm, when it acts, and how long jobs take."""
 
-    method: str = setting(
+    method: str | Named = setting(
         "fedasync",
         "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5 (`list methods` shows all)",
         "compared",
     )
-    timing: str | None = setting(
+    timing: str | Named | None = setting(
         None,
         "when the server takes a step, e.g. buffer:size=5 [the method's; left out with METHOD@TIMING]",
         "compared",
         without="nodes",
     )
-    policy: str | None = setting(
+    policy: str | Named | None = setting(
         None,
         "decides during the run which clients train next, how large the buffer is or which updates are uploaded, e.g."
         " power_of_choice:d=20 or oort+true_bytes (`list policies` shows all)",
@@ -43,14 +44,14 @@ class OfMethod:
         without="nodes trajectory",
         rare=True,
     )
-    topology: str | None = setting(
+    topology: str | Named | None = setting(
         None,
         "without a server: where nodes send messages, e.g. gossip:receivers=10 or ring [the method's]",
         "compared",
         without="server trajectory explain",
         rare=True,
     )
-    exchange: str | None = setting(
+    exchange: str | Named | None = setting(
         None,
         "without a server: how nodes send and mix messages, e.g. push_sum:policy=merge [the method's; left out with "
         "METHOD@EXCHANGE]",
@@ -58,18 +59,18 @@ class OfMethod:
         without="server trajectory explain",
         rare=True,
     )
-    delay: str = setting("rpi", "how long the jobs of clients take, e.g. lognormal:sigma=0.5", "world")
+    delay: str | Named = setting("rpi", "how long the jobs of clients take, e.g. lognormal:sigma=0.5", "world")
 
 
 @dataclasses.dataclass(frozen=True)
 class OfConditions:
     """What goes wrong, and what the server does then."""
 
-    availability: str | None = setting(None, "when clients are online, e.g. sessions:on=600,off=300", "world")
-    faults: str | None = setting(
+    availability: str | Named | None = setting(None, "when clients are online, e.g. sessions:on=600,off=300", "world")
+    faults: str | Named | None = setting(
         None, "faults to simulate, e.g. drop:probability=0.1+duplicate:probability=0.05", "world"
     )
-    network: str | None = setting(
+    network: str | Named | None = setting(
         None, "transfer times, added to the delays, e.g. link:down=1e6,up=2e5 (bytes per second)", "world"
     )
     timeout: float | None = setting(
@@ -101,14 +102,14 @@ class OfConditions:
 class MethodKeywords(TypedDict, total=False):
     """The same as typed keywords."""
 
-    timing: str | Timing | None
-    policy: str | PolicyModel | None
-    topology: str | TopologyModel | nx.Graph | Sequence[nx.Graph] | None
-    exchange: str | Exchange | None
-    delay: str | DelayModel
-    availability: str | AvailabilityModel | None
-    faults: str | FaultModel | None
-    network: str | NetworkModel | None
+    timing: str | Named | Timing | None
+    policy: str | Named | PolicyModel | None
+    topology: str | Named | TopologyModel | nx.Graph | Sequence[nx.Graph] | None
+    exchange: str | Named | Exchange | None
+    delay: str | Named | DelayModel
+    availability: str | Named | AvailabilityModel | None
+    faults: str | Named | FaultModel | None
+    network: str | Named | NetworkModel | None
     timeout: float | None
     late: str
     max_staleness: int | None
@@ -118,4 +119,4 @@ class MethodKeywords(TypedDict, total=False):
 class RuleKeyword(TypedDict, total=False):
     """Not of ``compare``, which takes methods."""
 
-    method: str | Method | Spec
+    method: str | Named | Method | Spec

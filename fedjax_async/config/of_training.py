@@ -11,6 +11,7 @@ from fedjax_async.config.fields import known, one_of, setting, whole
 
 if TYPE_CHECKING:
     from fedjax_async.compress import Compressor
+    from fedjax_async.config.own import Named
     from fedjax_async.types import ClientAlgorithm, Model, Params
 
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class OfTraining:
     """The model and local training."""
 
-    model: str = setting("lenet5", "model, e.g. mlp:hidden=64 (`list models` shows all)", "world")
-    initial: str | None = setting(
+    model: str | Named = setting("lenet5", "model, e.g. mlp:hidden=64 (`list models` shows all)", "world")
+    initial: str | Named | None = setting(
         None,
         "initial weights: a file (.npz, .safetensors, .pt) or the folder of a run [random]",
         "compared",
@@ -34,7 +35,7 @@ class OfTraining:
         example="a text such as 'conv1=features.0,fc1=classifier'",
         rare=True,
     )
-    client: str | None = setting(
+    client: str | Named | None = setting(
         None,
         "your own local training, by its registered name [the method's]",
         "compared",
@@ -98,7 +99,7 @@ class OfPersonalisation:
 class OfCompression:
     """What is sent in place of an upload."""
 
-    compress: str | None = setting(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compared")
+    compress: str | Named | None = setting(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compared")
     feedback: str | None = setting(
         None,
         "error feedback for the compressor: off, ef or ef21 [ef; of asynflc off]",
@@ -120,10 +121,10 @@ class OfCompression:
 class TrainingKeywords(TypedDict, total=False):
     """The same as typed keywords."""
 
-    model: str | Model | Any
-    initial: str | Params | None
+    model: str | Named | Model | Any
+    initial: str | Named | Params | None
     initial_rename: str | None
-    client: str | ClientAlgorithm | Callable[..., ClientAlgorithm] | None
+    client: str | Named | ClientAlgorithm | Callable[..., ClientAlgorithm] | None
     optimizer: str | None
     lr: float | None
     decay: str
@@ -133,6 +134,6 @@ class TrainingKeywords(TypedDict, total=False):
     compute: str
     personal: str | None
     ditto: float | None
-    compress: str | Compressor | None
+    compress: str | Named | Compressor | None
     feedback: str | None
     compress_per: str | None

@@ -1,6 +1,6 @@
 """Objects of the user's own in place of names: ``named`` gives one a name, its fingerprint tells it from others.
 
-A setting holds such an object as a :class:`Named`, a text: the name that tables, folders and files show. ``own_parts``
+A setting holds such an object as a :class:`Named`, with the name that tables, folders and files show. ``own_parts``
 lists the fingerprints of all own parts of a run, both objects and registered names. They are kept in ``settings.json``
 under ``own``, so that two runs are the same only if the code of their own parts is the same.
 """
@@ -23,43 +23,45 @@ ABSENT = object()  # stands for an object that a file names and that is not load
 SHOWN = 12  # characters of a fingerprint in a text
 
 
-class Named(str):
-    """The name of an object of the user's own, with the object and its fingerprint.
+class Named:
+    """An object of the user's own in a setting, under the name that ``str()`` gives and results show.
 
-    Two of them are equal if name and fingerprint are; one without a fingerprint equals only itself.
+    Two are equal if name and fingerprint are; one without a fingerprint equals only itself.
     """
 
-    thing: Any
-    fingerprint: str | None
-    given: bool  # whether the user gave the name
-    parts: Mapping[str, str | None]  # name -> fingerprint: one, or several for a dict of metrics or a spec of a file
+    __slots__ = ("fingerprint", "given", "name", "parts", "thing")
 
-    def __new__(
-        cls,
-        text: str,
+    def __init__(
+        self,
+        name: str,
         thing: Any,
         fingerprint: str | None,
         given: bool = True,
         parts: Mapping[str, str | None] | None = None,
-    ) -> Named:
-        made = super().__new__(cls, text)
-        made.thing, made.fingerprint, made.given = thing, fingerprint, given
-        made.parts = {text: fingerprint} if parts is None else parts
-        return made
+    ) -> None:
+        """``given``: whether the user gave the name. ``parts``: name -> fingerprint of several, as of metrics."""
+        self.name, self.thing, self.fingerprint, self.given = name, thing, fingerprint, given
+        self.parts = {name: fingerprint} if parts is None else parts
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Named) or str(self) != str(other):
+        if not isinstance(other, Named) or self.name != other.name:
             return False
         return self.thing is other.thing if self.fingerprint is None else self.fingerprint == other.fingerprint
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __hash__(self) -> int:
-        return hash((str(self), self.fingerprint or id(self.thing)))
+        return hash((self.name, self.fingerprint or id(self.thing)))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return repr(self.name)
 
     def __deepcopy__(self, memo: Any) -> Named:
         return self
+
+
+Chosen = str | Named  # what a setting holds that names a part of the run
 
 
 def named(name: str, thing: Any) -> Named:
@@ -89,10 +91,13 @@ def named(name: str, thing: Any) -> Named:
 
 
 def as_setting(field: str, value: Any) -> Named:
-    """An object as a setting holds it: under its own name (data sets have one), else as ``(object: ...)``.
+    """An object as a setting holds it: under its name (data sets have one), else as ``(object: ...)``.
 
     ``ValueError`` for an object of another type than the setting takes.
     """
+    if isinstance(value, Named):
+        require_fitting(field, value)
+        return value
     from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 

@@ -187,10 +187,10 @@ KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number",
 
 def _field_value(field: str, value: Any) -> Any:
     """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
-    if field in KINDS and (isinstance(value, Named) or not (value is None or isinstance(value, (str, Real)))):
-        require_fitting(field, value)
-        return value if isinstance(value, Named) else as_setting(field, value)
-    kinds = str(FIELDS[field].type).split(" | ")
+    require_fitting(field, value)
+    if field in KINDS and not (value is None or isinstance(value, (str, Real))):
+        return as_setting(field, value)
+    kinds = [kind for kind in str(FIELDS[field].type).split(" | ") if kind != "Named"]
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients

@@ -10,6 +10,7 @@ from fedjax_async.clock import EXCHANGES, Exchange
 from fedjax_async.clock.exchanges import Alone
 from fedjax_async.config import own
 from fedjax_async.config.methods import client_spec, compressors, method_of, rule_spec
+from fedjax_async.config.own import Chosen
 from fedjax_async.method import Method
 from fedjax_async.models import STATISTICS
 from fedjax_async.spec import Spec
@@ -27,13 +28,13 @@ def stays_of(model: Model) -> Stays:
     return stays
 
 
-def peer_of(chosen: Method, model: Model, compress: str | None) -> Spec | PeerAlgorithm:
+def peer_of(chosen: Method, model: Model, compress: Chosen | None) -> Spec | PeerAlgorithm:
     """What the nodes of a run with this model do; ``compress``: the compressor of their messages, by its spec."""
     rule = rule_spec(chosen)
     return rule.on(stays_of(model), *compressors(compress)) if isinstance(rule, Spec) else rule
 
 
-def sends_nothing(spec: str, setting: Any) -> bool:
+def sends_nothing(spec: Chosen, setting: Any) -> bool:
     """Whether the nodes of a method, with the exchange of the setting or else its own, send no messages."""
     return isinstance(exchange_of(method_of(spec), setting), Alone)
 

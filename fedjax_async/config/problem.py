@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from fedjax_async import check, inputs, registry, tree
 from fedjax_async.config import concerns, objects, own
 from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.of_data import USUAL_PARTITION
+from fedjax_async.config.own import Chosen
 from fedjax_async.config.protection import with_attackers
 from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
@@ -32,24 +33,24 @@ from fedjax_async.types import FederatedData, Key, Model, Params
 
 
 @registry.cached_by_name(maxsize=4)
-def _read(dataset: str) -> tuple[Any, list[Path]]:
+def _read(dataset: Chosen) -> tuple[Any, list[Path]]:
     """The data set that a spec names, or the object that the setting holds; and the files that were read for it."""
     return inputs.collected(lambda: _made(dataset))
 
 
-def _dataset(dataset: str) -> Any:
+def _dataset(dataset: Chosen) -> Any:
     return _read(dataset)[0]
 
 
-def read_files(dataset: str) -> list[Path]:
+def read_files(dataset: Chosen) -> list[Path]:
     """The files that the reader of a data set opens, in the order of reading."""
     return list(_read(dataset)[1])
 
 
-def _made(dataset: str) -> Any:
+def _made(dataset: Chosen) -> Any:
     given = own.thing_of("dataset", dataset)
     if given is None:
-        given = registry.spec("dataset", DATASETS, dataset).make()
+        given = registry.spec("dataset", DATASETS, str(dataset)).make()
     kinds = (Dataset, Federation, FederatedData)
     check.require(isinstance(given, kinds), "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
     if isinstance(given, FederatedData):
@@ -71,7 +72,7 @@ def brings_client_tests(s: Settings) -> bool:
 
 
 @registry.cached_by_name(maxsize=4)
-def _with_fewer_tests(dataset: str, count: int | None) -> Any:
+def _with_fewer_tests(dataset: Chosen, count: int | None) -> Any:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
     whole = _dataset(dataset)
     if count is None:
@@ -86,14 +87,15 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
 
 
 @registry.cached_by_name(maxsize=64)
-def _data(dataset: str, tests: int | None, partition: str | None, *options: Any) -> FederatedData:
+def _data(dataset: Chosen, tests: int | None, partition: Chosen | None, *options: Any) -> FederatedData:
     whole = _with_fewer_tests(dataset, tests)
     if isinstance(whole, FederatedData):
         _, seed, _, validation_fraction = options
         return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
-    given = own.thing_of("partition", partition)
+    is_own = isinstance(partition, own.Named)
+    partitioner = checked_partition(own.thing_of("partition", partition)) if is_own else cast(str, partition)
     with check.called({"num_clients": "clients", "partitioner": "partition"}):
-        return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+        return check_data(federate(whole, partitioner, *options))
 
 
 @registry.cached_by_name(maxsize=64)
@@ -164,21 +166,21 @@ def model_of(s: Settings, data: FederatedData) -> Model:
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
 
-def _augment(spec: str | None) -> Any:
+def _augment(spec: Chosen | None) -> Any:
     """The augmentation that a spec names, or the object that the setting holds; None without one."""
     given = own.thing_of("augment", spec)
     if given is None:
-        return None if spec is None else augmentation(spec)
+        return None if spec is None else augmentation(str(spec))
     return own.lasting(given)
 
 
 @registry.cached_by_name(maxsize=16)
-def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
+def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Model:
     """The model that a spec names, or the object that the setting holds; a flax module becomes a classifier."""
     given = own.thing_of("model", spec)
     if given is None:
         try:
-            given = registry.spec("model", MODELS, spec, input_shape=shape, num_classes=num_classes).make()
+            given = registry.spec("model", MODELS, str(spec), input_shape=shape, num_classes=num_classes).make()
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
             check.require(not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}")

@@ -29,6 +29,7 @@ def filled(given: Method) -> Method:
 
 
 METHODS: dict[str, Method] = {name: filled(each) for name, each in (SERVERS | NODES).items()}
+CLIENTS: dict[str, Any] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "part": PARTS,
@@ -46,7 +47,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "attack": ATTACKS,
     "privacy": PRIVACY,
     "model": MODELS,
-    "client": {},  # the package has none by name: a method brings its own
+    "client": CLIENTS,
     "optimizer": OPTIMIZERS,
     "decay": DECAYS,
     "compress": COMPRESSORS,

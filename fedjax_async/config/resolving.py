@@ -21,6 +21,7 @@ from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.method_checks import ignored_by
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
+from fedjax_async.config.own import Chosen
 from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
 from fedjax_async.config.registries import REGISTRIES
@@ -72,7 +73,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     client = changes.get("client")
     if isinstance(client.thing if isinstance(client, own.Named) else client, ClientAlgorithm):
         concerns.refuse("own_client", fields)
-    if isinstance(data := changes.get("data"), str) and not isinstance(data, own.Named):
+    if isinstance(data := changes.get("data"), str):
         raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
     if data is not None and "dataset" in fields:
         raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
@@ -91,8 +92,7 @@ def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any
     if name in known:
         return
     place = misplaced.in_others(REGISTRIES, given, name, str(value))
-    named = isinstance(method, str) and not isinstance(method, own.Named)
-    if place is None and named and words.meant(name, known) is None:
+    if place is None and isinstance(method, str) and words.meant(name, known) is None:
         place = owner_of(method, name, str(value))
     where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
     check.require(place is None, name, value, f"an option of {where}, not a setting")
@@ -166,7 +166,7 @@ def _with_peers(s: Settings, usual: Method) -> Settings:
     return dataclasses.replace(s, topology=topology, compress=compress, test_fraction=fraction)
 
 
-def settings_in_comparison(common: Settings, method: str, others: Collection[str]) -> Settings:
+def settings_in_comparison(common: Settings, method: Chosen, others: Collection[Chosen]) -> Settings:
     """The ``common`` settings for one method of a comparison with ``others``.
 
     Where methods with and without a server are compared, settings that only the other kind takes are left out, and all
@@ -230,7 +230,7 @@ def epochs_of(s: Settings) -> float | None:
 def delay_of(s: Settings) -> DelayModel:
     """The delay model that the settings name, or their object."""
     given = own.thing_of("delay", s.delay)
-    model: DelayModel = registry.spec("delay", DELAYS, s.delay).make() if given is None else given
+    model: DelayModel = registry.spec("delay", DELAYS, str(s.delay)).make() if given is None else given
     return model
 
 

@@ -117,7 +117,7 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
-    plain = {name: str(value) if isinstance(value, str) else value for name, value in fields.items()}
+    plain = {name: str(value) if isinstance(value, (str, own.Named)) else value for name, value in fields.items()}
     unused = [name for name in RARE if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
     if _trains_by_itself(settings):

@@ -131,7 +131,7 @@ def _one_by_one(
 
 
 def _about(s: Settings) -> str:
-    method = "".join(names_in("method", s.method))
+    method = "".join(names_in("method", str(s.method)))
     return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 

@@ -10,6 +10,7 @@ from fedjax_async import check
 from fedjax_async.config import own
 from fedjax_async.config.kinds import require_kind
 from fedjax_async.config.names import read
+from fedjax_async.config.own import Chosen
 
 BASELINE = "fedavg"  # the rule of the method to which times are relative by default, if it is compared
 
@@ -23,7 +24,7 @@ def folder_name(method: str) -> str:
     return re.sub(r"[^\w.-]+", "_", method)
 
 
-def methods_by_name(methods: Any) -> dict[str, str]:
+def methods_by_name(methods: Any) -> dict[str, Chosen]:
     """Name of a row -> spec or named object, from a list of both, or from a dict of names and objects."""
     listed = isinstance(methods, (Sequence, Mapping)) and not isinstance(methods, str)
     allowed = "a list of methods, such as ['fedavg', 'fedasync'], or a dict such as {'mine': Method(rule)}"
@@ -32,14 +33,14 @@ def methods_by_name(methods: Any) -> dict[str, str]:
     if isinstance(methods, Mapping):
         for name, one in methods.items():
             allowed = "a Method or a Spec; a text names itself, so give a list: ['fedavg', named('mine', Method(rule))]"
-            check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
+            chosen = isinstance(one, (str, own.Named))
+            check.require(not chosen or str(one) == name, f"methods[{name!r}]", one, allowed)
             with check.called({"method": f"methods[{name!r}]"}):
-                if not isinstance(one, str):
+                if not chosen:
                     require_kind("method", one)
-        methods = [one if isinstance(one, str) else own.named(name, one) for name, one in methods.items()]
+        methods = [one if isinstance(one, (str, own.Named)) else own.named(name, one) for name, one in methods.items()]
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
     for one in given:
-        own.require_fitting("method", one)
         own.require_names({"method": one}, "its row of a comparison")
     by_name = {str(method): method for method in given}
     names = list(by_name)

@@ -41,7 +41,7 @@ def plan_groups(
     """One group per method, two runs per stack."""
     by_method: dict[str, list[int]] = {}
     for place, each in enumerate(settings):
-        by_method.setdefault(each.method.partition(":")[0], []).append(place)
+        by_method.setdefault(str(each.method).partition(":")[0], []).append(place)
     return [
         SweepGroup(
             tuple(members),
