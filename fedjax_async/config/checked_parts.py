@@ -57,13 +57,15 @@ def sent(
     A rule or a client of the user's own is checked through a whole job. Raises ``ValueError`` for wrong values.
     """
     facts, numbers = Facts(len(data.size)), numbers_of(server)
-    contract = ""
+    contract, note = "", ""
+    if s.client is not None and not is_own(s, "method"):
+        note = f"; the clients of {s.method} itself upload what it takes: leave out client"
     if is_own(s, "method", "client"):
         contract = "a factory of a ServerAlgorithm"
         _fits_server(template(server), numbers, contract)
     else:
         rule_of(template(server), numbers, facts)
-    job, hyper = _job(template(server), template(client), facts, contract), {**numbers, **numbers_of(client)}
+    job, hyper = _job(template(server), template(client), facts, contract, note), {**numbers, **numbers_of(client)}
     found: tuple[Message, Any] = _shapes(job, hyper, params, data)
     return found
 
@@ -80,14 +82,14 @@ def _shapes(function: Callable[..., Any], hyper: Mapping[str, float], params: Pa
 
 
 @lru_cache(maxsize=64)
-def _job(server: Server, client: Client, facts: Facts, contract: str) -> Callable[..., tuple[Message, Any]]:
-    """``contract``: of a server of the user's own, whose functions are checked."""
+def _job(server: Server, client: Client, facts: Facts, contract: str, note: str) -> Callable[..., tuple[Message, Any]]:
+    """``contract``: of a server of the user's own, whose functions are checked; ``note``: on wrong uploads."""
 
     def job(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
         if not contract:
             found = trial.job(rule_of(server, hyper, facts), bound(client, hyper), params, key, pool)
             return found.message, found.upload
-        rule = checked_rule(_own_rule(server, hyper, facts, contract), params)
+        rule = checked_rule(_own_rule(server, hyper, facts, contract), params, note)
         found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, steps=1)
         trial.arrived(rule, found)
         return found.message, found.upload
@@ -124,8 +126,8 @@ def _own_rule(server: Server, hyper: Hyper, facts: Facts, contract: str) -> Serv
     return rule  # type: ignore[no-any-return]
 
 
-def checked_rule(rule: ServerAlgorithm, params: Params) -> ServerAlgorithm:
-    """The rule, checked at each call; ``params``: those of the model, or their shapes."""
+def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> ServerAlgorithm:
+    """The rule, checked at each call; ``params``: those of the model, or their shapes; ``note``: on wrong uploads."""
 
     def init(params: Params) -> tuple[Any, Any]:
         found = returned("method.init", "init(params)", rule.init, params)
@@ -142,9 +144,9 @@ def checked_rule(rule: ServerAlgorithm, params: Params) -> ServerAlgorithm:
 
     def receive(state: Any, memory: Any, arrival: Arrival) -> tuple[Any, Any, Info]:
         part, kind = "method.receive", "(state, memory, Info)"
-        note = f"the client uploads {shown(arrival.upload)}"
+        uploads = f"the client uploads {shown(arrival.upload)}{note}"
         contract = f"receive(state, memory, arrival) -> {kind}"
-        found = returned(part, contract, rule.receive, state, memory, arrival, note=note)
+        found = returned(part, contract, rule.receive, state, memory, arrival, note=uploads)
         fits(isinstance(found, tuple) and len(found) == 3, part, found, kind)
         fits(isinstance(found[2], Info), part, found[2], f"{kind}; the third is not an Info")
         alike(f"{part}'s state", found[0], state, "state")

@@ -6,6 +6,7 @@ the error names the setting, what was given and what it takes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,9 +33,21 @@ def _is_function(thing: Any) -> bool:
     return callable(thing) and not is_module(thing) and not _is_torch(thing)
 
 
+def _is_factory(thing: Any) -> bool:
+    """Whether it is a function of options alone: a factory, of which a run needs what it returns."""
+    try:
+        return callable(thing) and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(thing).parameters.values())
+    except ValueError:  # it has no signature
+        return False
+
+
+def _is_part(thing: Any) -> bool:
+    return _is_function(thing) and not _is_factory(thing)
+
+
 _FITS: dict[str, Callable[[Any], bool]] = {
     "method": lambda thing: isinstance(thing, Method),
-    "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_function(thing),
+    "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_part(thing),
     "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),
     "model": lambda thing: isinstance(thing, Model) or is_module(thing),
     "initial": objects.is_params,
@@ -53,7 +66,7 @@ _TAKES = {
 
 def require_kind(field: str, thing: Any) -> None:
     """``ValueError`` that names the setting, the object and what the setting takes, if it does not take the object."""
-    if not (field in objects.SPECS and isinstance(thing, Spec)) and not _FITS.get(field, _is_function)(thing):
+    if not (field in objects.SPECS and isinstance(thing, Spec)) and not _FITS.get(field, _is_part)(thing):
         takes = _TAKES.get(field, f"a name or {objects.KINDS[field]}")
         check.require(False, field, objects.shown(thing), takes + _advice(field, thing))
 
@@ -77,4 +90,4 @@ def _advice(field: str, thing: Any) -> str:
         return f"; make one: {thing.__name__}(...)"
     if field in ("model", "") and _is_torch(thing):
         return "; a network of PyTorch is written again in flax, and its weights may be read by initial=FILE"
-    return ""
+    return f"; give what the factory returns: {thing.__name__}(...)" if field and _is_factory(thing) else ""

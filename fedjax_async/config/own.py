@@ -202,7 +202,7 @@ def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
     for field, value in fields.items():
         if isinstance(value, Named):
             found[field] = dict(value.parts)
-        elif isinstance(value, str):
+        elif isinstance(value, str) and registry.ADDED:
             known = {name: _registered(field, name) for name in names_in(field, value)}
             if own := {name: one for name, one in known.items() if one is not None}:
                 found[field] = dict(own)
@@ -233,7 +233,10 @@ def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str
             if field in objects:
                 fields[field] = _under(content[field] if field == "metrics" else name, field, objects[field])
                 have = fields[field].parts.get(name)
-            check.require(have == want, field, name, "the code that the run began with, but it has changed")
+            spec = getattr(fields[field], "thing", None)
+            options = f", or its options have: {spec}" if isinstance(spec, Spec) else ""
+            allowed = f"the code that the run began with, but it has changed{options}"
+            check.require(have == want, field, name, allowed)
         if field not in objects and any(_registered(field, name) is None for name in parts):
             fields[field] = Named(fields[field], ABSENT, next(iter(parts.values())), parts=parts)
     for field in objects:

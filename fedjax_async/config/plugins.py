@@ -23,7 +23,7 @@ from fedjax_async.config.names import JOINED
 from fedjax_async.config.objects import shown
 from fedjax_async.config.registries import REGISTRIES, filled
 from fedjax_async.fingerprints import fingerprint
-from fedjax_async.method import Method, factory_of
+from fedjax_async.method import Method, factory_of, positional
 from fedjax_async.types import ServerAlgorithm
 
 AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
@@ -113,7 +113,7 @@ def _of_nodes(stays: Any) -> Any:
 
 def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Method:
     """The method of a factory: without a server if the factory takes ``stays``, else with one."""
-    nodes = _positional(factory)
+    nodes = positional(factory)
     kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
     for field in ("timing", "feedback") if nodes else ("exchange", "topology"):
         check.require(field not in preset, f"preset.{field}", preset.get(field), f"left out of a method {kind}")
@@ -124,10 +124,6 @@ def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, A
     return filled(Method(factory, about=factories.summary(factory), **preset))
 
 
-def _positional(factory: Callable[..., Any]) -> list[str]:
-    return [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-
-
 def _check_signature(kind: str, name: str, factory: Any) -> None:
     what = f"{kind} {name}"
     rest = " (the rule alone; its timing, client, ... are given to register)" if isinstance(factory, Method) else ""
@@ -135,13 +131,13 @@ def _check_signature(kind: str, name: str, factory: Any) -> None:
     allowed = f"a factory, a function of keyword-only options; wrap it: {wrap}"
     check.require(callable(factory), what, shown(factory) if isinstance(factory, tuple) else factory, allowed)
     wanted = [GIVEN[kind]] if kind in GIVEN else []
-    positional = _positional(factory)
-    nodes = kind == "method" and positional in ([*NODES[:1]], [*NODES])
+    given = positional(factory)
+    nodes = kind == "method" and given in ([*NODES[:1]], [*NODES])
     example = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
     if kind == "method":
         example += f", or without a server def {name}({', '.join([NODES[0], '*', 'option=1'])})"
-    fits = nodes or len(positional) == len(wanted)
-    check.require(fits, what, positional, f"a factory of keyword-only options, as in {example}")
+    fits = nodes or len(given) == len(wanted)
+    check.require(fits, what, given, f"a factory of keyword-only options, as in {example}")
 
 
 def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 from flax import linen, nnx
 
 from fedjax_async import Method, clock, compare, models, named, server, simulate, sweep
+from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import Settings, objects
 from fedjax_async.fingerprints import fingerprint
 
@@ -109,6 +110,10 @@ CALLS = [
     (lambda: simulate(model=linen.Dense, updates=1), r"model = 'the class Dense': .*; make one: Dense\(\.\.\.\)"),
     (lambda: simulate(model=WithDropout(), updates=1), DROPOUT),
     (lambda: simulate(model=named("net", WithDropout()), updates=1), DROPOUT),
+    *[(lambda field=field, made=made: Settings(**{field: made}, updates=1),
+       rf"^{field} = 'a function': .*; give what the factory returns: {made.__name__}\(\.\.\.\)")
+      for field, made in (("delay", clock.DELAYS["lognormal"]), ("timing", clock.TIMINGS["buffer"]),
+                          ("compress", COMPRESSORS["topk"]), ("topology", clock.TOPOLOGIES["gossip"]))],
     # comparisons and sweeps
     (lambda: compare({"mine": OfTorch()}, updates=1), r"^methods\['mine'\] = 'a OfTorch': must be a name or a Method"),
     (lambda: compare([OfTorch()], updates=1), "^method = .*: must be a name or a Method"),

@@ -152,6 +152,8 @@ PARTS = [
     ({"client": 3}, r"^client = 3: must be a text, or a ClientAlgorithm, or a factory of one"),
     ({"method": Method(SCAFFOLD._replace(receive=receive_ci, given=None))},
      r"^method.receive: .*KeyError: 'ci' \(the client uploads \{'output': \{'bias': float32\[3\], "),
+    ({"method": "scaffold", "client": lambda model, *, optimizer: local_training(model, optimizer=optimizer)},
+     r"^method.receive: .*; the clients of scaffold itself upload what it takes: leave out client\)"),
     # clients
     (trained(begin=lambda key, message, state, data: state["a"]),
      r"^client.begin: .*it raised TypeError: .* \(client.init returned \(\); this rule sends message.extra = \(\)\)"),
