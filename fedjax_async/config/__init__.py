@@ -8,9 +8,10 @@ resolves the names, plans the schedule and builds what the engine executes; ``ex
 Order of reading: the settings in groups (``of_method.py`` and the other ``of_*.py``, made of ``fields.py``),
 ``settings.py``, ``concerns.py`` (where each setting has an effect) and ``keywords.py`` (the settings as typed
 keywords), ``experiment.py`` (with ``prepared.py``), ``budget.py``, ``cautions.py`` (warnings), ``execution.py``.
-``methods.py`` (with ``method_checks.py``) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py``
-(local training and compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn names into objects and
-specs (``fedjax_async/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
+``names.py`` reads the text of a setting: names with options, which ``registries.py`` knows. ``methods.py`` (with
+``method_checks.py``) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local training and
+compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn them into objects and specs
+(``fedjax_async/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
 runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and ``sweeping.py`` (which runs share
 programs) serve sweeps. ``own.py`` with ``objects.py`` (objects in place of names), ``plugins.py`` (names for factories
 of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks of such parts, and of what they
