@@ -129,7 +129,10 @@ class Model(NamedTuple):
 # --- learning, probes, results; kernels see ONE client, only engine/ stacks, gathers, scatters and vmaps ---
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a run before it starts. A pytree: its leaves are the totals, which may be traced."""
+    """What is known about a run before it starts; by default, of a single client, for a rule that is driven by hand.
+
+    A pytree: its leaves are the totals, which may be traced.
+    """
 
     num_clients: int = 1  # N
     every_closes: bool = False  # whether every arrival completes its server step
@@ -141,9 +144,6 @@ class Facts:
     def static(self) -> Facts:
         """What is known when a run is compiled: the facts without totals, so a pytree without leaves, for a state."""
         return Facts(self.num_clients, self.every_closes, None, None)
-
-
-ONE_CLIENT = Facts()  # for a rule that is driven by hand
 
 
 class Request(NamedTuple):

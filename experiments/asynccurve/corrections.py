@@ -15,7 +15,6 @@ from fedjax_async.local.batches import mean_loss
 from fedjax_async.server import begun, closed
 from fedjax_async.server.steps import CONTROLS, along_curve
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     ClientData,
@@ -54,7 +53,7 @@ class Observed(NamedTuple):
 def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
     """``rule`` that also keeps, for each correction, its state as if it had corrected every arrival."""
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Observed, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Observed, State]:
         state, memory = begun(rule, params, facts)
         return Observed(state, {name: end.init(params) for name, end in ENDS.items()}), memory
 

@@ -32,7 +32,6 @@ from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
 from fedjax_async.spec import Spec
 from fedjax_async.types import (
-    ONE_CLIENT,
     Arrival,
     ClientAlgorithm,
     ClientData,
@@ -118,7 +117,7 @@ def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm
 def checked_rule(rule: ServerAlgorithm, params: Params) -> ServerAlgorithm:
     """The rule, checked at each call; ``params``: those of the model, or their shapes."""
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Any, Any]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Any, Any]:
         found = returned("method.init", "init(params[, facts])", begun, rule, params, facts)
         return pair("method.init", found, "(state, memory)")  # type: ignore[no-any-return]
 

@@ -233,9 +233,10 @@ class WavesExecutor:
         """Read from the checkpoint what the planner was told before it was taken."""
         if self._keeper is not None and self._snapshot is not None:
             carry, held = self._device.held.carry, jax.tree.leaves(self._device.held)
-            count = len(held)
+            count, told = len(held), self._told.structure(carry.records, carry.probes)
+            self._keeper.require_count(len(self._snapshot.leaves), count + told.num_leaves)
             self._keeper.require_types(self._snapshot.leaves[:count], held)
-            self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
+            self._told.read(told, self._snapshot.leaves[count:])
             self._scores = dict(self._snapshot.scores)
 
     def _repeat(self, work: ExtensionWork, probes: Any) -> None:

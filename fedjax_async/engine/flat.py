@@ -19,7 +19,6 @@ from fedjax_async.engine.components import Client, Components, Hyper, Server, bo
 from fedjax_async.models import STATISTICS
 from fedjax_async.server import begun
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     ClientAlgorithm,
@@ -139,7 +138,7 @@ def _both(states: tuple[State, State]) -> tuple[State, State]:
 
 
 def _flat_rule(rule: ServerAlgorithm) -> ServerAlgorithm:
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[State, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         return _both(begun(rule, params, facts))
 
     def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:

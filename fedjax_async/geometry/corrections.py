@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_async import check, factories, registry
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
-from fedjax_async.types import ONE_CLIENT, Array, Facts, Params, State, Traced
+from fedjax_async.types import Array, Facts, Params, State, Traced
 
 
 def ortho_correct(
@@ -293,7 +293,7 @@ def orthodyn(
 
     asks = factories.asks_for(chosen, "updates")
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> DriftState:
+    def init(params: Params, facts: Facts = Facts()) -> DriftState:
         zero = jnp.zeros((), jnp.result_type(float))
         updates = jnp.asarray(facts.updates, jnp.int32) if asks else ()
         return DriftState(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero), updates)

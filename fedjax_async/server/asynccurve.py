@@ -33,18 +33,7 @@ from fedjax_async.server.step_size import cyclic, moving_on, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
 from fedjax_async.server.transforms import Transform, begun
-from fedjax_async.types import (
-    ONE_CLIENT,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
+from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class CurveState(NamedTuple):
@@ -60,7 +49,7 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
     ``sends_steps``: whether messages also hold the server's last step, which doubles their size.
     """
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[CurveState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[CurveState, State]:
         state, memory = begun(inner, params, facts)
         return CurveState(state, jax.tree.map(jnp.zeros_like, weights_of(params)) if sends_steps else ()), memory
 

@@ -19,19 +19,7 @@ from fedjax_async.factories import takes
 from fedjax_async.server.rule import closed
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.server.transforms import begun
-from fedjax_async.types import (
-    ONE_CLIENT,
-    Array,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 MEMORY = 10  # length of the attackers' moving averages, in honest uploads
 
@@ -196,7 +184,7 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     """
     real = jnp.result_type(float)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[AttackedState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[AttackedState, State]:
         state, memory = begun(rule, params, facts)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
         return AttackedState(state, Seen(zeros, zeros, jnp.zeros((), real)) if attack.watches else ()), memory

@@ -14,7 +14,7 @@ from fedjax_async.server.aggregate import Aggregate, Sum, mean
 from fedjax_async.server.rule import discount, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, scaled, towards_client
-from fedjax_async.types import ONE_CLIENT, Array, Arrival, Facts, Params, ServerAlgorithm, Traced
+from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
@@ -125,7 +125,7 @@ def per_client() -> Aggregate:
     """``sum w_i d_i / N``, N all clients of the run."""
     plain = mean()
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> PerClient:
+    def init(params: Params, facts: Facts = Facts()) -> PerClient:
         return PerClient(plain.init(params), facts.static)
 
     def add(accumulated: PerClient, direction: Params, share: Array, arrival: Arrival) -> PerClient:

@@ -13,19 +13,7 @@ from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
-from fedjax_async.types import (
-    ONE_CLIENT,
-    Array,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class Cached(NamedTuple):
@@ -68,7 +56,7 @@ def ca2fl(*, server_lr: Traced = 0.3, guards: Transform) -> ServerAlgorithm:
     require_no_steps(guards, "ca2fl")
     average = mean()
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Ca2flState, Cached]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Ca2flState, Cached]:
         zero = jax.tree.map(jnp.zeros_like, params)
         first = jnp.zeros((), jnp.int32)
         limits = begun(guards, params, facts)

@@ -24,7 +24,7 @@ from fedjax_async.geometry import PHASES, Correction, corrections, norm_falls, s
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, begun
-from fedjax_async.types import ONE_CLIENT, Array, Arrival, Facts, Params, ServerAlgorithm, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, State, Traced
 
 
 def delay_corrected(correction: Correction) -> Transform:
@@ -43,7 +43,7 @@ def delay_corrected(correction: Correction) -> Transform:
     >>> server = rule(delay_corrected(own_switch), optimizer=optax.sgd(1.0))
     """
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> State:
+    def init(params: Params, facts: Facts = Facts()) -> State:
         return begun(correction, weights_of(params), facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:

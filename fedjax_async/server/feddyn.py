@@ -28,7 +28,6 @@ from fedjax_async.server.transforms import (
     transformed,
 )
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     ClientAlgorithm,
@@ -73,7 +72,7 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
     require_no_steps(guards, "feddyn")
     transform, average = chain(towards_client(), guards), mean()
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[FedDynState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[FedDynState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
         limits = transform.init(params, facts)
         return FedDynState(params, zero, average.init(params), zero, limits, facts.static), ()

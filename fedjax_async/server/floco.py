@@ -34,7 +34,6 @@ from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     ClientAlgorithm,
@@ -93,7 +92,7 @@ def floco(
     check.in_range("spread", spread, 0.0, 1.0)
     inner = rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[State, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         return inner.init(_joined(params, spread_out(weights_of(params), vertices, spread)), facts)
 
     def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:

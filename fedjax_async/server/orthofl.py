@@ -29,7 +29,6 @@ from fedjax_async.server.transforms import (
     transformed,
 )
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     Facts,
@@ -66,7 +65,7 @@ def orthogonal(per: str) -> Combine:
 def after_the_first(transform: Transform) -> Transform:
     """``transform`` for all accepted arrivals but the first. The first passes unchanged."""
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> State:
+    def init(params: Params, facts: Facts = Facts()) -> State:
         return jnp.zeros((), jnp.bool_), begun(transform, params, facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
@@ -127,7 +126,7 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
 
 
 def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlgorithm:
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Averaged, Sent]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Averaged, Sent]:
         state = Averaged(begun(average, params, facts)[0], calibration.init(params, facts), jnp.bool_(False))
         return state, Sent(params, params)
 
@@ -167,7 +166,7 @@ def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: 
     number of accepted updates of others since the client's last accepted one.
     """
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Shared, Array]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Shared, Array]:
         return Shared(begun(average, params, facts)[0], params, jnp.int32(0)), jnp.int32(0)
 
     def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, Info]:
@@ -251,7 +250,7 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     require_no_steps(guards, "orthofl_no_average")
     combine = orthogonal(per)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[Latest, Array]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Latest, Array]:
         # The memory has no content. It declares that messages change with every arrival, not only when a step closes.
         return Latest(params, begun(guards, params, facts)), jnp.zeros((), jnp.int32)
 

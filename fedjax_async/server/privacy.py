@@ -18,7 +18,6 @@ from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server.rule import closed
 from fedjax_async.server.transforms import begun
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     Facts,
@@ -184,7 +183,7 @@ def differentially_private(
     real = jnp.result_type(float)
     adapts, noisy = quantile is not None, not (isinstance(deviation, numbers.Real) and deviation == 0)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[PrivateState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[PrivateState, State]:
         state, memory = begun(rule, params, facts)
         zero = jnp.zeros((), real)
         return PrivateState(state, Clip(jnp.asarray(clip, real), zero, zero) if adapts else ()), memory

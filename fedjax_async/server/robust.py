@@ -17,7 +17,7 @@ from fedjax_async.factories import takes
 from fedjax_async.server.aggregate import along, buffered
 from fedjax_async.server.rule import discount, guard_rails, rule
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness
-from fedjax_async.types import ONE_CLIENT, Array, Facts, Params, ServerAlgorithm, State, Traced
+from fedjax_async.types import Array, Facts, Params, ServerAlgorithm, State, Traced
 
 
 def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
@@ -184,7 +184,7 @@ def krum(
         guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr), aggregate=buffered(size, combine)
     )
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[State, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         if facts.longest_step is not None:
             _tolerates(byzantine, "uploads of the longest server step", facts.longest_step)
         return usual.init(params, facts)

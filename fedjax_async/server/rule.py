@@ -26,19 +26,7 @@ from fedjax_async.server.transforms import (
     staleness_weight,
     transformed,
 )
-from fedjax_async.types import (
-    ONE_CLIENT,
-    Array,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 WEIGHTING = ("uniform", "examples")
 
@@ -51,7 +39,7 @@ class RuleState(NamedTuple):
     accumulated: State  # of the aggregate, since the last close; () where every arrival closes its step
     optimizer: State
     oldest: State = ()  # float[], largest staleness of the accepted arrivals since then; () without ``rate``
-    facts: Facts = ONE_CLIENT.static  # whether every arrival closes its step
+    facts: Facts = Facts().static  # whether every arrival closes its step
 
 
 def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[State, State]:
@@ -93,7 +81,7 @@ def rule(
     transform = chained._replace(steps=())
     aggregate = mean() if aggregate is None else aggregate
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[State, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
         inner = stepper.init(weights_of(params))
         accumulated = () if facts.every_closes else begun(aggregate, params, facts.static)

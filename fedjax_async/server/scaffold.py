@@ -20,7 +20,6 @@ from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import (
-    ONE_CLIENT,
     Array,
     Arrival,
     ClientAlgorithm,
@@ -69,7 +68,7 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     check.positive("server_lr", server_lr)
     inner = rule(guards, optimizer=optax.sgd(server_lr))
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[ScaffoldState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[ScaffoldState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
         state, memory = inner.init(params, facts)
         return ScaffoldState(state, zero, zero, facts.static), memory

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_async import check
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
-from fedjax_async.types import ONE_CLIENT, Array, Arrival, Facts, Params, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
 
 
 def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array], Array]:
@@ -102,7 +102,7 @@ def scale_by_dominance(limit: Traced = 1.0) -> Transform:
     """
     check.positive("dominance", limit)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> Participation:
+    def init(params: Params, facts: Facts = Facts()) -> Participation:
         return _nobody(facts)
 
     def update(

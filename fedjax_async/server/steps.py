@@ -17,7 +17,7 @@ from fedjax_async.geometry import MANIFOLDS, geodesic, rotate
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.step_size import StepSize
 from fedjax_async.server.transforms import Transform, scaled
-from fedjax_async.types import ONE_CLIENT, Array, Arrival, Facts, Params, State
+from fedjax_async.types import Array, Arrival, Facts, Params, State
 
 Step = Callable[[Params, Params, Params, Array], Params]
 
@@ -62,7 +62,7 @@ def stepping(size: StepSize, step: Step, control: str) -> Transform:
     """
     moves = registry.find("control", CONTROLS, control)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> State:
+    def init(params: Params, facts: Facts = Facts()) -> State:
         return size.init(facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:

@@ -10,19 +10,7 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.server.rule import closed
 from fedjax_async.server.transforms import begun
-from fedjax_async.types import (
-    ONE_CLIENT,
-    Array,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class AveragedState(NamedTuple):
@@ -67,7 +55,7 @@ def averaged(
     if overwrite is not None:
         check.whole("overwrite", overwrite)
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> tuple[AveragedState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[AveragedState, State]:
         state, memory = begun(rule, params, facts)
         if overwrite is not None:
             with_params(rule, state, params)  # refuses a rule that computes its params before anything compiles

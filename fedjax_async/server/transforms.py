@@ -19,7 +19,7 @@ import optax
 
 from fedjax_async import check, factories, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
-from fedjax_async.types import ONE_CLIENT, Array, Arrival, Facts, Info, Params, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
 
 Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 
@@ -116,7 +116,7 @@ def chain(*transforms: Transform) -> Transform:
             why = "the rule changes the delta before, and a delay correction needs it as the client sent it"
             raise ValueError(f"correction: must be left out: {why}")
 
-    def init(params: Params, facts: Facts = ONE_CLIENT) -> State:
+    def init(params: Params, facts: Facts = Facts()) -> State:
         return tuple(begun(t, params, facts) for t in transforms)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:

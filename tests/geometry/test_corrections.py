@@ -20,7 +20,6 @@ from fedjax_async.geometry import (
     share_passes,
     steps_pass,
 )
-from fedjax_async.types import ONE_CLIENT
 from tests.geometry import textbook
 from tests.geometry.made_up import GROUPS, close, flat, like, random_tree, vector
 
@@ -166,7 +165,7 @@ def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
         close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each), rtol=1e-6, atol=1e-6)
 
 
-def phases_of(correction, sizes, facts=ONE_CLIENT):
+def phases_of(correction, sizes, facts=Facts()):
     delta, shift = trees(6)
     correct, state, seen = jax.jit(correction.correct), correction.init(delta, facts), []
     unit = scaled(delta, 1 / np.linalg.norm(flat(delta)))

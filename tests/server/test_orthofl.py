@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.server import SERVERS
-from fedjax_async.types import ONE_CLIENT, Arrival, Facts, Request
+from fedjax_async.types import Arrival, Facts, Request
 from tests.server.made_up import D, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
@@ -39,7 +39,7 @@ def arrival(upload, start, staleness, client):
     return Arrival(upload, start, jnp.int32(staleness), one, jnp.int32(client), zero, jnp.bool_(True))
 
 
-def play(server, facts=ONE_CLIENT):
+def play(server, facts=Facts()):
     """Global params after each arrival, and the next message to the arriving client."""
     receive, dispatch = jax.jit(received(server)), jax.jit(server.dispatch)
     state, row = server.init(start_params(), facts)
