@@ -109,7 +109,7 @@ class Keeper:
         if saved != wanted:
             raise ValueError(
                 f"checkpoint = {str(self.folder)!r}: must be of a version with the same state, but it has {saved} "
-                f"arrays and this run {wanted}: remove the folder to start again, or go on with the version that wrote it"
+                f"arrays and this run {wanted}: remove the folder to start again, or use the version that wrote it"
             )
 
     def require_types(self, saved: Sequence[Any], wanted: Sequence[Any]) -> None:
