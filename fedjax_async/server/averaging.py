@@ -114,24 +114,24 @@ def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     return rule(guards, optimizer=optax.sgd(server_lr))
 
 
-class PerClient(NamedTuple):
-    """What :func:`per_client` accumulates."""
+class OverClients(NamedTuple):
+    """What :func:`over_clients` accumulates."""
 
     sum: Sum
     facts: Facts  # static
 
 
-def per_client() -> Aggregate:
+def over_clients() -> Aggregate:
     """``sum w_i d_i / N``, N all clients of the run."""
     plain = mean()
 
-    def init(params: Params, facts: Facts = Facts()) -> PerClient:
-        return PerClient(plain.init(params), facts.static)
+    def init(params: Params, facts: Facts = Facts()) -> OverClients:
+        return OverClients(plain.init(params), facts.static)
 
-    def add(accumulated: PerClient, direction: Params, share: Array, arrival: Arrival) -> PerClient:
+    def add(accumulated: OverClients, direction: Params, share: Array, arrival: Arrival) -> OverClients:
         return accumulated._replace(sum=plain.add(accumulated.sum, direction, share, arrival))
 
-    def close(accumulated: PerClient) -> tuple[Params, Array, PerClient]:
+    def close(accumulated: OverClients) -> tuple[Params, Array, OverClients]:
         direction, weight, emptied = mean(divisor=accumulated.facts.num_clients).close(accumulated.sum)
         return direction, weight, accumulated._replace(sum=emptied)
 
@@ -151,4 +151,4 @@ def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
       server_lr: ``eta_g > 0``.
     """
     check.positive("server_lr", server_lr)
-    return rule(guards, optimizer=optax.sgd(server_lr), aggregate=per_client())
+    return rule(guards, optimizer=optax.sgd(server_lr), aggregate=over_clients())
