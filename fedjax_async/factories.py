@@ -59,6 +59,21 @@ def is_traced(parameter: inspect.Parameter) -> bool:
     return any(TRACED in getattr(choice, "__metadata__", ()) for choice in choices)
 
 
+def asks_for(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes a second argument: a parameter called ``name``, or any that has no default.
+
+    A second parameter of another name with a default is an option of the function's own.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not callable, or without a signature
+        return False
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return True
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].name == name or places[1].default is places[1].empty)
+
+
 def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
     """Add the options of ``groups``, each a function of keyword-only options, to a factory.
 

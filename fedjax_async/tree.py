@@ -12,7 +12,10 @@ import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async import spec
-from fedjax_async.types import Array, Params, Path
+from fedjax_async.types import Array, Facts, Params, Path
+
+# what decides shapes and programs is a part of the structure; ``types.py`` knows no JAX
+jax.tree_util.register_dataclass(Facts, ("updates", "server_steps"), ("num_clients", "every_closes", "longest_step"))
 
 # Prefix of a column's name -> the setting that adds such columns.
 ADDED_BY = {

@@ -11,6 +11,7 @@ M training examples, T test examples. Times are virtual seconds. No JAX here: th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -126,14 +127,23 @@ class Model(NamedTuple):
 
 
 # --- learning, probes, results; kernels see ONE client, only engine/ stacks, gathers, scatters and vmaps ---
-class Facts(NamedTuple):
-    """What is known about a run before it starts."""
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a run before it starts; by default, of a single client, for a rule that is driven by hand.
+
+    A pytree: its leaves are the totals, which may be traced.
+    """
 
     num_clients: int = 1  # N
     every_closes: bool = False  # whether every arrival completes its server step
-    updates: Any = 0  # int32[], arrivals in total
-    server_steps: Any = 0  # int32[], server steps in total
+    updates: Any = 0  # int32[], arrivals in total; 0: unknown
+    server_steps: Any = 0  # int32[], server steps in total; 0: unknown
     longest_step: int | None = None  # the most arrivals of one server step; set only for the checks before a run
+
+    @property
+    def static(self) -> Facts:
+        """What is known when a run is compiled: the facts without totals, so a pytree without leaves, for a state."""
+        return Facts(self.num_clients, self.every_closes, None, None)
 
 
 class Request(NamedTuple):
@@ -193,7 +203,8 @@ class ServerAlgorithm(NamedTuple):
     which it gives weight 0 still fills its buffer and closes its step. To ignore what is older, use the setting
     ``max_staleness``: such uploads are dropped before they count.
 
-    ``init(params) -> (state, memory)``.
+    ``init(params, facts) -> (state, memory)``, or ``init(params)`` if it needs no facts of the run. What the other
+    functions need of them they find in the state: N in a shape, a total as a leaf, or ``facts.static``.
     ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
     ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
     arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
@@ -201,21 +212,16 @@ class ServerAlgorithm(NamedTuple):
     jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
     ``jnp.zeros(())``.
-    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
-    rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
-    ``rule._replace(receive=...)`` is refused if ``given`` builds the functions anew (as in ``server.rule``),
-    unless ``given`` is replaced too.
     ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
     recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
     shared by the uploads of a step.
     """
 
-    init: Callable[[Params], tuple[State, State]]
+    init: Callable[..., tuple[State, State]]
     receive: Callable[[State, State, Arrival], tuple[State, State, Info]]
     dispatch: Callable[[State, State, Request], tuple[Message, State]]
     params: Callable[[State], Params]
     close: Callable[[State, State], tuple[State, State]] | None = None
-    given: Callable[[Facts], ServerAlgorithm] | None = None
     sums: bool = False
 
 

@@ -20,7 +20,6 @@ from fedjax_async import models
 from fedjax_async.config.flower import Rounds, facts_of, nodes_of_a_round, strategy
 from fedjax_async.config.methods import method_of
 from fedjax_async.models import read_arrays, write_arrays
-from fedjax_async.server import known
 from fedjax_async.types import Facts
 from tests import forked
 
@@ -76,7 +75,7 @@ def test_ours_ends_where_the_loop_of_pytorch_does(tmp_path):
 def rounds_of(method, size, clients=3):
     chosen = method_of(method)
     facts = Facts(clients, size == 1, 12, 4)
-    made = Rounds(known(chosen.rule.make(), facts), clients, size, method)
+    made = Rounds(chosen.rule.make(), facts, size, method)
     made.begin({"w": jnp.zeros(2)})
     return made
 
@@ -140,7 +139,7 @@ def test_a_rule_that_asks_for_the_work_of_a_job_is_refused():
         return message._replace(params={"w": message.params["w"] * request.weight}), memory
 
     with pytest.raises(ValueError, match=r"^method = 'own': must be one with messages that do not depend on the steps"):
-        Rounds(plain._replace(dispatch=dispatch), 3, None, "own").begin({"w": np.zeros(2)})
+        Rounds(plain._replace(dispatch=dispatch), Facts(3), None, "own").begin({"w": np.zeros(2)})
 
 
 def flowers(fraction_train=1.0, min_train_nodes=2, min_available_nodes=2):
@@ -150,7 +149,7 @@ def flowers(fraction_train=1.0, min_train_nodes=2, min_available_nodes=2):
 def test_how_many_replies_a_run_has():
     assert nodes_of_a_round(100, flowers, {}) == 100
     assert nodes_of_a_round(100, flowers, {"fraction_train": 0.01}) == 2, "Flower samples min_train_nodes at least"
-    assert facts_of(100, 3, None, 2)[:4] == (100, False, 6, 3) and facts_of(100, 3, 4, 2).server_steps == 1
+    assert facts_of(100, 3, None, 2) == Facts(100, False, 6, 3) and facts_of(100, 3, 4, 2).server_steps == 1
     for options, message in [
         ({"fraction_train": "x"}, r"^fraction_train = 'x': must be above 0 and at most 1"),
         ({"fraction_train": 0}, r"^fraction_train = 0: "),

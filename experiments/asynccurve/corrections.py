@@ -12,7 +12,7 @@ from fedjax_async import geometry
 from fedjax_async.geometry import Correction
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
-from fedjax_async.server import closed, known
+from fedjax_async.server import begun, closed
 from fedjax_async.server.steps import CONTROLS, along_curve
 from fedjax_async.types import (
     Array,
@@ -53,8 +53,8 @@ class Observed(NamedTuple):
 def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
     """``rule`` that also keeps, for each correction, its state as if it had corrected every arrival."""
 
-    def init(params: Params) -> tuple[Observed, State]:
-        state, memory = rule.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Observed, State]:
+        state, memory = begun(rule, params, facts)
         return Observed(state, {name: end.init(params) for name, end in ENDS.items()}), memory
 
     def receive(state: Observed, memory: State, arrival: Arrival) -> tuple[Observed, State, Info]:
@@ -69,10 +69,7 @@ def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
     def dispatch(state: Observed, memory: State, request: Request) -> tuple[Message, State]:
         return rule.dispatch(state.inner, memory, request)
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return observed(known(rule, facts))
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), close)
 
 
 def change_of(arrival: Arrival) -> Params:

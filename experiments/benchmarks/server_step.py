@@ -30,7 +30,7 @@ from common import hardware, interleave, write_table
 
 from fedjax_async import tree
 from fedjax_async.registry import spec as spec_of
-from fedjax_async.server import SERVERS, known
+from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival, Facts, ServerAlgorithm
 
 CLIENTS = 4  # number of uploads in the table, read in turn
@@ -57,7 +57,7 @@ def close_always(rule: ServerAlgorithm, state: Any, closes: Any) -> Any:
 
 def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callable[[], Any]:
     """A compiled call of ``steps`` server steps with ``buffer`` arrivals each."""
-    rule = known(spec_of("method", SERVERS, method).make(), Facts(num_clients=CLIENTS, every_closes=buffer == 1))
+    rule = spec_of("method", SERVERS, method).make()
     close = close_in_step if way == "once a step" else close_always
 
     @jax.jit
@@ -69,7 +69,8 @@ def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callab
             state, _, _ = rule.receive(state, (), arrival)
             return close(rule, state, closes)
 
-        return rule.params(lax.fori_loop(0, steps * buffer, arrive, rule.init(params)[0]))
+        state, _ = rule.init(params, Facts(num_clients=CLIENTS, every_closes=buffer == 1))
+        return rule.params(lax.fori_loop(0, steps * buffer, arrive, state))
 
     params = model_of(size)
     scales = 1e-3 * jnp.arange(1.0, CLIENTS + 1)

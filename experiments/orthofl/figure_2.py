@@ -23,7 +23,7 @@ from fedjax_async.config.methods import method as method_of
 from fedjax_async.engine.components import bound
 from fedjax_async.results.figure import new, save_figure
 from fedjax_async.results.store import MANIFEST
-from fedjax_async.server import closed, known
+from fedjax_async.server import closed
 from fedjax_async.types import Run, ServerAlgorithm
 
 FAST = 10.0
@@ -45,7 +45,7 @@ def watched(spec: str, layer: str) -> Method:
             change = (new - old).mean(axis=0)
             return after, row, info._replace(columns={f"{NEURON}{i}": change[i] for i in range(len(change))})
 
-        return rule._replace(receive=receive, close=None, given=lambda facts: recording(known(rule, facts)))
+        return rule._replace(receive=receive, close=None)
 
     def server(hyper: Any) -> ServerAlgorithm:
         return recording(bound(usual.server, hyper))

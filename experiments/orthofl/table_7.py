@@ -43,7 +43,7 @@ from fedjax_async.models import make
 from fedjax_async.models.encoder import Classifier
 from fedjax_async.models.pretrained import EncoderConfig
 from fedjax_async.results.figure import PALETTE, label, new, save_figure
-from fedjax_async.server import closed, known
+from fedjax_async.server import closed
 from fedjax_async.server.orthofl import Combine, by_average, moving_average, orthogonal, plus
 from fedjax_async.server.transforms import chain, scale_by_staleness, staleness_weight
 from fedjax_async.types import Array, Arrival, Facts, Params, State
@@ -94,7 +94,7 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
     """``call(arrivals)`` applies that many arrivals of ``CLIENTS`` clients in turn, and keeps its state for the next
     call."""
     average = moving_average(chain(), scale_by_staleness(staleness_weight("polynomial"), 0.6))
-    server = known(by_average(average, combine), Facts(CLIENTS, every_closes=True))
+    server = by_average(average, combine)
 
     def one(k: Array, served: State, changes: Params, starts: Params) -> State:
         state, rows = served
@@ -111,7 +111,7 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
         return jax.lax.fori_loop(span[0], span[1], lambda k, served: one(k, served, changes, starts), served)
 
     compiled = jax.jit(all_of_them, donate_argnums=0)
-    state, row = server.init(jax.tree.map(jnp.copy, params))
+    state, row = server.init(jax.tree.map(jnp.copy, params), Facts(CLIENTS, every_closes=True))
     rows = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 + 0.01 * m) for m in range(CLIENTS)]), row)
     changes = jax.tree.map(lambda leaf: jnp.stack([0.01 * jnp.cos(leaf + 1), 0.01 * jnp.sin(leaf + 1)]), params)
     starts = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.99 * leaf]), params)

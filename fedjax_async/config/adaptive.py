@@ -36,7 +36,6 @@ from fedjax_async.engine.components import (
     abstract,
     bound,
     row_of,
-    rule_of,
 )
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
@@ -324,8 +323,8 @@ def _one_update(server: Server, trainer: Client, clients: int) -> Callable[..., 
     """Everything that one update changes, as a function of the totals, hyperparameters, params, a key and a row."""
 
     def outputs(updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: Any) -> Any:
-        rule = rule_of(server, hyper, Facts(clients, False, updates, steps))
-        return trial.arrived(rule, trial.job(rule, bound(trainer, hyper), params, key, pool))
+        rule, client, facts = bound(server, hyper), bound(trainer, hyper), Facts(clients, False, updates, steps)
+        return trial.arrived(rule, trial.job(rule, client, params, key, pool, facts))
 
     return outputs
 

@@ -26,11 +26,10 @@ from fedjax_async.engine.components import (
     bound,
     numbers_of,
     row_of,
-    rule_of,
     template,
 )
 from fedjax_async.peers import PeerAlgorithm
-from fedjax_async.server.rule import require_kept
+from fedjax_async.server import begun
 from fedjax_async.spec import Spec
 from fedjax_async.types import (
     Arrival,
@@ -64,7 +63,7 @@ def sent(
         contract = "a factory of a ServerAlgorithm"
         _fits_server(template(server), numbers, contract)
     else:
-        rule_of(template(server), numbers, facts)
+        bound(template(server), numbers)
     job, hyper = _job(template(server), template(client), facts, contract, note), {**numbers, **numbers_of(client)}
     found: tuple[Message, Any] = _shapes(job, hyper, params, data)
     return found
@@ -87,10 +86,10 @@ def _job(server: Server, client: Client, facts: Facts, contract: str, note: str)
 
     def job(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
         if not contract:
-            found = trial.job(rule_of(server, hyper, facts), bound(client, hyper), params, key, pool)
+            found = trial.job(bound(server, hyper), bound(client, hyper), params, key, pool, facts)
             return found.message, found.upload
-        rule = checked_rule(_own_rule(server, hyper, facts, contract), params, note)
-        found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, steps=1)
+        rule = checked_rule(_fits_server(server, hyper, contract), params, note)
+        found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, facts, steps=1)
         trial.arrived(rule, found)
         return found.message, found.upload
 
@@ -117,20 +116,11 @@ def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm
     return made  # type: ignore[no-any-return]
 
 
-def _own_rule(server: Server, hyper: Hyper, facts: Facts, contract: str) -> ServerAlgorithm:
-    made = _fits_server(server, hyper, contract)
-    given = made.given
-    rule = made if given is None else returned("method.given", "given(facts) -> ServerAlgorithm", given, facts)
-    fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
-    require_kept(made, rule)
-    return rule  # type: ignore[no-any-return]
-
-
 def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> ServerAlgorithm:
     """The rule, checked at each call; ``params``: those of the model, or their shapes; ``note``: on wrong uploads."""
 
-    def init(params: Params) -> tuple[Any, Any]:
-        found = returned("method.init", "init(params)", rule.init, params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Any, Any]:
+        found = returned("method.init", "init(params[, facts])", begun, rule, params, facts)
         return pair("method.init", found, "(state, memory)")  # type: ignore[no-any-return]
 
     def dispatch(state: Any, memory: Any, request: Request) -> tuple[Message, Any]:

@@ -19,7 +19,7 @@ from fedjax_async.config.grid import seeds_of
 from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine import trial
-from fedjax_async.engine.components import bound, row_of, rule_of
+from fedjax_async.engine.components import bound, row_of
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.types import Array, Facts, Key, Params
 
@@ -236,11 +236,11 @@ def _require_gradient(settings: Settings) -> None:
     """``ValueError`` if reverse mode cannot differentiate a local step; found from shapes, before planning."""
     run = resolve(settings)
     components, data = run.components, run.components.data
-    rule = rule_of(components.server, components.hyper, Facts(len(data.size)))
-    client = bound(components.client, components.hyper)
+    rule, client = (bound(one, components.hyper) for one in (components.server, components.client))
+    facts = Facts(len(data.size))
 
     def moved(params: Params, key: Key, pool: tuple[Any, Any], zero: Array) -> Array:
-        leaves = jax.tree.leaves(trial.job(rule, client, params, key, pool, zero=zero, steps=1).upload)
+        leaves = jax.tree.leaves(trial.job(rule, client, params, key, pool, facts, zero=zero, steps=1).upload)
         floats = [jnp.sum(leaf) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         return sum(floats, jnp.zeros((), jnp.result_type(float)))
 

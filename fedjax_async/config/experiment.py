@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_async import check, notices, registry, tree
@@ -49,10 +51,9 @@ from fedjax_async.config.resolving import (
 )
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
+    bound,
     components_of,
     facts_of,
-    rule_of,
-    shapes_of_server,
     waits_for_close,
 )
 from fedjax_async.engine.devices import naming_remedies
@@ -60,7 +61,7 @@ from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points, 
 from fedjax_async.engine.probes import columns_of, resolved_probes
 from fedjax_async.engine.storage import RestoringClient, StoringServer, probe_restoring
 from fedjax_async.local import local_steps
-from fedjax_async.server import check_capacity
+from fedjax_async.server import begun, check_capacity
 from fedjax_async.types import (
     FederatedData,
     Schedule,
@@ -237,11 +238,11 @@ def built(
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
     components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
     check_secure(s, components.server, components.hyper, schedule, probes)
-    facts = facts_of(schedule)._replace(every_closes=steps.every_closes)
-    state, _ = shapes_of_server(components, run.shapes, facts)
+    rule = bound(components.server, components.hyper)
+    facts = replace(facts_of(schedule), every_closes=steps.every_closes, longest_step=steps.reached)
     with naming(steps):
         # this raises if the rule cannot work with a step of so many uploads
-        rule_of(components.server, components.hyper, facts._replace(longest_step=steps.reached))
+        state, _ = jax.eval_shape(lambda params: begun(rule, params, facts), run.shapes)
         check_capacity(state, schedule._replace(step=np.zeros(steps.longest, np.int64)))
     if s.per_client:
         owners(components.data)

@@ -19,7 +19,7 @@ from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
 from fedjax_async.method import Method, factory_of
-from fedjax_async.server import closed, known
+from fedjax_async.server import begun, closed
 from fedjax_async.spec import made
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
@@ -55,7 +55,7 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     size = _closes_after(method, chosen)
     FedAvg = lazy.optional("flwr.serverapp.strategy", "strategies of Flower", "flwr[simulation]").FedAvg
     facts = facts_of(clients, rounds, size, nodes_of_a_round(clients, FedAvg, options))
-    rule = Rounds(known(made(rule_spec(chosen)), facts), clients, size, method)
+    rule = Rounds(made(rule_spec(chosen)), facts, size, method)
     return _strategy(rule, float(chosen.proximal), options)
 
 
@@ -96,8 +96,8 @@ NamedArrays = Mapping[str, np.ndarray]
 class Rounds:
     """The state of a rule between rounds: the server's, its memory of each node, and the models sent."""
 
-    def __init__(self, rule: ServerAlgorithm, clients: int, size: int | None, method: str) -> None:
-        self.rule, self.clients, self.size, self.method = rule, clients, size, method
+    def __init__(self, rule: ServerAlgorithm, facts: Facts, size: int | None, method: str) -> None:
+        self.rule, self.facts, self.size, self.method = rule, facts, size, method
         self.state: Any = None
         self.receive, self.dispatch = jax.jit(rule.receive), jax.jit(rule.dispatch)
         self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
@@ -111,7 +111,7 @@ class Rounds:
         self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, server steps closed before
         self.steps = self.waiting = 0
         self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
-        self.state, self.blank = self.rule.init(self._params(arrays))
+        self.state, self.blank = begun(self.rule, self._params(arrays), self.facts)
         self._check_rule()
 
     def _check_rule(self) -> None:
@@ -156,10 +156,11 @@ class Rounds:
         return self._arrays(self.rule.params(self.state))
 
     def message(self, node: int, now: int) -> dict[str, np.ndarray]:
-        """The model for ``node`` in round ``now``; ``ValueError`` for more nodes than ``clients``."""
+        """The model for ``node`` in round ``now``; ``ValueError`` for more nodes than clients."""
         number = self.numbers.setdefault(node, len(self.numbers))
-        allowed = f"at most {self.clients}, as strategy(clients=...) says"
-        check.require(number < self.clients, "nodes", len(self.numbers), allowed)
+        clients = self.facts.num_clients
+        allowed = f"at most {clients}, as strategy(clients=...) says"
+        check.require(number < clients, "nodes", len(self.numbers), allowed)
         request = Request(np.int32(number), np.float32(now), np.int32(self.steps), np.int32(1), np.float32(1))
         message, self.memory[node] = self.dispatch(self.state, self.memory.get(node, self.blank), request)
         self.sent[node] = (message.params, self.steps)

@@ -15,12 +15,12 @@ import numpy as np
 from fedjax_async import check, factories, grammar, registry, tree
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Server, rule_of
+from fedjax_async.engine.components import Server, bound
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.spec import Spec, naming
-from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
+from fedjax_async.types import FederatedData, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
 
@@ -169,7 +169,7 @@ def multipliers(noise: float, quantile: float | None, count_noise: float | None,
 def uploads_of_a_sum(server: Server, hyper: Mapping[str, float], schedule: Schedule) -> int:
     """K, the fewest uploads of a closed server step; 1 for a rule that uses single uploads."""
     counts = uploads_of_steps(schedule)
-    sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
+    sums = bound(server, hyper).sums
     return int(counts.min()) if sums and len(counts) else 1
 
 
@@ -184,7 +184,7 @@ def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedu
     if asked.least is None:
         return
     why = f"privacy = {s.privacy}: the server sees sums only"
-    sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
+    sums = bound(server, hyper).sums
     allowed = f"one that uses only the weighted sum of a step's uploads, as its rule's sums=True says ({why})"
     check.require(sums, "method", str(s.method), allowed)
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")

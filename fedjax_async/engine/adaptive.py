@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.components import rule_of, shapes_of_client, shapes_of_server
+from fedjax_async.engine.components import bound, shapes_of_client, shapes_of_server
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
@@ -233,9 +233,10 @@ class WavesExecutor:
         """Read from the checkpoint what the planner was told before it was taken."""
         if self._keeper is not None and self._snapshot is not None:
             carry, held = self._device.held.carry, jax.tree.leaves(self._device.held)
-            count = len(held)
+            count, told = len(held), self._told.structure(carry.records, carry.probes)
+            self._keeper.require_count(len(self._snapshot.leaves), count + told.num_leaves)
             self._keeper.require_types(self._snapshot.leaves[:count], held)
-            self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
+            self._told.read(told, self._snapshot.leaves[count:])
             self._scores = dict(self._snapshot.scores)
 
     def _repeat(self, work: ExtensionWork, probes: Any) -> None:
@@ -265,7 +266,7 @@ class WavesExecutor:
         o, ends, growing, compiled = self._o, self._watcher.ends, self._growing, self._device.stack.programs
         rows = ends[0][0] + 1 if 0 in ends else len(o.evaluations.points.time)
         scores = jax.device_get([self._scores[0, int(position)] for position in o.evaluations.points.position[:rows]])
-        rule = rule_of(o.components.server, o.components.hyper, o.facts)
+        rule = bound(o.components.server, o.components.hyper)
         records, in_vain, in_vain_records = self._told.records()
         return EngineResult(
             params=ends[0][1] if 0 in ends else jax.device_get(rule.params(self._device.held.carry.server)),

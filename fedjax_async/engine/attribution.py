@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from fedjax_async import tree
-from fedjax_async.engine.components import Components, rule_of
+from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.evaluation import each_row, loss_and_hit
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, DataParts, Facts, Model, Params, ServerAlgorithm, State
@@ -48,7 +48,7 @@ def make_attribution(
     derivative along ``p_k`` (``first g``); ``keep``, see above; ``accuracy before`` and ``accuracy after``; ``counts``,
     whether the upload was accepted.
     """
-    rule = rule_of(components.server, components.hyper, facts)
+    rule = bound(components.server, components.hyper)
     shared = is_shared(rule, facts)
     x, y = (jnp.asarray(part) for part in rows)
     group = jnp.zeros(len(y), jnp.int32) if classes is None else y.astype(jnp.int32)

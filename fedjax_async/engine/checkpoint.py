@@ -104,6 +104,14 @@ class Keeper:
             ) from error
         self._last, self._saved = position, time.monotonic()
 
+    def require_count(self, saved: int, wanted: int) -> None:
+        """``ValueError`` unless a checkpoint has as many arrays as the run, which another version may not have."""
+        if saved != wanted:
+            raise ValueError(
+                f"checkpoint = {str(self.folder)!r}: must be of a version with the same state, but it has {saved} "
+                f"arrays and this run {wanted}: remove the folder to start again, or use the version that wrote it"
+            )
+
     def require_types(self, saved: Sequence[Any], wanted: Sequence[Any]) -> None:
         """``ValueError`` unless restored arrays have the dtypes of the run's own, which 64-bit mode changes."""
         for have, want in zip(saved, wanted, strict=True):

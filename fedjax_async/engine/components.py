@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_async import tree
 from fedjax_async.peers import PeerAlgorithm
-from fedjax_async.server import known
+from fedjax_async.server import begun
 from fedjax_async.spec import Spec, leaf_names
 from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
 
@@ -88,14 +88,9 @@ def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:
     return algorithm(hyper) if callable(algorithm) else algorithm
 
 
-def rule_of(server: Server, hyper: Mapping[str, Any], facts: Facts) -> ServerAlgorithm:
-    """The server rule with these hyperparameters, for a run with these facts."""
-    return known(bound(server, hyper), facts)
-
-
 def waits_for_close(components: Components) -> bool:
     """Whether uploads change the model only when their server step closes: whether the rule has a ``close``."""
-    return rule_of(components.server, components.hyper, Facts(len(components.data.size))).close is not None
+    return bound(components.server, components.hyper).close is not None
 
 
 def facts_of(schedule: Schedule) -> Facts:
@@ -117,7 +112,7 @@ def shapes_of_server(components: Components, params: Params, facts: Facts) -> tu
 
 @lru_cache(maxsize=64)
 def _server_init(server: Server, facts: Facts) -> Callable[[Hyper, Params], tuple[Any, Any]]:
-    return lambda hyper, params: rule_of(server, hyper, facts).init(params)
+    return lambda hyper, params: begun(bound(server, hyper), params, facts)
 
 
 def shapes_of_client(components: Components | PeerComponents, params: Params) -> Any:

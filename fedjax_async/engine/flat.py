@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.engine.components import Client, Components, Hyper, Server, bound
 from fedjax_async.models import STATISTICS
-from fedjax_async.server import known
+from fedjax_async.server import begun
 from fedjax_async.types import (
     Array,
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Facts,
     Info,
     Key,
     Message,
@@ -137,8 +138,8 @@ def _both(states: tuple[State, State]) -> tuple[State, State]:
 
 
 def _flat_rule(rule: ServerAlgorithm) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[State, State]:
-        return _both(rule.init(params))
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
+        return _both(begun(rule, params, facts))
 
     def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
         state, memory, info = rule.receive(*opened((state, memory, arrival)))
@@ -155,7 +156,6 @@ def _flat_rule(rule: ServerAlgorithm) -> ServerAlgorithm:
         dispatch=dispatch,
         params=lambda state: rule.params(opened(state)),
         close=None if close is None else lambda state, memory: _both(close(*opened((state, memory)))),
-        given=lambda facts: _flat_rule(known(rule, facts)),
         sums=rule.sums,
     )
 

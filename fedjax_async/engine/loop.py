@@ -91,8 +91,10 @@ def restored(
     snapshot = None if keeper is None else keeper.restore()
     if keeper is None or snapshot is None:
         return carry, 0
-    keeper.require_types(snapshot.leaves, jax.tree.leaves(carry))
-    carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), sharding)
+    leaves, structure = jax.tree.flatten(carry)
+    keeper.require_count(len(snapshot.leaves), len(leaves))
+    keeper.require_types(snapshot.leaves, leaves)
+    carry = to_devices(jax.tree.unflatten(structure, snapshot.leaves), sharding)
     scores.at = dict(snapshot.scores)
     models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}
     watcher.restore(scores.at, models)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.engine.components import Components, bound, row_of, rule_of
+from fedjax_async.engine.components import Components, bound, row_of
 from fedjax_async.engine.trial import job, one_row
 from fedjax_async.types import (
     DataParts,
@@ -126,8 +126,8 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
     held_out = [row_of(rows) for rows in (data.test_x, data.test_y)]
 
     def outputs(params: Params, key: Key, pool: Any, tests: Any) -> dict[str, dict[str, Any]]:
-        rule = rule_of(components.server, hyper, Facts(len(data.size)))
-        found = job(rule, bound(components.client, hyper), params, key, pool)
+        rule, client = bound(components.server, hyper), bound(components.client, hyper)
+        found = job(rule, client, params, key, pool, Facts(len(data.size)))
         own, test = (one_row(x, y, jnp.int32(0)) for x, y in (pool, tests))
         given = (found.state, found.memory, found.arrival, DataParts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}

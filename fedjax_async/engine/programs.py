@@ -71,7 +71,7 @@ def model_of(server: Server, facts: StackFacts) -> Any:
     """Jitted ``model_of(tables, states, run) -> params``: a copy that outlives the donation of the states."""
 
     def model(tables: DeviceTables, states: State, run: Array) -> Params:
-        params = rule_at(server, tables, facts, run).params(state_of(tables, states, run))
+        params = rule_at(server, tables, run).params(state_of(tables, states, run))
         return jax.tree.map(jnp.copy, params)
 
     return jitted(model)
@@ -107,7 +107,7 @@ def losses(model: Model, server: Server, facts: StackFacts) -> Any:
 
     def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
         run = jnp.int32(0)
-        params = rule_at(server, tables, facts, run).params(state_of(tables, states, run))
+        params = rule_at(server, tables, run).params(state_of(tables, states, run))
 
         def one(part: tuple[Array, Array]) -> Array:
             return mean_loss(model, params, ClientData(tables.x, tables.y, tables.order, *part))

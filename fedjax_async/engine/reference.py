@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_async import tree
 from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
-from fedjax_async.engine.components import Client, Components, Server, bound, facts_of, rule_of
+from fedjax_async.engine.components import Client, Components, Server, bound, facts_of
 from fedjax_async.engine.evaluation import EvaluationPoints, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import (
@@ -30,7 +30,7 @@ from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.reference_scores import ReferenceProbes, Tests, mean_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
-from fedjax_async.server import closed
+from fedjax_async.server import begun, closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
     Arrival,
@@ -65,18 +65,15 @@ def _job(client: Client) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, Any]:
-    """The rule's functions, compiled; their first argument: ``(hyper, (updates, server_steps))``."""
+def _server(server: Server) -> dict[str, Any]:
+    """The rule's functions, compiled; their first argument is ``hyper``."""
 
     def compiled(use: Callable[..., Any]) -> Any:
-        def function(known: tuple[Any, Any], *given: Any) -> Any:
-            return use(rule_of(server, known[0], Facts(num_clients, every_closes, *known[1])), *given)
+        return jax.jit(lambda hyper, *given: use(bound(server, hyper), *given))
 
-        return jax.jit(function)
-
-    named = ("init", "receive", "dispatch", "params")
+    named = ("receive", "dispatch", "params")
     found = {name: compiled(lambda rule, *given, name=name: getattr(rule, name)(*given)) for name in named}
-    return found | {"close": compiled(closed)}
+    return found | {"init": compiled(begun), "close": compiled(closed)}
 
 
 @lru_cache(maxsize=64)
@@ -108,10 +105,11 @@ class _Federation:
         self.norm_limit = np.asarray(norm_limit, self.real)
         facts, data = facts_of(schedule) if facts is None else facts, components.data
         self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
-        self.known = (self.hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
-        self.rule = _server(components.server, facts.num_clients, facts.every_closes)
+        totals = np.int32(facts.updates), np.int32(facts.server_steps)
+        self.rule = _server(components.server)
         self.pool = jax.device_put((data.x, data.y, data.order))
-        self.state, memory = self.rule["init"](self.known, params)
+        known = Facts(facts.num_clients, facts.every_closes, *totals)
+        self.state, memory = self.rule["init"](self.hyper, params, known)
         client = bound(components.client, self.hyper)
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
@@ -168,7 +166,7 @@ class _Federation:
                 self.noted_in_vain[before] = self.train(before, applied=False)[-1]  # the client goes on from there
             request = self.request(who, s.dispatch_time[job], s.version[job], s.local_steps[job])
             self.messages[job], self.memory[who] = self.rule["dispatch"](
-                self.known, self.state, self.memory[who], request
+                self.hyper, self.state, self.memory[who], request
             )
             self.latest[who] = job
             self.sent += 1
@@ -198,14 +196,14 @@ class _Federation:
     def receive(self, arrival: Arrival) -> Any:
         """Apply an arrival, and close the server step if it completes it; returns the rule's ``Info``."""
         who = int(arrival.client)
-        self.state, self.memory[who], info = self.rule["receive"](self.known, self.state, self.memory[who], arrival)
+        self.state, self.memory[who], info = self.rule["receive"](self.hyper, self.state, self.memory[who], arrival)
         if arrival.closes:
-            self.state, self.memory[who] = self.rule["close"](self.known, self.state, self.memory[who])
+            self.state, self.memory[who] = self.rule["close"](self.hyper, self.state, self.memory[who])
         return info
 
     def params(self) -> Params:
         """The global model."""
-        return self.rule["params"](self.known, self.state)
+        return self.rule["params"](self.hyper, self.state)
 
     def on_client(self, who: int, message: Message, steps: int) -> Params:
         """The model that a client would use after a message."""
@@ -224,7 +222,7 @@ class _Federation:
 
         def own_model(who: int) -> Params:
             request = self.request(who, time, steps, first.get(who, 1))
-            message, _ = self.rule["dispatch"](self.known, self.state, self.memory[who], request)
+            message, _ = self.rule["dispatch"](self.hyper, self.state, self.memory[who], request)
             return self.on_client(who, message, steps)
 
         def start_of(who: int) -> Params:

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import Components, facts_of, rule_of
+from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.devices import make_mesh
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.evaluator import Evaluator
@@ -225,7 +225,7 @@ def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: i
     state = (
         carry.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
     )
-    rule = rule_of(member.components.server, member.components.hyper, facts_of(member.schedule))
+    rule = bound(member.components.server, member.components.hyper)
     until, known = _until(stack, carry, watcher, run)
     rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
     position, sent = layout.positions[run][:known], member.applied[:known]

@@ -90,7 +90,7 @@ def _evaluate(
         tests: Any,
         validation: ClientData | None,
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
+        rule, state = rule_at(server, tables, run), state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
         if validation is not None:
             pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
@@ -129,7 +129,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
     def measure(
         tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, facts, run), state_of(tables, seen[0], run)
+        rule, state = rule_at(server, tables, run), state_of(tables, seen[0], run)
         params, hyper = rule.params(state), kernels.hyper_of(tables, run)
         scores = metrics(params, x, y, owner) if wanted.metrics else {}
         if inputs.sample is not None:

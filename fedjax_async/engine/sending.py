@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
-from fedjax_async.engine.components import Server, rule_of
+from fedjax_async.engine.components import Server, bound
 from fedjax_async.engine.kernels import Carry, hyper_of
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Array, Facts, Message, Request, ServerAlgorithm, State
@@ -55,11 +55,17 @@ class StackFacts(NamedTuple):
     at_once: int = 1
 
 
-def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:
+def rule_at(server: Server, tables: DeviceTables, run: Array) -> ServerAlgorithm:
     """The server rule of a run."""
+    rule: ServerAlgorithm = bound(server, hyper_of(tables, run))
+    return rule
+
+
+def facts_at(tables: DeviceTables, facts: StackFacts, run: Array) -> Facts:
+    """What a rule may know of a run."""
     only = len(tables.key) == 1
     updates, steps = (column[0 if only else run] for column in (tables.updates, tables.server_steps))
-    return rule_of(server, hyper_of(tables, run), Facts(facts.num_clients, facts.every_closes, updates, steps))
+    return Facts(facts.num_clients, facts.every_closes, updates, steps)
 
 
 def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request:
@@ -79,7 +85,7 @@ def send_one(
     """The message of number ``write``, and the server's row about its client afterwards."""
     run = tables.write_run[write]
     before = read_rows(memory, tables.write_owner[write])
-    rule = rule_at(server, tables, facts, run)
+    rule = rule_at(server, tables, run)
     message, after = rule.dispatch(state_of(tables, state, run), before, request_of(tables, facts, write))
     return message._replace(version=jnp.int32(0)), after
 

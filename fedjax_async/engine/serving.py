@@ -16,6 +16,7 @@ from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
 from fedjax_async.engine.sending import (
     StackFacts,
+    facts_at,
     read_rows,
     request_of,
     rule_at,
@@ -25,7 +26,7 @@ from fedjax_async.engine.sending import (
 )
 from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.local import arrival_key
-from fedjax_async.server import closed
+from fedjax_async.server import begun, closed
 from fedjax_async.types import Array, Arrival, Info, Message, Params, State
 
 
@@ -39,7 +40,8 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
         runs = len(tables.key)
 
         def begin(hyper: dict[str, Array], run: Array, params: Params) -> tuple[State, State, State]:
-            return *rule_at(server, tables, facts, run).init(params), bound(client, hyper).init(params)
+            state, memory = begun(rule_at(server, tables, run), params, facts_at(tables, facts, run))
+            return state, memory, bound(client, hyper).init(params)
 
         def rows_of(one: State) -> State:
             """One row per client of each run, from one row per run."""
@@ -58,7 +60,7 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
         else:
             state, memory, own = jax.vmap(begin)(tables.hyper, jnp.arange(runs, dtype=jnp.int32), params)
             example = tree.gather((state, memory, own), 0)
-        rule = rule_at(server, tables, facts, zero)
+        rule = rule_at(server, tables, zero)
         message, _ = rule.dispatch(*example[:2], request_of(tables, facts, zero))
         message = message._replace(version=zero)
 
@@ -130,11 +132,11 @@ def check_shared_messages(
     def received(state: State, *given: Any) -> State:
         tables, carry, buffers = given
         arrival = opened(_arrived(tables, carry, buffers, jnp.int32(0)))
-        return rule_at(plain, tables, facts, jnp.int32(0)).receive(state, (), arrival)[0]
+        return rule_at(plain, tables, jnp.int32(0)).receive(state, (), arrival)[0]
 
     def sent(state: State, tables: DeviceTables) -> Message:
         request = request_of(tables, facts, jnp.int32(0))
-        return rule_at(plain, tables, facts, jnp.int32(0)).dispatch(state, (), request)[0]
+        return rule_at(plain, tables, jnp.int32(0)).dispatch(state, (), request)[0]
 
     state = jax.eval_shape(lambda tables, states: opened(state_of(tables, states, jnp.int32(0))), tables, carry.server)
     count = len(jax.tree.leaves(state))
@@ -161,7 +163,7 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
         run = tables.run[position]
         state, memory = state_of(tables, carry.server, run), tree.gather(carry.memory, 0)
         arrival = _arrived(tables, carry, buffers._replace(message=message), position)
-        return rule_at(server, tables, facts, run).receive(state, memory, arrival)
+        return rule_at(server, tables, run).receive(state, memory, arrival)
 
     read = tree.leaves_read(received, buffers.message, tables, carry, buffers)
     return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.message))])
@@ -211,7 +213,7 @@ class Receiver:
         end = jnp.minimum(tables.group_end[low], high)
         carry = self.arrivals(tables, buffers, low, end, carry)
         p = end - 1  # if the group goes on after it, it closes nothing and nothing is due
-        rule, owner = rule_at(self.server, tables, self.facts, tables.run[p]), tables.owner[p]
+        rule, owner = rule_at(self.server, tables, tables.run[p]), tables.owner[p]
         if not self.facts.every_closes and rule.close is not None:
             before = carry.server, tree.gather(carry.memory, owner)
             closes = tables.closes[p] & tables.applied[p]
@@ -252,7 +254,7 @@ class Receiver:
         """Apply the upload of position ``p`` to the server's state."""
         facts, owner, run = self.facts, tables.owner[p], tables.run[p]
         arrival = _arrived(tables, carry, buffers, p)
-        rule = rule_at(self.server, tables, facts, run)
+        rule = rule_at(self.server, tables, run)
         before = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
         seen = probed(facts.probes, tables, carry.probes, p, *before, arrival)
         state, memory, info = rule.receive(*before, arrival)
@@ -304,12 +306,12 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
     """As :func:`make_receive`, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
 
     def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
-        rule = rule_at(server, tables, facts, run)
+        rule = rule_at(server, tables, run)
         state, memory, info = rule.receive(state, memory, arrival)
         return *(closed(rule, state, memory) if facts.every_closes else (state, memory)), info
 
     def closing(tables: DeviceTables, run: Array, state: State, memory: State, closes: Array) -> Any:
-        after = closed(rule_at(server, tables, facts, run), state, memory)
+        after = closed(rule_at(server, tables, run), state, memory)
         return tree.where(closes, after, (state, memory))
 
     def one_rank(tables: DeviceTables, buffers: JobBuffers, k: Array, carry: Carry) -> Carry:

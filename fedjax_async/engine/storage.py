@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.engine.components import Client, Hyper, Server, bound
-from fedjax_async.server import known
 from fedjax_async.types import (
     Array,
     Arrival,
     ClientAlgorithm,
     ClientData,
     DataParts,
-    Facts,
     Info,
     Key,
     Message,
@@ -59,10 +57,7 @@ def _storing(rule: ServerAlgorithm, dtype: str) -> ServerAlgorithm:
         extra = _cast(arrival.extra, jax.tree.leaves(rule.params(state))[0].dtype)
         return rule.receive(state, memory, arrival._replace(start=start, extra=extra))
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _storing(known(rule, facts), dtype)
-
-    return rule._replace(dispatch=dispatch, receive=receive, given=given)
+    return rule._replace(dispatch=dispatch, receive=receive)
 
 
 @dataclass(frozen=True)

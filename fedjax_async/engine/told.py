@@ -105,11 +105,15 @@ class Told:
             "closes": self._closes,
         }
 
-    def read(self, leaves: list[np.ndarray], records: Mapping[str, Any], probes: Mapping[str, Any]) -> None:
-        """Read the content of a checkpoint; ``records`` and ``probes``: dicts of the columns that programs record."""
+    def structure(self, records: Mapping[str, Any], probes: Mapping[str, Any]) -> Any:
+        """That of a checkpoint's content; ``records`` and ``probes``: dicts of the columns that programs record."""
         content = self.content() | {"records": dict.fromkeys([*records, *_OF_JOBS], 0)}
         content["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in probes.items()}
-        self._past = jax.tree.unflatten(jax.tree.structure(content), leaves)
+        return jax.tree.structure(content)
+
+    def read(self, structure: Any, leaves: list[np.ndarray]) -> None:
+        """Read the content of a checkpoint."""
+        self._past = jax.tree.unflatten(structure, leaves)
 
     def repeat(self, work: ExtensionWork) -> None:
         """As :meth:`note`, with the records of the checkpoint.

@@ -26,7 +26,6 @@ from fedjax_async.engine.components import (
     Components,
     bound,
     facts_of,
-    rule_of,
     shapes_of_client,
     shapes_of_server,
 )
@@ -37,7 +36,7 @@ from fedjax_async.engine.trajectory_job import put, repeated, take
 from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.local import arrival_key, job_key
-from fedjax_async.server import closed
+from fedjax_async.server import begun, closed
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State
 
 
@@ -207,7 +206,7 @@ class _Run:
 
     def rule(self, hyper: Varying, client: Any, staleness: Any = 0) -> Any:
         """The server rule for an arrival."""
-        return rule_of(self.components.server, at(hyper, client, staleness), self.facts)
+        return bound(self.components.server, at(hyper, client, staleness))
 
     def part(self, client: Any, weight: Any) -> ClientData:
         """The training part of a client; ``weight``: factors of the losses."""
@@ -221,7 +220,7 @@ class _Run:
         def rows(one: State) -> State:
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (clients, *leaf.shape)), one)
 
-        state, memory = self.rule(hyper, 0).init(params)
+        state, memory = begun(self.rule(hyper, 0), params, self.facts)
         kept = bound(self.components.client, at(hyper, 0)).init(params)
         message, _ = self.rule(hyper, 0).dispatch(state, memory, Request(jnp.int32(0)))
         message = message._replace(version=jnp.int32(0))

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.peers import Event, PeerAlgorithm
-from fedjax_async.server import closed
+from fedjax_async.server import begun, closed
 from fedjax_async.types import (
     Array,
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Facts,
     Info,
     Key,
     Message,
@@ -48,16 +49,17 @@ def job(
     params: Params,
     key: Key,
     pool: tuple[Any, Any],
+    facts: Facts,
     *,
     zero: Array | None = None,
     steps: int = 0,
 ) -> Trial:
-    """The first job of a run, with ``steps`` local steps.
+    """The first job of a run with these facts, with ``steps`` local steps.
 
     ``zero``: int32[], a traced 0, if the lengths of loops shall not be known.
     """
     zero, real = jnp.int32(0) if zero is None else zero, jnp.zeros((), jnp.result_type(float))
-    state, memory = jax.tree.map(jnp.asarray, rule.init(params))
+    state, memory = jax.tree.map(jnp.asarray, begun(rule, params, facts))
     message, memory = rule.dispatch(state, memory, Request())
     message = jax.tree.map(jnp.asarray, message._replace(version=zero, local_steps=zero + 1))
     data, kept = one_row(*pool, zero), jax.tree.map(jnp.asarray, client.init(params))

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async import check, factories, registry
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
-from fedjax_async.types import Array, Params, State, Traced
+from fedjax_async.types import Array, Facts, Params, State, Traced
 
 
 def ortho_correct(
@@ -84,13 +84,15 @@ def gradient_surgery(one: Params, other: Params, *, per: str = "whole") -> Param
 class Correction(NamedTuple):
     """``init(params) -> state`` and ``correct(delta, shift, state) -> (corrected delta, state)``.
 
+    ``init(params, facts)``, if it needs facts of the run, as a rule's.
+
     ``delta`` is the client's own change, ``shift`` the server's change since the client's start: either both as
     pseudo-gradients (Delta and b) or both as changes (``Theta_i - Theta^t`` and ``Theta^tau - Theta^t``). Both are
     pytrees like the params, and so is the result, in the dtypes of ``delta``. ``columns(state) -> {name: scalar}``,
     optional: columns that a run records after each arrival.
     """
 
-    init: Callable[[Params], State]
+    init: Callable[..., State]
     correct: Callable[[Params, Params, State], tuple[Params, State]]
     columns: Callable[[State], dict[str, Array]] | None = None
 
@@ -187,7 +189,9 @@ class Trend(NamedTuple):
     largest: Array  # float[], the largest of a_1, ..., a_n
 
 
-Switch = Callable[[Trend], Any]  # -> the phase: int[] from 0 to the number of phases - 1, or bool[] for two phases
+# ``switch(trend) -> phase``, int[] from 0 to the number of phases - 1, or bool[] for two phases;
+# or ``switch(trend, updates)`` with the arrivals of the run, int32[], 0 if unknown
+Switch = Callable[..., Any]
 
 
 def norm_falls(*fractions: Traced) -> Switch:
@@ -211,6 +215,23 @@ def steps_pass(*counts: Traced) -> Switch:
     return lambda trend: _passed(trend.arrivals.astype(real) > jnp.asarray(count, real) for count in counts)
 
 
+def share_passes(*shares: Traced) -> Switch:
+    """A phase ends after that share, in [0, 1], of the run's arrivals; never, if their number is unknown.
+
+    ``shares``: one for each change of phase.
+    """
+    for share in shares:
+        check.in_range("share", share, 0.0, 1.0)
+
+    def switch(trend: Trend, updates: Array) -> Array:
+        real = trend.norm.dtype
+        total = updates.astype(real)
+        counts = (jnp.asarray(share, real) * total for share in shares)
+        return steps_pass(*(jnp.where(total > 0, count, jnp.inf) for count in counts))(trend)
+
+    return switch
+
+
 # alpha and theta_0 of OrthoCorrect; no cosine is below -2, so nothing is projected there
 PHASES: dict[str, tuple[float, float]] = {
     "asgd": (0.0, -2.0),
@@ -230,6 +251,7 @@ class DriftState(NamedTuple):
     phase: Array  # int32[], index into the phases
     weight: Array  # float[], 1 - decay^n, of the bias correction
     trend: Trend
+    updates: State = ()  # int32[], arrivals of the run, 0 if unknown; () for a switch that does not ask for them
 
 
 def orthodyn(
@@ -247,7 +269,8 @@ def orthodyn(
     Args:
       switch: ``switch(trend) -> phase``, any function of a :class:`Trend` in ``jax.numpy``. It returns the number of
         the phase, a whole number from 0 to ``len(phases) - 1``. For two phases it may also return a bool, whether the
-        second has begun. A smaller number than before has no effect. By default :func:`norm_falls` with equally spaced
+        second has begun. A smaller number than before has no effect. A second argument is the number of arrivals of
+        the run, int32[], or 0 if it is unknown. By default :func:`norm_falls` with equally spaced
         fractions (0.5 for two phases).
       phases: names in ``PHASES``, in order; ``("orthograd", "asgd", "orthopos")`` is the paper's longer schedule.
       decay: of the moving average of ``|Delta|``, in [0, 1).
@@ -268,9 +291,12 @@ def orthodyn(
     chosen = norm_falls(*(1.0 - (k + 1) / len(rules) for k in range(last))) if switch is None else switch
     _try_out(chosen, last)
 
-    def init(params: Params) -> DriftState:
+    asks = factories.asks_for(chosen, "updates")
+
+    def init(params: Params, facts: Facts = Facts()) -> DriftState:
         zero = jnp.zeros((), jnp.result_type(float))
-        return DriftState(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero))
+        updates = jnp.asarray(facts.updates, jnp.int32) if asks else ()
+        return DriftState(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero), updates)
 
     def correct(delta: Params, shift: Params, state: DriftState) -> tuple[Params, DriftState]:
         norm = length(leaves(delta))
@@ -278,9 +304,11 @@ def orthodyn(
         weight = keep * state.weight + (1.0 - keep)
         average = state.trend.average + (1.0 - keep) / weight * (norm - state.trend.average)
         trend = Trend(state.trend.arrivals + 1, norm, average, jnp.maximum(state.trend.largest, average))
-        phase = jnp.clip(_phase(chosen, trend, last), state.phase, last)
+        seen = (trend, state.updates) if asks else (trend,)
+        phase = jnp.clip(_phase(chosen, seen, last), state.phase, last)
         alpha, threshold = (jnp.asarray(column, norm.dtype)[phase] for column in zip(*rules, strict=True))
-        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), DriftState(phase, weight, trend)
+        after = DriftState(phase, weight, trend, state.updates)
+        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), after
 
     return Correction(init, correct, lambda state: {PHASE_COLUMN: state.phase})
 
@@ -313,12 +341,13 @@ def _try_out(switch: Switch, last: int) -> None:
     check.require(callable(switch), "switch", switch, "a function of a Trend, such as geometry.norm_falls(0.5)")
     zero, one = np.zeros((), jnp.result_type(float)), np.ones((), jnp.result_type(float))
     for count, norm in ((1, one), (10**6, zero)):
-        _phase(switch, Trend(*map(jnp.asarray, (np.int32(count), norm, norm, one))), last)
+        trend = Trend(*map(jnp.asarray, (np.int32(count), norm, norm, one)))
+        _phase(switch, (trend, jnp.int32(0)) if factories.asks_for(switch, "updates") else (trend,), last)
 
 
-def _phase(switch: Switch, trend: Trend, last: int) -> Array:
+def _phase(switch: Switch, seen: tuple[Any, ...], last: int) -> Array:
     """The result of the switch, int32[]. Raises ``ValueError`` if it is no phase, as far as that is known."""
-    phase = switch(trend)
+    phase = switch(*seen)
     number = isinstance(phase, (bool, int, np.generic, np.ndarray, jax.Array))
     allowed = f"a whole number from 0 to {last}, int32[]" + (", or bool[]" if last == 1 else "")
     check.require(number, "switch(trend)", phase, allowed)

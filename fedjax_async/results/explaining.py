@@ -23,7 +23,7 @@ from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, as_dict, from_di
 from fedjax_async.config.watching import Watch
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.attribution import divided, is_shared, make_attribution
-from fedjax_async.engine.components import Components, facts_of, rule_of
+from fedjax_async.engine.components import Components, bound, facts_of
 from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress
@@ -207,7 +207,7 @@ def _explanation(run: Run, again: Run, components: Components, facts: Any, part:
     count = len(run.updates["client"])
     table = {name: values[:count] for name, values in again.probes[PROBE].items()}
     step, closes = (np.asarray(again.updates[name][:count]) for name in ("step", "closes"))
-    shared = is_shared(rule_of(components.server, components.hyper, facts), facts)
+    shared = is_shared(bound(components.server, components.hyper), facts)
     exact, linear = divided(table, step, closes, shared=shared)
     before = _sum_of(table, "before")
     after = np.where(closes, _sum_of(table, "after"), before) if shared else _sum_of(table, "after")

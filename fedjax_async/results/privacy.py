@@ -20,12 +20,12 @@ from fedjax_async.config.methods import method_of
 from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
 from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
-from fedjax_async.engine.components import rule_of
+from fedjax_async.engine.components import bound
 from fedjax_async.local.dp_sgd import uses_of_an_example
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import load
 from fedjax_async.server.privacy import Uploads
-from fedjax_async.types import Facts, Run, Schedule
+from fedjax_async.types import Run, Schedule
 
 
 class Guarantee(NamedTuple):
@@ -102,7 +102,7 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
-    sums = rule_of(components.server, components.hyper, Facts(clients)).sums
+    sums = bound(components.server, components.hyper).sums
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
     own = multipliers(float(asked.noise), asked.quantile, asked.count_noise, fewest)
     counts = np.asarray(updates["accepted"], np.bool_) & np.asarray(updates["used"], np.bool_)
@@ -127,10 +127,10 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     size = _uniform_rounds(resolved.settings, schedule)
     if sums and size is not None and np.ptp(weight) == 0:
         steps = len(np.unique(step))
-        bound = sampled(float(asked.noise), size, clients, steps, delta)
+        epsilon = sampled(float(asked.noise), size, clients, steps, delta)
         how = f"{steps} rounds of {size} of {clients} clients, drawn uniformly and kept secret; Renyi accountant"
         neighbours = "one client's data are replaced"
-        found.append(Guarantee("client", bound, delta, neighbours, None, None, how, delta_of))
+        found.append(Guarantee("client", epsilon, delta, neighbours, None, None, how, delta_of))
     return found
 
 

@@ -26,14 +26,14 @@ from fedjax_async.server.parts import PARTS as PARTS, Part as Part, with_parts a
 from fedjax_async.server.privacy import (PRIVACY as PRIVACY, Privacy as Privacy,
     differentially_private as differentially_private)
 from fedjax_async.server.rule import (closed as closed, discount as discount, guard_rails as guard_rails,
-    known as known, rule as rule, with_facts as with_facts)
+    rule as rule)
 from fedjax_async.server.running_statistics import rebased as rebased, weights_of as weights_of
 from fedjax_async.server.step_size import (cyclic as cyclic, moving_on as moving_on,
     scale_by_dominance as scale_by_dominance, step_size as step_size)
 from fedjax_async.server.steps import STEPS as STEPS, stepping as stepping
 from fedjax_async.server.swa import averaged as averaged
-from fedjax_async.server.transforms import (STALENESS as STALENESS, Transform as Transform, chain as chain,
-    clip_by_norm as clip_by_norm, scale_by as scale_by, scale_by_staleness as scale_by_staleness,
+from fedjax_async.server.transforms import (STALENESS as STALENESS, Transform as Transform, begun as begun,
+    chain as chain, clip_by_norm as clip_by_norm, scale_by as scale_by, scale_by_staleness as scale_by_staleness,
     scale_overstale as scale_overstale, staleness_weight as staleness_weight, stateless as stateless,
     towards_client as towards_client)
 

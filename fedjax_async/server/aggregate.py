@@ -17,14 +17,14 @@ from fedjax_async.types import Array, Arrival, Params, Schedule, State, Traced
 class Aggregate(NamedTuple):
     """How the directions of a server step are accumulated.
 
-    ``init(params) -> accumulated``, empty;
+    ``init(params) -> accumulated``, empty, or ``init(params, facts)`` with the static facts of the run;
     ``add(accumulated, direction, share, arrival) -> accumulated``, where an arrival of ``share`` 0 does not count;
     ``close(accumulated) -> (direction, weight, accumulated)`` when the step closes. The direction is used only if
     ``weight > 0``, and the new ``accumulated`` is empty.
     ``sums``: whether the result depends on the directions of the arrivals only through ``sum share_i d_i``.
     """
 
-    init: Callable[[Params], State]
+    init: Callable[..., State]
     add: Callable[[State, Params, Array, Arrival], State]
     close: Callable[[State], tuple[Params, Array, State]]
     sums: bool = False

@@ -15,8 +15,6 @@ The client is ``local.curve_training``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +27,12 @@ from fedjax_async.geometry import CORRECTIONS, Correction
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
 from fedjax_async.server.delay_correction import SWITCHES, delay_corrected
-from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
+from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.step_size import cyclic, moving_on, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
-from fedjax_async.server.transforms import Transform
+from fedjax_async.server.transforms import Transform, begun
 from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
@@ -50,12 +48,9 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
 
     ``sends_steps``: whether messages also hold the server's last step, which doubles their size.
     """
-    return with_facts(lambda facts: _on_curves(known(inner, facts), sends_steps))
 
-
-def _on_curves(inner: ServerAlgorithm, sends_steps: bool) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[CurveState, State]:
-        state, memory = inner.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[CurveState, State]:
+        state, memory = begun(inner, params, facts)
         return CurveState(state, jax.tree.map(jnp.zeros_like, weights_of(params)) if sends_steps else ()), memory
 
     def receive(state: CurveState, memory: State, arrival: Arrival) -> tuple[CurveState, State, Info]:
@@ -87,7 +82,7 @@ def end_correction(
     fraction: Traced | None = None,
     decay: Traced | None = None,
     per: str = "whole",
-) -> Correction | Callable[[Facts], Correction]:
+) -> Correction:
     """The delay correction of a client's end.
 
     Args:
@@ -111,7 +106,7 @@ def end_correction(
         return factory(**options)
     named, share = registry.find("switch", SWITCHES, switch or "norm"), 0.5 if fraction is None else fraction
     check.in_range("fraction", share, 0.0, 1.0)
-    return lambda facts: factory(switch=named.make([share], facts), **options)
+    return factory(switch=named.make(share), **options)
 
 
 @takes(corrected=end_correction, guards=guard_rails)
@@ -121,7 +116,7 @@ def asynccurve(
     lowest: Traced = 0.2,
     cycle: int = 10,
     dominance: bool = True,
-    corrected: Correction | Callable[[Facts], Correction],
+    corrected: Correction,
     control: str | None = "rotation",
     step: str = "curve",
     momentum: Traced = 0.0,
@@ -162,14 +157,14 @@ def asynccurve(
     check.in_range("swa", swa, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
     rate = cyclic(highest=server_lr, lowest=lowest, length=cycle)
-    size = partial(step_size, rate, dominance=dominance)
+    size = step_size(rate, dominance=dominance)
     still = isinstance(momentum, (int, float)) and momentum == 0
     before = [] if still or momentum_on == "space" else [moving_on(momentum)]
     moves = rule(
         delay_corrected(corrected),
         guards,
         *before,
-        stepping(lambda facts: size(facts=facts), registry.find("step", STEPS, step), control or "none"),
+        stepping(size, registry.find("step", STEPS, step), control or "none"),
         optimizer=optax.sgd(1.0, momentum=None if still or momentum_on == "curve" else momentum),
     )
     return averaged(on_curves(moves, sends_steps=warm != "off"), start=swa, every=cycle, overwrite=overwrite)

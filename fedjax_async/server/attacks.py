@@ -16,8 +16,9 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.factories import takes
-from fedjax_async.server.rule import closed, known
+from fedjax_async.server.rule import closed
 from fedjax_async.server.running_statistics import statistics_in, weights_in
+from fedjax_async.server.transforms import begun
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 MEMORY = 10  # length of the attackers' moving averages, in honest uploads
@@ -183,8 +184,8 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     """
     real = jnp.result_type(float)
 
-    def init(params: Params) -> tuple[AttackedState, State]:
-        state, memory = rule.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[AttackedState, State]:
+        state, memory = begun(rule, params, facts)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
         return AttackedState(state, Seen(zeros, zeros, jnp.zeros((), real)) if attack.watches else ()), memory
 
@@ -213,13 +214,8 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     def dispatch(state: AttackedState, memory: State, request: Request) -> tuple[Message, State]:
         return rule.dispatch(state.inner, memory, request)
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return attacked(known(rule, facts), attack, upload, norm_limit)
-
     closes = None if rule.close is None else close
-    return ServerAlgorithm(
-        init, receive, dispatch, lambda state: rule.params(state.inner), closes, given, sums=rule.sums
-    )
+    return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), closes, rule.sums)
 
 
 def _watched(seen: Seen, upload: Any) -> Seen:

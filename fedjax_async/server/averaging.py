@@ -10,8 +10,8 @@ import optax
 
 from fedjax_async import check
 from fedjax_async.factories import takes
-from fedjax_async.server.aggregate import Aggregate, mean
-from fedjax_async.server.rule import discount, guard_rails, rule, with_facts
+from fedjax_async.server.aggregate import Aggregate, Sum, mean
+from fedjax_async.server.rule import discount, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, scaled, towards_client
 from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, Traced
@@ -114,6 +114,30 @@ def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     return rule(guards, optimizer=optax.sgd(server_lr))
 
 
+class OverClients(NamedTuple):
+    """What :func:`over_clients` accumulates."""
+
+    sum: Sum
+    facts: Facts  # static
+
+
+def over_clients() -> Aggregate:
+    """``sum w_i d_i / N``, N all clients of the run."""
+    plain = mean()
+
+    def init(params: Params, facts: Facts = Facts()) -> OverClients:
+        return OverClients(plain.init(params), facts.static)
+
+    def add(accumulated: OverClients, direction: Params, share: Array, arrival: Arrival) -> OverClients:
+        return accumulated._replace(sum=plain.add(accumulated.sum, direction, share, arrival))
+
+    def close(accumulated: OverClients) -> tuple[Params, Array, OverClients]:
+        direction, weight, emptied = mean(divisor=accumulated.facts.num_clients).close(accumulated.sum)
+        return direction, weight, accumulated._replace(sum=emptied)
+
+    return Aggregate(init, add, close, sums=True)
+
+
 @takes(guards=guard_rails)
 def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Sum of the deltas of a server step, divided by the number n of all clients (AsynFL 2025).
@@ -127,8 +151,4 @@ def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
       server_lr: ``eta_g > 0``.
     """
     check.positive("server_lr", server_lr)
-
-    def server(facts: Facts) -> ServerAlgorithm:
-        return rule(guards, optimizer=optax.sgd(server_lr), aggregate=mean(divisor=facts.num_clients))
-
-    return with_facts(server)
+    return rule(guards, optimizer=optax.sgd(server_lr), aggregate=over_clients())

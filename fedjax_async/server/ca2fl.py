@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails, with_facts
+from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, informed, require_no_steps, scaled, transformed
+from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
@@ -33,6 +33,7 @@ class Ca2flState(NamedTuple):
     accumulated: Sum  # of ``Delta_i - h_i`` since then
     step: Array  # int32[], server steps closed
     guards: State
+    facts: Facts  # static
 
 
 @takes(guards=guard_rails)
@@ -53,17 +54,13 @@ def ca2fl(*, server_lr: Traced = 0.3, guards: Transform) -> ServerAlgorithm:
     """
     check.positive("server_lr", server_lr)
     require_no_steps(guards, "ca2fl")
-    return with_facts(lambda facts: _cached(server_lr, guards, facts))
+    average = mean()
 
-
-def _cached(server_lr: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
-    """The rule for a run of ``facts``, which hold N."""
-    average, guards = mean(), informed(guards, facts)
-
-    def init(params: Params) -> tuple[Ca2flState, Cached]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Ca2flState, Cached]:
         zero = jax.tree.map(jnp.zeros_like, params)
         first = jnp.zeros((), jnp.int32)
-        state = Ca2flState(params, zero, zero, average.init(params), first, guards.init(params))
+        limits = begun(guards, params, facts)
+        state = Ca2flState(params, zero, zero, average.init(params), first, limits, facts.static)
         return state, Cached(zero, zero, first - 1)
 
     def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, Info]:
@@ -86,10 +83,12 @@ def _cached(server_lr: Traced, guards: Transform, facts: Facts) -> ServerAlgorit
         correction, count, emptied = average.close(state.accumulated)
         direction = jax.tree.map(jnp.add, state.mean, correction)
         change = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / facts.num_clients))
+        cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / state.facts.num_clients))
         no_changes = jax.tree.map(jnp.zeros_like, state.changes)
         params = jax.tree.map(jnp.add, state.params, change)
-        stepped = Ca2flState(params, cached_mean, no_changes, emptied, state.step + 1, state.guards)
+        stepped = state._replace(
+            params=params, mean=cached_mean, changes=no_changes, accumulated=emptied, step=state.step + 1
+        )
         return tree.where(count > 0, stepped, state), memory
 
     def dispatch(state: Ca2flState, memory: Cached, request: Request) -> tuple[Message, Cached]:

@@ -11,7 +11,7 @@ Guard rails limit the corrected delta. A rejected arrival leaves the state of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,14 +20,14 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.factories import takes
-from fedjax_async.geometry import PHASES, Correction, Trend, corrections, norm_falls, steps_pass
+from fedjax_async.geometry import PHASES, Correction, corrections, norm_falls, share_passes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform
+from fedjax_async.server.transforms import Transform, begun
 from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, State, Traced
 
 
-def delay_corrected(correction: Correction | Callable[[Facts], Correction], facts: Facts | None = None) -> Transform:
+def delay_corrected(correction: Correction) -> Transform:
     """Correct the arriving delta by ``correction``, for the drift ``b = x - start`` of the server's params x.
 
     The transform must be the first in a chain, or follow one that keeps the direction a change from the client's
@@ -41,26 +41,23 @@ def delay_corrected(correction: Correction | Callable[[Facts], Correction], fact
     >>> server = rule(delay_corrected(orthocorrect(alpha=0.5)), optimizer=optax.sgd(1.0))
     >>> own_switch = orthodyn(switch=lambda trend: trend.arrivals > 100)
     >>> server = rule(delay_corrected(own_switch), optimizer=optax.sgd(1.0))
-
-    ``correction`` may be a function of the facts of the run, which the engine passes through ``given``.
     """
-    made = correction if isinstance(correction, Correction) else correction(Facts() if facts is None else facts)
+
+    def init(params: Params, facts: Facts = Facts()) -> State:
+        return begun(correction, weights_of(params), facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         delta = weights_of(direction)
         drift = jax.tree.map(jnp.subtract, weights_of(params), weights_of(arrival.start))
-        corrected, after = made.correct(delta, drift, state)
+        corrected, after = correction.correct(delta, drift, state)
         finite = tree.is_finite((corrected, after))
         kept = tree.where(finite, corrected, jax.tree.map(jnp.zeros_like, corrected))
         return with_statistics(kept, direction), after, finite.astype(arrival.weight.dtype)
 
-    given = None if made is correction else lambda facts: delay_corrected(correction, facts)
-    return Transform(lambda params: made.init(weights_of(params)), update, given, columns=made.columns)
+    return Transform(init, update, columns=correction.columns)
 
 
-def _corrected(
-    correction: Correction | Callable[[Facts], Correction], server_lr: Traced, guards: Transform
-) -> ServerAlgorithm:
+def _corrected(correction: Correction, server_lr: Traced, guards: Transform) -> ServerAlgorithm:
     check.positive("server_lr", server_lr)
     return rule(delay_corrected(correction), guards, optimizer=optax.sgd(server_lr))
 
@@ -148,28 +145,16 @@ def orthostrict(*, server_lr: Traced = 1.0, per: str = "whole", guards: Transfor
 # --- OrthoDyn ---------------------------------------------------------------------------------
 
 
-def _share_passes(shares: Sequence[Traced], facts: Facts) -> corrections.Switch:
-    """A switch that changes the phase after these shares of the run's arrivals."""
-
-    def switch(trend: Trend) -> Array:
-        real = trend.norm.dtype
-        total = jnp.asarray(facts.updates).astype(real)
-        counts = (jnp.asarray(share, real) * total for share in shares)
-        return steps_pass(*(jnp.where(total > 0, count, jnp.inf) for count in counts))(trend)
-
-    return switch
-
-
 class NamedSwitch(NamedTuple):
     """A switch of ``orthodyn`` by name."""
 
-    make: Callable[[Sequence[Traced], Facts], corrections.Switch]  # from one fraction for each change of phase
+    make: Callable[..., corrections.Switch]  # from one fraction for each change of phase
     second: Callable[[Traced], Traced]  # the default of the second fraction, from the first
 
 
 SWITCHES: dict[str, NamedSwitch] = {
-    "norm": NamedSwitch(lambda fractions, facts: norm_falls(*fractions), lambda first: first / 2),
-    "share": NamedSwitch(_share_passes, lambda first: (1 + first) / 2),
+    "norm": NamedSwitch(norm_falls, lambda first: first / 2),
+    "share": NamedSwitch(share_passes, lambda first: (1 + first) / 2),
 }
 
 
@@ -216,9 +201,5 @@ def orthodyn(
         check.require(len(names) == 3, "second_fraction", second_fraction, "left out: it needs three phases")
 
     second = named.second(fraction) if second_fraction is None else second_fraction
-    fractions = (fraction, second)[: len(names) - 1]
-
-    def correction(facts: Facts) -> Correction:
-        return corrections.orthodyn(switch=named.make(fractions, facts), phases=names, decay=decay, per=per)
-
-    return _corrected(correction, server_lr, guards)
+    chosen = named.make(*(fraction, second)[: len(names) - 1])
+    return _corrected(corrections.orthodyn(switch=chosen, phases=names, decay=decay, per=per), server_lr, guards)

@@ -17,12 +17,11 @@ from fedjax_async.local import Scale, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails, with_facts
+from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import (
     Transform,
     chain,
-    informed,
     require_no_steps,
     scaled,
     towards_client,
@@ -54,6 +53,7 @@ class FedDynState(NamedTuple):
     accumulated: Sum  # of ``w_i - x`` since the last server step
     deltas: Params  # sum of Delta_i since then, of the weights alone
     guards: State
+    facts: Facts  # static
 
 
 @takes(guards=guard_rails)
@@ -70,16 +70,12 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
     """
     check.positive("alpha", alpha)
     require_no_steps(guards, "feddyn")
-    return with_facts(lambda facts: _dynamic(alpha, guards, facts))
+    transform, average = chain(towards_client(), guards), mean()
 
-
-def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
-    """The rule for a run of ``facts``, which hold N."""
-    transform, average = informed(chain(towards_client(), guards), facts), mean()
-
-    def init(params: Params) -> tuple[FedDynState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[FedDynState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
-        return FedDynState(params, zero, average.init(params), zero, transform.init(params)), ()
+        limits = transform.init(params, facts)
+        return FedDynState(params, zero, average.init(params), zero, limits, facts.static), ()
 
     def receive(state: FedDynState, memory: State, arrival: Arrival) -> tuple[FedDynState, State, Info]:
         result = transformed(transform, state.guards, state.params, arrival)
@@ -95,11 +91,12 @@ def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
     def close(state: FedDynState, memory: State) -> tuple[FedDynState, State]:
         direction, weight, emptied = average.close(state.accumulated)
         rate = jnp.asarray(alpha, jnp.result_type(float))
-        shift = jax.tree.map(jnp.subtract, state.shift, scaled(state.deltas, rate / facts.num_clients))
+        shift = jax.tree.map(jnp.subtract, state.shift, scaled(state.deltas, rate / state.facts.num_clients))
         mean_model = jax.tree.map(jnp.add, state.params, direction)
         params = jax.tree.map(jnp.subtract, weights_of(mean_model), scaled(shift, 1.0 / rate))
         no_deltas = jax.tree.map(jnp.zeros_like, state.deltas)
-        new = FedDynState(with_statistics(params, mean_model), shift, emptied, no_deltas, state.guards)
+        params = with_statistics(params, mean_model)
+        new = state._replace(params=params, shift=shift, accumulated=emptied, deltas=no_deltas)
         return tree.where(weight > 0, new, state), memory
 
     def dispatch(state: FedDynState, memory: State, request: Request) -> tuple[Message, State]:

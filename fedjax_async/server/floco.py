@@ -30,7 +30,7 @@ from fedjax_async.local.training import (
     shared_part,
     without_statistics,
 )
-from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
+from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import (
@@ -38,6 +38,7 @@ from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Facts,
     Info,
     Key,
     Message,
@@ -90,14 +91,9 @@ def floco(
     check.whole("vertices", vertices)
     check.in_range("spread", spread, 0.0, 1.0)
     inner = rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting)
-    return with_facts(lambda facts: _on_simplices(known(inner, facts), vertices, spread))
 
-
-def _on_simplices(inner: ServerAlgorithm, vertices: int, spread: Traced) -> ServerAlgorithm:
-    """``inner``, a rule on any pytree, with a simplex as its params."""
-
-    def init(params: Params) -> tuple[State, State]:
-        return inner.init(_joined(params, spread_out(weights_of(params), vertices, spread)))
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
+        return inner.init(_joined(params, spread_out(weights_of(params), vertices, spread)), facts)
 
     def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
         change: Simplex = arrival.upload

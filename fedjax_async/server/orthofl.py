@@ -17,12 +17,12 @@ from fedjax_async import check, registry, tree
 from fedjax_async.factories import takes
 from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
 from fedjax_async.models import STATISTICS
-from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
+from fedjax_async.server.rule import closed, discount, guard_rails, rule
 from fedjax_async.server.running_statistics import has_statistics, on_weights
 from fedjax_async.server.transforms import (
     Transform,
     Weight,
-    informed,
+    begun,
     require_no_steps,
     scale_by_staleness,
     towards_client,
@@ -65,8 +65,8 @@ def orthogonal(per: str) -> Combine:
 def after_the_first(transform: Transform) -> Transform:
     """``transform`` for all accepted arrivals but the first. The first passes unchanged."""
 
-    def init(params: Params) -> State:
-        return jnp.zeros((), jnp.bool_), transform.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> State:
+        return jnp.zeros((), jnp.bool_), begun(transform, params, facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         begun, before = state
@@ -74,10 +74,7 @@ def after_the_first(transform: Transform) -> Transform:
         kept = tree.where(begun, changed, direction)
         return kept, (jnp.ones_like(begun), after), jnp.where(begun, weight, jnp.ones_like(weight))
 
-    def given(facts: Facts) -> Transform:
-        return after_the_first(informed(transform, facts))
-
-    return Transform(init, update, None if transform.given is None else given)
+    return Transform(init, update)
 
 
 def moving_average(guards: Transform, mixed: Transform) -> ServerAlgorithm:
@@ -106,11 +103,11 @@ class Averaged(NamedTuple):
 class Calibration(NamedTuple):
     """How a client's next weights follow from its arrival.
 
-    ``init(params) -> state``; ``update(state, arrival, now, seen) -> (change, state)``: the client continues from
-    ``start + change``; ``now - seen`` is the shift of the global model since the client's last upload.
+    ``init(params, facts) -> state``; ``update(state, arrival, now, seen) -> (change, state)``: the client continues
+    from ``start + change``; ``now - seen`` is the shift of the global model since the client's last upload.
     """
 
-    init: Callable[[Params], State]
+    init: Callable[[Params, Facts], State]
     update: Callable[[State, Arrival, Params, Params], tuple[Params, State]]
 
 
@@ -125,13 +122,12 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     def update(state: State, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, State]:
         return combine(arrival.upload, now, seen), state
 
-    calibration = Calibration(lambda params: (), update)
-    return with_facts(lambda facts: _calibrated(known(average, facts), calibration))
+    return _calibrated(average, Calibration(lambda params, facts: (), update))
 
 
 def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[Averaged, Sent]:
-        state = Averaged(average.init(params)[0], calibration.init(params), jnp.bool_(False))
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Averaged, Sent]:
+        state = Averaged(begun(average, params, facts)[0], calibration.init(params, facts), jnp.bool_(False))
         return state, Sent(params, params)
 
     def receive(state: Averaged, memory: Sent, arrival: Arrival) -> tuple[Averaged, Sent, Info]:
@@ -169,12 +165,9 @@ def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: 
     model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
     number of accepted updates of others since the client's last accepted one.
     """
-    return with_facts(lambda facts: _sharing(known(average, facts), combine, staleness_of_others))
 
-
-def _sharing(average: ServerAlgorithm, combine: Combine, staleness_of_others: bool) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[Shared, Array]:
-        return Shared(average.init(params)[0], params, jnp.int32(0)), jnp.int32(0)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Shared, Array]:
+        return Shared(begun(average, params, facts)[0], params, jnp.int32(0)), jnp.int32(0)
 
     def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, Info]:
         weights = plus(arrival.start, combine(arrival.upload, state.weights, arrival.start))
@@ -255,13 +248,11 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     ``W <- w_m + (W - start_m)_perp`` at every arrival, even if it closes no server step; ``per`` as in ``orthofl``.
     """
     require_no_steps(guards, "orthofl_no_average")
-    return with_facts(lambda facts: _by_latest(informed(guards, facts), orthogonal(per)))
+    combine = orthogonal(per)
 
-
-def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[Latest, Array]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[Latest, Array]:
         # The memory has no content. It declares that messages change with every arrival, not only when a step closes.
-        return Latest(params, guards.init(params)), jnp.zeros((), jnp.int32)
+        return Latest(params, begun(guards, params, facts)), jnp.zeros((), jnp.int32)
 
     def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
@@ -301,15 +292,11 @@ def orthofl_pairwise(
         projected = on_weights(lambda change, rows: project_out_span(change, rows, per=per))(arrival.upload, others)
         return on_weights(plus)(projected, shift), tree.scatter(latest, arrival.client, arrival.upload)
 
+    def init(params: Params, facts: Facts) -> Params:
+        return tree.stack_zeros(params, facts.num_clients)  # every client's latest change, [N, ...]
+
     average = moving_average(guards, scale_by_staleness(discounted, mixing))
-
-    def server(facts: Facts) -> ServerAlgorithm:
-        def init(params: Params) -> Params:
-            return tree.stack_zeros(params, facts.num_clients)  # every client's latest change, [N, ...]
-
-        return _calibrated(known(average, facts), Calibration(init, update))
-
-    return with_facts(server)
+    return _calibrated(average, Calibration(init, update))
 
 
 # --- the released code, which differs from the paper's text -----------------------------------

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.local.dp_sgd import DPSGDOptions
-from fedjax_async.server.rule import closed, known
+from fedjax_async.server.rule import closed
+from fedjax_async.server.transforms import begun
 from fedjax_async.types import (
     Array,
     Arrival,
@@ -182,8 +183,8 @@ def differentially_private(
     real = jnp.result_type(float)
     adapts, noisy = quantile is not None, not (isinstance(deviation, numbers.Real) and deviation == 0)
 
-    def init(params: Params) -> tuple[PrivateState, State]:
-        state, memory = rule.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[PrivateState, State]:
+        state, memory = begun(rule, params, facts)
         zero = jnp.zeros((), real)
         return PrivateState(state, Clip(jnp.asarray(clip, real), zero, zero) if adapts else ()), memory
 
@@ -224,14 +225,8 @@ def differentially_private(
     def dispatch(state: PrivateState, memory: State, request: Request) -> tuple[Message, State]:
         return rule.dispatch(state.inner, memory, request)
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        same: dict[str, Any] = {"deviation": deviation, "quantile": quantile, "rate": rate, "stays": stays}
-        return differentially_private(known(rule, facts), clip=clip, count_deviation=count_deviation, **same)
-
     closes = None if rule.close is None else close
-    return ServerAlgorithm(
-        init, receive, dispatch, lambda state: rule.params(state.inner), closes, given, sums=rule.sums
-    )
+    return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), closes, rule.sums)
 
 
 def clipped(upload: Any, norm: Array, bound: Array) -> Any:

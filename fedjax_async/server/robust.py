@@ -15,9 +15,9 @@ import optax
 from fedjax_async import check
 from fedjax_async.factories import takes
 from fedjax_async.server.aggregate import along, buffered
-from fedjax_async.server.rule import discount, guard_rails, known, rule
+from fedjax_async.server.rule import discount, guard_rails, rule
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness
-from fedjax_async.types import Array, Facts, Params, ServerAlgorithm, Traced
+from fedjax_async.types import Array, Facts, Params, ServerAlgorithm, State, Traced
 
 
 def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
@@ -184,12 +184,12 @@ def krum(
         guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr), aggregate=buffered(size, combine)
     )
 
-    def given(facts: Facts) -> ServerAlgorithm:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         if facts.longest_step is not None:
             _tolerates(byzantine, "uploads of the longest server step", facts.longest_step)
-        return known(usual, facts)
+        return usual.init(params, facts)
 
-    return usual._replace(given=given)
+    return usual._replace(init=init)
 
 
 def _tolerates(byzantine: Any, field: str, count: Any) -> None:

@@ -5,9 +5,8 @@ The file ends with the options that many rules share: a rule gets them through `
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,9 @@ from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import (
     Transform,
     Weight,
+    begun,
     chain,
     clip_by_norm,
-    informed,
     scale_overstale,
     scaled,
     staleness_weight,
@@ -29,7 +28,6 @@ from fedjax_async.server.transforms import (
 )
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
-FUNCTIONS = ("init", "receive", "dispatch", "params", "close")
 WEIGHTING = ("uniform", "examples")
 
 
@@ -41,48 +39,7 @@ class RuleState(NamedTuple):
     accumulated: State  # of the aggregate, since the last close; () where every arrival closes its step
     optimizer: State
     oldest: State = ()  # float[], largest staleness of the accepted arrivals since then; () without ``rate``
-
-
-def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
-    """The same rule, given the facts of a run; unchanged if the rule has no ``given``.
-
-    Raises ``ValueError`` if a function of the rule was replaced but not ``given``. ``given`` makes the functions anew,
-    so the replacement would have no effect.
-    """
-    if algorithm.given is None:
-        return algorithm
-    made = algorithm.given(facts)
-    require_kept(algorithm, made)
-    return made
-
-
-def with_facts(make: Callable[[Facts], ServerAlgorithm]) -> ServerAlgorithm:
-    """The rule ``make(facts)`` of a run. Until the facts are known, it is the rule for a single client."""
-
-    def given(facts: Facts) -> ServerAlgorithm:
-        return known(make(facts), facts)
-
-    return make(Facts())._replace(given=given)
-
-
-def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
-    """Raise ``ValueError`` if a function of ``algorithm`` was replaced and ``made``, made by ``given``, lacks it."""
-    pairs = {name: (getattr(algorithm, name), getattr(made, name)) for name in FUNCTIONS}
-    same = {name: _code(one) is _code(other) for name, (one, other) in pairs.items()}
-    anew = any(same[name] and one is not other for name, (one, other) in pairs.items())
-    for name in FUNCTIONS:
-        allowed = "replaced together with given, which makes the rule's functions anew (given=None: it needs no facts)"
-        check.require(same[name] or not anew, f"rule.{name}", _name(pairs[name][0]), allowed)
-
-
-def _code(function: Any) -> Any:
-    """A function's code, or that of the function which it wraps; equal for functions made by the same lines."""
-    found = function if hasattr(function, "__code__") or not callable(function) else inspect.unwrap(function)
-    return getattr(found, "__code__", found)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", function))
+    facts: Facts = Facts().static  # whether every arrival closes its step
 
 
 def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[State, State]:
@@ -96,7 +53,6 @@ def rule(
     weighting: str = "uniform",
     aggregate: Aggregate | None = None,
     rate: Callable[[Array], Array] | None = None,
-    facts: Facts | None = None,
 ) -> ServerAlgorithm:
     """Chain ``transforms`` on each arriving delta, aggregate over the server step, apply ``optimizer``.
 
@@ -108,8 +64,8 @@ def rule(
       optimizer: followed by the ``steps`` of the transforms, if they bring any.
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
-      facts: of the run, if they are known; the engine passes them through ``given``. If every arrival closes its
-        step, the state carries no aggregate from one arrival to the next.
+
+    If every arrival closes its step, the state carries no aggregate from one arrival to the next.
 
     A rejected upload does not count: its arrival weight is 0, or the transforms multiplied it by 0. A step without
     accepted uploads changes nothing. ``info.weight`` is ``w_i`` times the weights of the transforms, before the
@@ -122,21 +78,21 @@ def rule(
     check.require(rate is None or callable(rate), "rate", rate, "a function of the staleness")
     chained = chain(*transforms)
     stepper = optax.chain(optimizer, *chained.steps) if chained.steps else optimizer
-    transform = (chained if facts is None else informed(chained, facts))._replace(steps=())
+    transform = chained._replace(steps=())
     aggregate = mean() if aggregate is None else aggregate
-    carries = facts is None or not facts.every_closes
 
-    def init(params: Params) -> tuple[State, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
         inner = stepper.init(weights_of(params))
-        accumulated = aggregate.init(params) if carries else ()
-        return RuleState(params, transform.init(params), accumulated, inner, oldest), ()
+        accumulated = () if facts.every_closes else begun(aggregate, params, facts.static)
+        return RuleState(params, transform.init(params, facts), accumulated, inner, oldest, facts.static), ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, Info]:
         result = transformed(transform, state.transforms, state.params, arrival)
         arrival, examples = result.arrival, result.arrival.weight
         share = jnp.where(result.accepted, examples if weighting == "examples" else jnp.ones_like(examples), 0.0)
-        before = state.accumulated if carries else aggregate.init(state.params)
+        anew = state.facts.every_closes
+        before = begun(aggregate, state.params, state.facts) if anew else state.accumulated
         new = state._replace(
             transforms=tree.where(result.accepted, result.state, state.transforms),
             accumulated=aggregate.add(before, result.direction, share, arrival),
@@ -148,10 +104,9 @@ def rule(
         direction, weight, emptied = aggregate.close(state.accumulated)
         factor = None if rate is None else rate(state.oldest)
         params, optimizer_state = _moved(stepper, state, direction, factor)
-        new = RuleState(
+        new = state._replace(
             params=tree.where(weight > 0, params, state.params),
-            transforms=state.transforms,
-            accumulated=emptied if carries else (),
+            accumulated=() if state.facts.every_closes else emptied,
             optimizer=tree.where(weight > 0, optimizer_state, state.optimizer),
             oldest=jax.tree.map(jnp.zeros_like, state.oldest),
         )
@@ -160,11 +115,8 @@ def rule(
     def dispatch(state: RuleState, memory: State, request: Request) -> tuple[Message, State]:
         return Message(state.params), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return rule(*transforms, optimizer=optimizer, weighting=weighting, aggregate=aggregate, rate=rate, facts=facts)
-
     sums = chained.sums and aggregate.sums
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given, sums)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, sums)
 
 
 def _oldest(oldest: State, arrival: Arrival, accepted: Array) -> State:

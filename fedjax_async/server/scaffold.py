@@ -16,7 +16,7 @@ from fedjax_async.factories import takes
 from fedjax_async.local import Scale, decay_factor, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics
-from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
+from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import (
@@ -50,6 +50,7 @@ class ScaffoldState(NamedTuple):
     inner: State  # of the rule that applies the deltas
     control: Params  # c
     accumulated: Params  # sum of the changes of the clients' c_i since the last server step
+    facts: Facts  # static
 
 
 @takes(guards=guard_rails)
@@ -66,16 +67,11 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """
     check.positive("server_lr", server_lr)
     inner = rule(guards, optimizer=optax.sgd(server_lr))
-    return with_facts(lambda facts: _controlled(known(inner, facts), facts))
 
-
-def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
-    """SCAFFOLD on top of the rule ``inner``, which applies the deltas; N is in ``facts``."""
-
-    def init(params: Params) -> tuple[ScaffoldState, State]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[ScaffoldState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
-        state, memory = inner.init(params)
-        return ScaffoldState(state, zero, zero), memory
+        state, memory = inner.init(params, facts)
+        return ScaffoldState(state, zero, zero, facts.static), memory
 
     def receive(state: ScaffoldState, memory: State, arrival: Arrival) -> tuple[ScaffoldState, State, Info]:
         change: Change = arrival.upload
@@ -86,8 +82,9 @@ def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
 
     def close(state: ScaffoldState, memory: State) -> tuple[ScaffoldState, State]:
         after, memory = closed(inner, state.inner, memory)
-        control = jax.tree.map(jnp.add, state.control, scaled(state.accumulated, 1.0 / facts.num_clients))
-        return ScaffoldState(after, control, jax.tree.map(jnp.zeros_like, control)), memory
+        control = jax.tree.map(jnp.add, state.control, scaled(state.accumulated, 1.0 / state.facts.num_clients))
+        emptied = jax.tree.map(jnp.zeros_like, control)
+        return state._replace(inner=after, control=control, accumulated=emptied), memory
 
     def dispatch(state: ScaffoldState, memory: State, request: Request) -> tuple[Message, State]:
         message, memory = inner.dispatch(state.inner, memory, request)

@@ -48,6 +48,10 @@ class Participation(NamedTuple):
     total: Array  # int32[]
 
 
+def _nobody(facts: Facts) -> Participation:
+    return Participation(jnp.zeros(facts.num_clients, jnp.int32), jnp.int32(0))
+
+
 def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
     """``1 / (N p_i)`` of the arriving client, and the counts; both with this arrival."""
     real = jnp.result_type(float)
@@ -58,13 +62,13 @@ def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
 
 
 class StepSize(NamedTuple):
-    """``init() -> state``; ``of(arrival, state) -> (position in [0, 1], state if the arrival is accepted)``."""
+    """``init(facts) -> state``; ``of(arrival, state) -> (position in [0, 1], state if the arrival is accepted)``."""
 
-    init: Callable[[], State]
+    init: Callable[[Facts], State]
     of: Callable[[Arrival, State], tuple[Array, State]]
 
 
-def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: Facts | None = None) -> StepSize:
+def step_size(rate: Callable[[Array], Array], *, dominance: bool = True) -> StepSize:
     """The position ``min(1, eta(tau) / (N p_i))``, with p_i the client's share of all accepted arrivals so far.
 
     A client with p_i > 1 / N dominates and takes shorter steps, a rare client longer ones: the dominance penalty.
@@ -73,17 +77,14 @@ def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: 
     Args:
       rate: eta, a function of int32[], such as :func:`cyclic`.
       dominance: whether to divide by ``N p_i``.
-      facts: of the run, which hold N.
 
     Source: AsyncManifold (2025), section 5.1 and Algorithm 1, after Leconte et al. (2024). Deviation: the step is
     bounded by 1, the end of the curve.
     """
     check.one_of("dominance", dominance, (True, False))
-    clients = (Facts() if facts is None else facts).num_clients
 
-    def init() -> State:
-        seen = Participation(jnp.zeros(clients, jnp.int32), jnp.int32(0)) if dominance else ()
-        return jnp.int32(0), seen
+    def init(facts: Facts) -> State:
+        return jnp.int32(0), _nobody(facts) if dominance else ()
 
     def of(arrival: Arrival, state: State) -> tuple[Array, State]:
         tau, seen = state
@@ -93,17 +94,16 @@ def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: 
     return StepSize(init, of)
 
 
-def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Transform:
+def scale_by_dominance(limit: Traced = 1.0) -> Transform:
     """Multiply the direction by ``min(limit, 1 / (N p_i))``: the dominance penalty for any rule.
 
     With a limit of 1, frequent clients count less and rare ones no more than before. For a rule that steps by eta, a
     limit of ``1 / eta`` bounds each step by the direction, as in :func:`step_size`. Source: as there.
     """
     check.positive("dominance", limit)
-    clients = (Facts() if facts is None else facts).num_clients
 
-    def init(params: Params) -> Participation:
-        return Participation(jnp.zeros(clients, jnp.int32), jnp.int32(0))
+    def init(params: Params, facts: Facts = Facts()) -> Participation:
+        return _nobody(facts)
 
     def update(
         direction: Params, state: Participation, params: Params, arrival: Arrival
@@ -112,7 +112,7 @@ def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Trans
         factor = jnp.minimum(factor, jnp.asarray(limit, factor.dtype))
         return scaled(direction, factor), after, factor
 
-    return Transform(init, update, lambda facts: scale_by_dominance(limit, facts), sums=True)
+    return Transform(init, update, sums=True)
 
 
 def moving_on(beta: Traced) -> Transform:

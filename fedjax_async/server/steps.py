@@ -50,7 +50,7 @@ def _kept(offset: Params, old: Params, new: Params) -> Params:
 CONTROLS: dict[str, Callable[[Params, Params, Params], Params]] = {"none": _kept, "rotation": rotate}
 
 
-def stepping(size: Callable[[Facts], StepSize], step: Step, control: str, facts: Facts | None = None) -> Transform:
+def stepping(size: StepSize, step: Step, control: str) -> Transform:
     """Take a step from the server's params towards ``x + d``, where d is the direction so far.
 
     ``arrival.extra`` is the offset of the client's control point from the midpoint of its own ends. ``control``, a name
@@ -60,11 +60,13 @@ def stepping(size: Callable[[Facts], StepSize], step: Step, control: str, facts:
 
     Source: AsyncManifold (2025), eqs. 17, 20 and 31.
     """
-    measured = size(Facts() if facts is None else facts)
     moves = registry.find("control", CONTROLS, control)
 
+    def init(params: Params, facts: Facts = Facts()) -> State:
+        return size.init(facts)
+
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
-        position, after = measured.of(arrival, state)
+        position, after = size.of(arrival, state)
         change = weights_of(direction)
         bend = moves(arrival.extra, weights_of(arrival.upload), change)
         moved = step(weights_of(params), change, bend, position)
@@ -73,4 +75,4 @@ def stepping(size: Callable[[Facts], StepSize], step: Step, control: str, facts:
         weight = jnp.where(finite, position, 0.0).astype(arrival.weight.dtype)
         return with_statistics(moved, scaled(direction, position)), after, weight
 
-    return Transform(lambda params: measured.init(), update, lambda facts: stepping(size, step, control, facts))
+    return Transform(init, update)

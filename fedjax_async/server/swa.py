@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
-from fedjax_async.server.rule import closed, known
+from fedjax_async.server.rule import closed
+from fedjax_async.server.transforms import begun
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
@@ -20,6 +21,7 @@ class AveragedState(NamedTuple):
     models: Array  # int32[], models in the average
     steps: Array  # int32[], server steps so far that changed the model
     changed: Array  # bool[], whether an arrival was accepted since the last step
+    total: Array  # int32[], T, server steps of the run; 0: unknown
 
 
 def averaged(
@@ -28,7 +30,6 @@ def averaged(
     start: Traced = 0.75,
     every: int = 1,
     overwrite: int | None = None,
-    facts: Facts | None = None,
 ) -> ServerAlgorithm:
     """``rule`` with the average of its models as the evaluated model: stochastic weight averaging (SWA).
 
@@ -43,7 +44,6 @@ def averaged(
       every: c, server steps from one averaged model to the next; for a cyclic learning rate, the length of its cycle.
       overwrite: C; every C server steps the average becomes the rule's model: periodic SWA. It does not change
         weights that a rule keeps for single clients. ``None``: never.
-      facts: of the run; the engine passes them through ``given``.
 
     Raises ``ValueError`` for ``overwrite`` if the params of ``rule`` are computed rather than part of its state.
 
@@ -54,13 +54,13 @@ def averaged(
     check.whole("every", every)
     if overwrite is not None:
         check.whole("overwrite", overwrite)
-    total = 0 if facts is None else facts.server_steps
 
-    def init(params: Params) -> tuple[AveragedState, State]:
-        state, memory = rule.init(params)
+    def init(params: Params, facts: Facts = Facts()) -> tuple[AveragedState, State]:
+        state, memory = begun(rule, params, facts)
         if overwrite is not None:
             with_params(rule, state, params)  # refuses a rule that computes its params before anything compiles
-        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False)), memory
+        total = jnp.asarray(facts.server_steps, jnp.int32)
+        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False), total), memory
 
     def receive(state: AveragedState, memory: State, arrival: Arrival) -> tuple[AveragedState, State, Info]:
         inner, memory, info = rule.receive(state.inner, memory, arrival)
@@ -68,9 +68,9 @@ def averaged(
 
     def close(state: AveragedState, memory: State) -> tuple[AveragedState, State]:
         inner, memory = closed(rule, state.inner, memory)
-        real, tau = jnp.result_type(float), state.steps
-        late = tau.astype(real) >= jnp.asarray(start, real) * jnp.asarray(total).astype(real)
-        counts = late & (jnp.asarray(total) > 0) & (tau % every == 0) & state.changed
+        real, tau, total = jnp.result_type(float), state.steps, state.total
+        late = tau.astype(real) >= jnp.asarray(start, real) * total.astype(real)
+        counts = late & (total > 0) & (tau % every == 0) & state.changed
         models = state.models + counts.astype(jnp.int32)
         share = jnp.where(counts, 1.0 / jnp.maximum(models, 1).astype(real), 0.0)
 
@@ -83,7 +83,7 @@ def averaged(
             written = with_params(rule, inner, average)
             inner = tree.where((models > 0) & (tau % overwrite == 0) & state.changed, written, inner)
         steps = tau + state.changed.astype(jnp.int32)
-        return AveragedState(inner, average, models, steps, jnp.zeros_like(state.changed)), memory
+        return AveragedState(inner, average, models, steps, jnp.zeros_like(state.changed), total), memory
 
     def dispatch(state: AveragedState, memory: State, request: Request) -> tuple[Message, State]:
         return rule.dispatch(state.inner, memory, request)
@@ -91,10 +91,7 @@ def averaged(
     def params(state: AveragedState) -> Params:
         return tree.where(state.models > 0, state.average, rule.params(state.inner))
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return averaged(known(rule, facts), start=start, every=every, overwrite=overwrite, facts=facts)
-
-    return ServerAlgorithm(init, receive, dispatch, params, close, given, rule.sums)
+    return ServerAlgorithm(init, receive, dispatch, params, close, rule.sums)
 
 
 def with_params(rule: ServerAlgorithm, state: State, params: Params) -> State:

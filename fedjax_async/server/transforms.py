@@ -27,16 +27,15 @@ Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 class Transform(NamedTuple):
     """``init(params) -> state`` and ``update(direction, state, params, arrival) -> (direction, state, weight)``.
 
-    ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
+    ``init(params, facts)``, if it needs facts of the run, as a rule's. ``first``: it needs the
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
     :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: columns that a run
     records after each arrival. ``sums``: whether the new direction is the weight times the old one plus a term
     that does not depend on the old one, and the weight does not depend on any upload.
     """
 
-    init: Callable[[Params], State]
+    init: Callable[..., State]
     update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
-    given: Callable[[Facts], Transform] | None = None
     first: bool = False
     steps: tuple[optax.GradientTransformation, ...] = ()
     columns: Callable[[State], dict[str, Array]] | None = None
@@ -117,8 +116,8 @@ def chain(*transforms: Transform) -> Transform:
             why = "the rule changes the delta before, and a delay correction needs it as the client sent it"
             raise ValueError(f"correction: must be left out: {why}")
 
-    def init(params: Params) -> State:
-        return tuple(t.init(params) for t in transforms)
+    def init(params: Params, facts: Facts = Facts()) -> State:
+        return tuple(begun(t, params, facts) for t in transforms)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         states, product = [], jnp.ones_like(arrival.weight)
@@ -128,10 +127,6 @@ def chain(*transforms: Transform) -> Transform:
             product = product * weight.astype(product.dtype)
         return direction, tuple(states), product
 
-    def given(facts: Facts) -> Transform:
-        return chain(*(informed(t, facts) for t in transforms))
-
-    knows = any(t.given is not None for t in transforms)
     first = bool(transforms) and transforms[0].first
     steps = tuple(step for t in transforms for step in t.steps)
 
@@ -139,7 +134,7 @@ def chain(*transforms: Transform) -> Transform:
         return {name: c for t, own in zip(transforms, state, strict=True) for name, c in columns_of(t, own).items()}
 
     sums = all(t.sums for t in transforms)
-    return Transform(init, update, given if knows else None, first, steps, columns, sums)
+    return Transform(init, update, first, steps, columns, sums)
 
 
 def columns_of(transform: Transform, state: State) -> dict[str, Array]:
@@ -147,9 +142,12 @@ def columns_of(transform: Transform, state: State) -> dict[str, Array]:
     return {} if transform.columns is None else transform.columns(state)
 
 
-def informed(transform: Transform, facts: Facts) -> Transform:
-    """The transform, adapted to the facts of a run; unchanged if it needs none."""
-    return transform if transform.given is None else transform.given(facts)
+def begun(part: Any, params: Params, facts: Facts) -> Any:
+    """What ``part`` begins a run with: ``part.init(params, facts)``, or ``part.init(params)`` if it takes no facts.
+
+    ``part``: a rule, a transform, an aggregate or a correction.
+    """
+    return part.init(params, facts) if factories.asks_for(part.init, "facts") else part.init(params)
 
 
 def require_no_steps(transform: Transform, rule: str) -> None:

@@ -25,8 +25,9 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.config import Experiment
 from fedjax_async.config.resolving import epochs_of
-from fedjax_async.engine.components import bound, facts_of, rule_of
+from fedjax_async.engine.components import bound, facts_of
 from fedjax_async.local import job_key, local_steps
+from fedjax_async.server import begun
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.theory.vector_fields import Field, MeanCurl, estimate_mean_curl
 from fedjax_async.types import (
@@ -119,8 +120,8 @@ def training_curl(
     pool = jax.device_put((data.x, data.y, data.order))
 
     def measured(key: Key, params: Params, pool: Any) -> MeanCurl:
-        rule = rule_of(experiment.components.server, experiment.components.hyper, facts_of(experiment.schedule))
-        message, _ = rule.dispatch(*rule.init(params), Request())
+        rule = bound(experiment.components.server, experiment.components.hyper)
+        message, _ = rule.dispatch(*begun(rule, params, facts_of(experiment.schedule)), Request())
         return jobs.curl(key, message._replace(params=params, version=jnp.int32(0)), pool, pairs)
 
     found: MeanCurl = jax.tree.map(np.asarray, jax.jit(measured)(key, params, pool))
@@ -146,7 +147,7 @@ def curl_probe(
     """
     check.whole("pairs", pairs, 2)
     jobs = _Jobs(experiment, clients, number, weighting)
-    rule = rule_of(experiment.components.server, experiment.components.hyper, facts_of(experiment.schedule))
+    rule = bound(experiment.components.server, experiment.components.hyper)
 
     def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         message = Message(rule.params(state), arrival.extra, jnp.int32(0))

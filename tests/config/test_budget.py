@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_async import Method, notices, simulate
 from fedjax_async.config import Settings, prepare
-from fedjax_async.server import known, methods, rule, scale_by_staleness
+from fedjax_async.server import methods, rule, scale_by_staleness
 from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
 
 SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40, "engine": "reference"}
@@ -153,8 +153,9 @@ def test_krum_takes_steps_of_2f_plus_3_uploads_and_no_fewer(bad):
 
 def test_krums_rule_by_hand_knows_no_run():
     rule = methods.krum(byzantine=2, size=7)
-    assert known(rule, Facts(9)).init({"w": jnp.zeros(2)})[0].params["w"].shape == (2,)
+    params = {"w": jnp.zeros(2)}
+    assert rule.init(params, Facts(9))[0].params["w"].shape == (2,)
     with pytest.raises(ValueError, match="server step = 6"):
-        known(rule, Facts(9, longest_step=6))
+        rule.init(params, Facts(9, longest_step=6))
     with pytest.raises(ValueError, match="server step = 1"):
         prepare(Settings(**SMALL, method=Method(methods.krum()), updates=3))

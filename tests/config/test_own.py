@@ -287,9 +287,7 @@ def test_a_list_of_graphs_may_have_a_name(tmp_path):
 
 def test_a_name_needs_a_fingerprint_and_a_bare_object_does_not():
     hidden = iter([1])
-    thing, other = (
-        Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None)) for _ in range(2)
-    )
+    thing, other = (Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1])) for _ in range(2))
     with pytest.raises(ValueError, match=r"fingerprint of rule -> params -> .*'s hidden = <list_iterator"):
         named("mine", thing)
     content = as_dict(Settings(method=thing, updates=1))

@@ -86,7 +86,7 @@ def raising(*given):
 
 
 def rule(**changes):
-    return {"method": Method(RULE._replace(**{"given": None, **changes}))}
+    return {"method": Method(RULE._replace(**changes))}
 
 
 def recording(info):
@@ -150,7 +150,7 @@ PARTS = [
      r"optimizer, lr, batch_size, .*the option alpha needs a default"),
     ({"client": without_default}, r"^client = 'without_default\(model, \*, lr, alpha\)': must be .* alpha needs"),
     ({"client": 3}, r"^client = 3: must be a text, or a ClientAlgorithm, or a factory of one"),
-    ({"method": Method(SCAFFOLD._replace(receive=receive_ci, given=None))},
+    ({"method": Method(SCAFFOLD._replace(receive=receive_ci))},
      r"^method.receive: .*KeyError: 'ci' \(the client uploads \{'output': \{'bias': float32\[3\], "),
     ({"method": "scaffold", "client": lambda model, *, optimizer: local_training(model, optimizer=optimizer)},
      r"^method.receive: .*; the clients of scaffold itself upload what it takes: leave out client\)"),
@@ -167,12 +167,13 @@ PARTS = [
      r"^name of a column of client.info = 'client': must be a text other than client, job, time, "),
     (trained(own=lambda message, state: 3), r"^client.own returned 3: must return params of the structure"),
     (trained(unsent=lambda before, after: 3), r"^client.unsent returned 3: must return state of the struct"),
-    # rules: what they send and record, and how they use the facts
-    (rule(given=5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
-    (rule(given=lambda: 5),
-     r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
-    (rule(given=lambda facts: 5), r"^method.given returned 5: must return a ServerAlgorithm"),
-    (rule(given=raising), r"^method.given: .*it raised KeyError: 'mine'"),
+    # rules: what they send and record, and how they take the facts
+    (rule(init=5), r"^method.init: must be a function init\(params\[, facts\]\); it raised TypeError: 'int' object"),
+    (rule(init=lambda: 5), r"^method.init: must be a function init.*; it raised TypeError: .*\(\) takes 0 pos"),
+    (rule(init=lambda params, facts, more: 5), r"^method.init: .*; it raised TypeError: .* argument: 'more'"),
+    (rule(init=lambda params, facts: facts["N"]), r"^method.init: .*; it raised TypeError: 'Facts' object is not"),
+    (rule(init=lambda params, facts: 5), r"^method.init returned 5: must return \(state, memory\)"),
+    (rule(init=raising), r"^method.init: .*it raised KeyError: 'mine'"),
     (rule(dispatch=lambda state, memory, request: (Message({"w": jnp.zeros(2)}), memory)),
      r"^method.dispatch's Message.params returned \{'w': float32\[2\]\}: must return params of the structure"),
     (recording(lambda arrival: Info("w")), r"^method.receive's Info.weight returned 'w': must return a number"),

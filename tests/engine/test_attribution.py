@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async.engine import Components
 from fedjax_async.engine.attribution import divided, make_attribution
-from fedjax_async.server import SERVERS, closed, known
+from fedjax_async.server import SERVERS, closed
 from fedjax_async.types import Arrival, Facts
 from tests.engine import problem
 
@@ -34,10 +34,9 @@ def driven(rule, uploads, rejected=(), closing=(2, 5), scale=1.0):
     """``(table, models)``: the probe's columns over six arrivals, and the models after each server step."""
     who = problem.data()
     facts = Facts(len(who.size), every_closes=len(closing) == len(uploads))
-    rule = known(rule, facts)
     parts = Components(rule, problem.client(), problem.MODEL, who)
     probe = make_attribution(parts, facts, (who.x, who.y), problem.CLASSES)
-    state, memory = rule.init(problem.MODEL.init(jax.random.key(1)))
+    state, memory = rule.init(problem.MODEL.init(jax.random.key(1)), facts)
     models, rows = [rule.params(state)], []
 
     @jax.jit

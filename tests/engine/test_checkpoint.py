@@ -62,6 +62,27 @@ def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, monkeypatch, gi
     assert resume(tmp_path, plots=False).counters["updates"] == 12
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "fedbuff+swa@buffer:size=3"}, {"policy": "oort", "timing": "buffer:size=2,concurrency=2"}],
+    ids=["server", "policy"],
+)
+def test_a_checkpoint_with_another_number_of_arrays_is_refused(tmp_path, given):
+    """As one of a version in which a rule's state had no total of server steps."""
+    given = given | {"dataset": "quadratic", "model": "linear", "clients": 3, "steps": 1, "updates": 12}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, eval_updates=6, checkpoint=2, out=tmp_path, plots=False, progress=interrupted)
+    path = tmp_path / "checkpoints" / f"{completed(tmp_path / 'checkpoints')[-1]}.npz"
+    arrays = disk.read_npz(path)
+    about = json.loads(arrays["about"].tobytes())
+    del arrays["leaf 00000004"], about["sha256"]["leaf 00000004"]
+    disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}))
+    with pytest.raises(
+        ValueError, match=r"must be of a version with the same state, but it has .* arrays and this run"
+    ):
+        resume(tmp_path, plots=False)
+
+
 def test_a_checkpoint_is_due_after_so_many_updates_or_seconds(tmp_path):
     by_updates, by_seconds = Keeper(tmp_path, 5, {}), Keeper(tmp_path, 5, {}, seconds=0.0)
     assert [by_updates.due(position) for position in (0, 1, 4, 5)] == [False, False, False, True]

@@ -121,7 +121,7 @@ def test_models_of_a_sweep_in_another_thread_have_all_their_digits(monkeypatch, 
     """Each thread has its own setting of 64 bits, and these models are computed from the server's state."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     made = SERVERS["fedasync"]()
-    rule = made._replace(params=lambda state: jax.tree.map(jnp.negative, state.params), given=None)
+    rule = made._replace(params=lambda state: jax.tree.map(jnp.negative, state.params))
     stack = stack_of(*(case(rule, "every", seed=seed, updates=8) for seed in (3, 4)), **LAYOUT)
     with ThreadPoolExecutor(1) as another:
         there = another.submit(run_stack, stack).result()

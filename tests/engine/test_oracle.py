@@ -15,34 +15,33 @@ from fedjax_async.types import ClientData, Info, Message, ServerAlgorithm
 from tests.engine.problem import SIZES, case, changed, client, close, data, personal
 
 
-def scaled(count: int) -> ServerAlgorithm:
+def scaled() -> ServerAlgorithm:
     """A rule with functions that all depend on the number of clients: its state is the model times that number."""
 
-    def given(facts):
-        return scaled(facts.num_clients)
-
-    def init(params):
-        return (jax.tree.map(lambda leaf: count * leaf, params), jnp.zeros(count)), ()
+    def init(params, facts):
+        model = jax.tree.map(lambda leaf: facts.num_clients * leaf, params)
+        return (model, jnp.zeros(facts.num_clients), facts.static), ()
 
     def receive(state, memory, arrival):
-        model = jax.tree.map(lambda w, u: w + count * u, state[0], arrival.upload)
-        return (model, state[1].at[arrival.client].add(1)), memory, Info(arrival.weight)
+        model, counts, facts = state
+        model = jax.tree.map(lambda w, u: w + facts.num_clients * u, model, arrival.upload)
+        return (model, counts.at[arrival.client].add(1), facts), memory, Info(arrival.weight)
 
     def params(state):
-        return jax.tree.map(lambda leaf: leaf / count, state[0])
+        return jax.tree.map(lambda leaf: leaf / len(state[1]), state[0])
 
-    return ServerAlgorithm(
-        init, receive, lambda state, memory, _: (Message(params(state)), memory), params, given=given
-    )
+    return ServerAlgorithm(init, receive, lambda state, memory, _: (Message(params(state)), memory), params)
+
+
+SMALL = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
 
 
 @pytest.mark.float64
-def test_a_rule_is_given_the_facts_of_the_run_wherever_it_is_used():
-    problem = case(scaled(1))
+def test_a_rule_takes_the_facts_of_the_run_wherever_it_is_used():
+    problem = case(scaled())
     waves, oracle = run_waves(*problem), run_reference(*problem)
     close(waves.params, oracle.params, 1e-12)
-    settings = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
-    found, usual = simulate(method=Method(scaled(1)), **settings), simulate(method="asgd", **settings)
+    found, usual = simulate(method=Method(scaled()), **SMALL), simulate(method="asgd", **SMALL)
     close(found.params, usual.params, 1e-5)
 
 

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import geometry
-from fedjax_async.geometry import CORRECTIONS, GROUPINGS, PHASES, norm_falls, orthocorrect, orthodyn, steps_pass
+from fedjax_async import Facts, geometry
+from fedjax_async.geometry import (
+    CORRECTIONS,
+    GROUPINGS,
+    PHASES,
+    norm_falls,
+    orthocorrect,
+    orthodyn,
+    share_passes,
+    steps_pass,
+)
 from tests.geometry import textbook
 from tests.geometry.made_up import GROUPS, close, flat, like, random_tree, vector
 
@@ -156,9 +165,9 @@ def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
         close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each), rtol=1e-6, atol=1e-6)
 
 
-def phases_of(correction, sizes):
+def phases_of(correction, sizes, facts=Facts()):
     delta, shift = trees(6)
-    correct, state, seen = jax.jit(correction.correct), correction.init(delta), []
+    correct, state, seen = jax.jit(correction.correct), correction.init(delta, facts), []
     unit = scaled(delta, 1 / np.linalg.norm(flat(delta)))
     for size in sizes:
         _, state = correct(scaled(unit, size), shift, state)
@@ -193,6 +202,10 @@ def test_orthodyn_switches_by_the_step_or_by_any_function():
     assert phases_of(own, [1, 5, 1]) == [0, 1, 1]
     late = orthodyn(switch=lambda trend: trend.arrivals > 1)
     assert phases_of(late, [1, 1]) == [0, 1]
+    three = orthodyn(switch=share_passes(0.25, 0.5), phases=("orthograd", "asgd", "orthopos"))
+    of_run = orthodyn(switch=lambda trend, updates: trend.arrivals > updates - 1)
+    assert phases_of(three, [1] * 4, Facts(updates=4)) == [0, 1, 2, 2] and phases_of(three, [1] * 4) == [0] * 4
+    assert phases_of(of_run, [1] * 4, Facts(updates=4)) == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -254,3 +267,5 @@ def test_switches_check_their_thresholds():
         norm_falls(2)
     with pytest.raises(ValueError, match="count = -1: must be a finite number >= 0"):
         steps_pass(-1)
+    with pytest.raises(ValueError, match=r"share = 1\.5: must be between 0\.0 and 1\.0"):
+        share_passes(1.5)

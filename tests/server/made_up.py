@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async import factories, tree
 from fedjax_async.local import Curve
-from fedjax_async.server import closed, known
+from fedjax_async.server import begun, closed
 from fedjax_async.server.floco import Simplex
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
@@ -119,7 +119,7 @@ def receive_all(server, params, arrivals, *, always_closes=False, clients=CLIENT
     The rule is told that there are ``clients`` clients; the arrivals are from the first seven.
     """
     steps = jnp.sum(arrivals.closes, dtype=jnp.int32)
-    server = known(server, Facts(clients, always_closes, len(arrivals.staleness), steps))
+    facts = Facts(clients, always_closes, len(arrivals.staleness), steps)
 
     def one(carry, arrival):
         state, table = carry
@@ -131,7 +131,7 @@ def receive_all(server, params, arrivals, *, always_closes=False, clients=CLIENT
             state, memory, info = received(server)(state, before, arrival)
         return (state, tree.scatter(table, arrival.client, memory)), (server.params(state), info.weight)
 
-    state, memory = server.init(params)
+    state, memory = begun(server, params, facts)
     table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (CLIENTS, *leaf.shape)), memory)
     (state, _), (path, weights) = jax.lax.scan(one, (state, table), arrivals)
     return state, path, weights

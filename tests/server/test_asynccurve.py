@@ -21,7 +21,6 @@ from fedjax_async.server import (
     fedasync,
     fedavg,
     feddyn,
-    known,
     orthofl,
     scale_by_dominance,
 )
@@ -95,8 +94,8 @@ def one(server, client, delta, *, extra, state=None, upload=None):
 
 @pytest.mark.float64
 def test_messages_hold_the_last_step_that_moved():
-    server = known(asynccurve(), Facts(CLIENTS, True, 3, 3))
-    state = server.init(start_params())[0]
+    server = asynccurve()
+    state = server.init(start_params(), Facts(CLIENTS, True, 3, 3))[0]
     message, _ = server.dispatch(state, (), Request())
     assert not np.any(flat(message.extra))
     deltas = np.random.default_rng(0).normal(size=(2, 9))

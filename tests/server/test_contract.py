@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_async import Settings, factories, tree
 from fedjax_async.config import prepare
-from fedjax_async.server import SERVERS, STALENESS, closed, known, mean, staleness_weight
+from fedjax_async.server import SERVERS, STALENESS, closed, mean, staleness_weight
 from fedjax_async.types import Facts, Request
 from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params, uploading
 from tests.server.textbook_loops import CLIENTS
@@ -76,8 +76,8 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_where_every_arrival_closes(name):
     server, arrival = SERVERS[name](), tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
-    server = known(server, Facts(CLIENTS, every_closes=True))
-    before = jax.eval_shape(lambda: server.init(mixed(start_params())))
+    facts = Facts(CLIENTS, every_closes=True)
+    before = jax.eval_shape(lambda: server.init(mixed(start_params()), facts))
     after = jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before)
     assert after == before
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_async import Settings, local, simulate
 from fedjax_async.config import prepare
-from fedjax_async.server import closed, feddyn, feddyn_client, known, scaffold, scaffold_client
+from fedjax_async.server import closed, feddyn, feddyn_client, scaffold, scaffold_client
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, ClientData, Facts, Message, Model, Request
 
@@ -120,10 +120,10 @@ def arrival_of(message, upload, job, *, steps, late=0):
 def play(rule, client, timetable, *, server):
     """Drive the package's rule and clients through a timetable, in float64; ``server`` picks c or h of the state."""
     with jax.enable_x64(True):
-        rule = known(rule, Facts(N, every_closes=all(len(step) == 1 for step in timetable)))
+        facts = Facts(N, every_closes=all(len(step) == 1 for step in timetable))
         receive, close = jax.jit(rule.receive), jax.jit(lambda state, memory: closed(rule, state, memory))
         start = unflat(START)
-        state, memory = rule.init(start)
+        state, memory = rule.init(start, facts)
         own = [client.init(start)] * N
         messages, path = [rule.dispatch(state, memory, Request())[0]], []
         for t, step in enumerate(timetable):

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async.geometry import sample_weights
 from fedjax_async.local import DECAYS, local_training, run_job
-from fedjax_async.server import closed, floco, known
+from fedjax_async.server import closed, floco
 from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
 from fedjax_async.server.floco import _POINT, Simplex, floco_client
 from fedjax_async.types import Arrival, Facts, Message, Request
@@ -68,8 +68,8 @@ def test_the_first_simplex_lies_around_the_models_initialisation():
 def test_the_server_averages_every_vertex_by_examples():
     chance = np.random.default_rng(0)
     weights = [3.0, 1.0, 0.0, 2.0]  # one is rejected
-    server = known(floco(server_lr=0.5), Facts(4, False, 4, 1))
-    state, memory = server.init(start_params())
+    server = floco(server_lr=0.5)
+    state, memory = server.init(start_params(), Facts(4, False, 4, 1))
     message, _ = server.dispatch(state, memory, Request())
     before = vertices_of(message.params, message.extra)
     changes = chance.normal(size=(4, V, D))

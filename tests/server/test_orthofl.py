@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.geometry import GROUPINGS
-from fedjax_async.server import SERVERS, known
+from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival, Facts, Request
 from tests.server.made_up import D, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
@@ -39,10 +39,10 @@ def arrival(upload, start, staleness, client):
     return Arrival(upload, start, jnp.int32(staleness), one, jnp.int32(client), zero, jnp.bool_(True))
 
 
-def play(server):
+def play(server, facts=Facts()):
     """Global params after each arrival, and the next message to the arriving client."""
     receive, dispatch = jax.jit(received(server)), jax.jit(server.dispatch)
-    state, row = server.init(start_params())
+    state, row = server.init(start_params(), facts)
     rows, starts = [row] * CLIENTS, []
     for m in range(CLIENTS):
         message, rows[m] = dispatch(state, rows[m], Request())
@@ -115,7 +115,7 @@ CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthof
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
     options = options if version == "orthofl_released" else options | {"per": per}  # it has no other grouping
-    have = play(known(SERVERS[version.split(",")[0]](**options), Facts(CLIENTS)))
+    have = play(SERVERS[version.split(",")[0]](**options), Facts(CLIENTS))
     for mine, theirs in zip(have, book(SLICES[per])):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
@@ -147,9 +147,9 @@ STATISTICS_CASES = [
 @pytest.mark.float64
 @pytest.mark.parametrize(("name", "options"), STATISTICS_CASES)
 def test_running_statistics_stay_the_clients_own(name, options):
-    server = known(SERVERS[name](**options), Facts(2))
+    server = SERVERS[name](**options)
     params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
-    state, row = server.init(params)
+    state, row = server.init(params, Facts(2))
     other = row
     up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
     given = arrival(up, params, 0, 0)
@@ -189,8 +189,8 @@ def test_an_upload_that_the_rule_rejects_leaves_its_client_where_it_was(name):
 
 def handed_back(changes, start, weights=(1.0, 1.0)):
     """What ``orthofl_released`` sends client 1 after one upload of client 0 and one of client 1, from one start."""
-    rule = known(SERVERS["orthofl_released"](), Facts(2))
-    state, row = rule.init(start)
+    rule = SERVERS["orthofl_released"]()
+    state, row = rule.init(start, Facts(2))
     rows = [row, row]
     for client, (change, weight) in enumerate(zip(changes, weights)):
         given = arrival(change, start, 0, client)._replace(weight=jnp.asarray(weight))

@@ -12,7 +12,7 @@ from fedjax_async import Settings, factories, register, registry, server, simula
 from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import fields_of
-from fedjax_async.server import PARTS, SERVERS, known, with_parts
+from fedjax_async.server import PARTS, SERVERS, with_parts
 from fedjax_async.types import Facts
 from tests.server.made_up import (
     CLIENTS,
@@ -237,9 +237,9 @@ def test_a_rule_takes_a_part_or_says_why_not_and_its_state_keeps_its_types(name)
         except ValueError as error:
             assert "left out: " in str(error)
     assert {"geodesic", "dominance", "swa"} & {*taken}
-    rule = known(with_parts(SERVERS[name], {part: PARTS[part]() for part in taken})(), Facts(CLIENTS, False, 9, 5))
+    rule = with_parts(SERVERS[name], {part: PARTS[part]() for part in taken})()
     arrival = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], uploading(name, stacked(random_uploads(0, 1)))))
-    before = jax.eval_shape(rule.init, start_params())
+    before = jax.eval_shape(rule.init, start_params(), Facts(CLIENTS, False, 9, 5))
     after = jax.eval_shape(received(rule), *before, arrival)[:2]
     assert shapes(after) == shapes(before)
 

@@ -80,7 +80,7 @@ def test_clip_and_noise_equal_numpy(adapts):
 @pytest.mark.float64
 def test_a_rule_without_close_has_an_adaptive_clip_too():
     closed = asgd()
-    open_one = closed._replace(receive=received(closed), close=None, given=None)
+    open_one = closed._replace(receive=received(closed), close=None)
     rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
     found = [path_of(rule, closing(UPLOADS))[1]["clip"] for rule in rules]
     np.testing.assert_array_equal(*found)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async.server import SERVERS, known, rebased
+from fedjax_async.server import SERVERS, begun, rebased
 from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import received, uploading
 
@@ -26,10 +26,10 @@ def params_of(weight, statistic):
 @functools.cache
 def run_of(name, **options):
     """From (start, change, staleness), [steps, 2] each, to the server's statistics and weights after these steps."""
-    server = known(SERVERS[name](**options), Facts(2))
+    server = SERVERS[name](**options)
 
     def function(start, change, staleness):
-        state, row = server.init(params_of(0.0, 1.0))
+        state, row = begun(server, params_of(0.0, 1.0), Facts(2))
         rows = [row, row]
         for step, client in np.ndindex(start.shape):
             arrival = Arrival(
