@@ -13,7 +13,7 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
+from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.types import Run
 
@@ -130,8 +130,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
         names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
     axes.set_xlim(0, 100)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    title = f"client test {column_title(metric)}" + (" (%)" if metric == "accuracy" else "")
-    canvas.label(axes, "clients, from the worst to the best (%)", title)
+    canvas.label(axes, "clients, from the worst to the best (%)", f"client {metrics.axis_title(metric)}")
     canvas.legend_below(figure, axes.patches[: len(names)], names, drawing, columns=2)
     return canvas.finish(figure, drawing)
 

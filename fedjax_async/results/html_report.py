@@ -19,7 +19,7 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
-from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
+from fedjax_async.results.html_figures import MOST_LINES, UNITS
 from fedjax_async.results.html_folders import (
     AS_SAVED,
     Content,
@@ -147,7 +147,8 @@ def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> 
 def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     """``figures[metric][unit]`` for every metric with a finite value, and notes on what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
-    shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
+    metrics = ("accuracy", "loss")
+    shown = [name for name in metrics if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
     groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
     shown = list(groups)
     most_seeds = max(1, ALL_SEEDS // len(runs))

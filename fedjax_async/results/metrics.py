@@ -116,6 +116,21 @@ def limits(column: str) -> tuple[float, float]:
     return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
 
 
+def band(mean: np.ndarray | float, std: np.ndarray | float, column: str) -> np.ndarray:
+    """One standard deviation on either side of the mean, within :func:`limits`; float64[2, ...]."""
+    return np.clip([mean - std, mean + std], *limits(column))
+
+
+def axis_title(column: str) -> str:
+    """The name of a column at an axis.
+
+    >>> axis_title("accuracy"), axis_title("loss"), axis_title("validation_accuracy")
+    ('test accuracy (%)', 'test loss', 'validation accuracy (%)')
+    """
+    test = "test " if column in ("accuracy", "loss") else ""
+    return test + column_title(column) + (" (%)" if percent(column) > 1 else "")
+
+
 def all_finals(final: str = FINAL) -> list[str]:
     """The three final values, ``final`` first; ``tail:K`` replaces ``tail``."""
     require_final(final)

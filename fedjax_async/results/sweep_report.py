@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import check, disk, lazy
 from fedjax_async.results import figure as canvas
-from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
+from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 NO_PARQUET = f"no Parquet files: {lazy.missing('pyarrow', 'them')}"
 MOST_CURVES = 10  # more cannot be told apart
-RANKED_BY = {"accuracy": accuracy_curve, "loss": loss_curve}
 
 
 def curves(
@@ -41,10 +40,7 @@ def curves(
     ranked = rank(found, final, roles)
     shown = [names[index] for index in sorted(ranked.order[:MOST_CURVES])]
     runs = {name: [each.run for each in grouped[name]] for name in shown}
-    if metric in RANKED_BY:
-        figure = RANKED_BY[metric](runs, x, final=final, drawing=drawing)
-    else:
-        figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
+    figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
         title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
