@@ -18,6 +18,7 @@ from fedjax_async import check, registry
 from fedjax_async.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
+from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.models.wrap import check_shape
 from fedjax_async.types import Array, Key, Model, Params
 
@@ -241,7 +242,9 @@ def _folder(path: str | None) -> Path:
 
 @registry.cached_by_name(maxsize=2)
 def _loaded(folder: str) -> tuple[EncoderConfig, Params]:
-    """The encoder's configuration, and its weights on the device as float32."""
+    """The encoder's configuration, and its weights on the device as float32; ``ValueError`` for weights that differ."""
     config, weights = load_encoder(Path(folder))
     check.one_of("config.json: activation", config.activation, ACTIVATIONS)
-    return config, jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), weights)
+    start = jax.eval_shape(Encoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), start[FROZEN])
+    return config, filled(like, arrays_of(weights), f"{FILES[1]} (shapes as in {FILES[0]})")

@@ -17,6 +17,7 @@ from fedjax_async import check, disk, identity
 from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
+from fedjax_async.models.weights import BARE, arrays_of
 from fedjax_async.results import files
 from fedjax_async.results.provenance import VERSIONS, versions
 from fedjax_async.tree import Columns
@@ -40,7 +41,6 @@ BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished
-BARE = "."  # the name of a parameter tree that is a single array
 
 
 class NotSaved(OSError):
@@ -51,23 +51,9 @@ class NotSaved(OSError):
         self.run = run
 
 
-def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
-    """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host.
-
-    Entries of lists and tuples are named by their index. ``ValueError`` for a name with ``/`` or ``:``.
-    """
-    if hasattr(params, "_asdict"):
-        params = params._asdict()
-    elif isinstance(params, (list, tuple)):
-        params = {str(index): item for index, item in enumerate(params)}
-    if not isinstance(params, Mapping):
-        return {prefix or BARE: np.asarray(params)}
-    flat: dict[str, np.ndarray] = {}
-    for name, item in params.items():
-        if not isinstance(name, str) or not name or set(name) & set("/:"):
-            raise ValueError(f"parameter name = {name!r}: must be a string without '/' and ':'")
-        flat |= flatten(item, f"{prefix}/{name}" if prefix else name)
-    return flat
+def flatten(params: Params) -> dict[str, np.ndarray]:
+    """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host; names as in ``models.arrays_of``."""
+    return {name: np.asarray(array) for name, array in arrays_of(params).items()}
 
 
 def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
