@@ -233,14 +233,23 @@ def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGE
     lowest = np.min(list(final.values()), axis=0)
     if (method := method_in(target, final)) is not None:
         return np.asarray(final[method], np.float64)
-    text = str(target)
-    try:
-        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        number = math.nan
+    number = target_number(target)
     allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
     check.require(0 < number <= 1, "target", target, allowed)
-    return number * lowest if text.endswith("%") else np.full(lowest.shape, number)
+    return number * lowest if str(target).endswith("%") else np.full(lowest.shape, number)
+
+
+def target_number(target: str | float | None) -> float:
+    """The accuracy or the share that a target is; NaN for None and for other text, such as a method's name.
+
+    >>> target_number("0.7"), target_number("95%"), target_number("fedavg")
+    (0.7, 0.95, nan)
+    """
+    text = str(target)
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
 
 
 def final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:
