@@ -2,13 +2,14 @@
 
 All are local: the theorems' L, sigma^2 and sigma_g^2 are suprema over all x, the functions here measure them at one x.
 Use the largest over several points of a run. A network is measured as in evaluation: no dropout, fixed running
-statistics. The functions vmap over ``width`` clients at a time and read the rows of a client ``chunk`` at a time.
+statistics. The functions take ``options``: the ``clients`` to measure, by default all; they vmap over ``width`` clients
+[8] and read ``chunk`` rows of a client [256; 32 for gradients of single examples] at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,17 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
+
+
+class Options(TypedDict, total=False):
+    """What the functions measure, and how much at a time."""
+
+    clients: Sequence[int] | None
+    width: int
+    chunk: int
+
+
+_SMALL: Options = {"chunk": 32}
 
 
 class Estimates(NamedTuple):
@@ -36,20 +48,18 @@ def estimate(
     *,
     batch_size: int,
     iterations: int = 50,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 32,
+    **options: Unpack[Options],
 ) -> Estimates:
     """All constants at ``params``. The functions below compute one constant each and explain the arguments.
 
-    ``model`` takes decoded inputs. ``clients``: the clients to measure, by default all; means are over these.
-    Memory: C * D floats for the gradients, ``width * chunk * D`` for those of single examples.
+    ``model`` takes decoded inputs. Means are over the ``clients`` that are measured. Memory: C * D floats for the
+    gradients, ``width * chunk * D`` for those of single examples.
     """
     check.whole("batch_size", batch_size)
     check.whole("iterations", iterations)
-    losses, gradients = client_gradients(model, params, data, clients=clients, width=width, chunk=chunk)
+    options = _SMALL | options
+    losses, gradients = client_gradients(model, params, data, **options)
     together = jax.tree.map(lambda leaf: leaf.mean(axis=0), gradients)
-    options: dict[str, Any] = {"clients": clients, "width": width, "chunk": chunk}
     return Estimates(
         loss=float(losses.mean()),
         squared_gradient=float(tree.norm(together)) ** 2,
@@ -63,10 +73,7 @@ def client_gradients(
     model: Model,
     params: Params,
     data: FederatedData,
-    *,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[Options],
 ) -> tuple[Array, Params]:
     """Loss and gradient of each client's whole shard, ``f_i`` and ``grad f_i``: float[C] and leaves [C, ...].
 
@@ -79,7 +86,7 @@ def client_gradients(
 
         return rows.mean(part)
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **options)
 
 
 def heterogeneity(gradients: Params) -> Array:
@@ -98,9 +105,7 @@ def smoothness(
     data: FederatedData,
     *,
     iterations: int = 50,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[Options],
 ) -> Array:
     """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
 
@@ -126,7 +131,7 @@ def smoothness(
         v = _normal(key, rows.weights)
         return jax.lax.fori_loop(0, iterations, step, (v, tree.norm(v)))[1]
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **options)
 
 
 def smoothness_between(
@@ -134,10 +139,7 @@ def smoothness_between(
     params: Params,
     other: Params,
     data: FederatedData,
-    *,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[Options],
 ) -> Array:
     """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
 
@@ -146,9 +148,7 @@ def smoothness_between(
     """
     distance = tree.norm(jax.tree.map(jnp.subtract, _weights(model, params), _weights(model, other)))
     check.require(float(distance) > 0, "other", "params", "different from params")
-    (_, here), (_, there) = (
-        client_gradients(model, p, data, clients=clients, width=width, chunk=chunk) for p in (params, other)
-    )
+    (_, here), (_, there) = (client_gradients(model, p, data, **options) for p in (params, other))
     return jax.vmap(lambda a, b: tree.norm(jax.tree.map(jnp.subtract, a, b)))(here, there) / distance
 
 
@@ -158,9 +158,7 @@ def gradient_variance(
     data: FederatedData,
     *,
     batch_size: int,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 32,
+    **options: Unpack[Options],
 ) -> Array:
     """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches of ``local.local_training``; float[C].
 
@@ -187,7 +185,7 @@ def gradient_variance(
 
         return rows.mean(part) * _batch_factor(rows.size, batch_size)
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **_SMALL | options)
 
 
 class _Rows(NamedTuple):
@@ -221,9 +219,10 @@ def _over_clients(
     model: Model,
     params: Params,
     data: FederatedData,
-    clients: Sequence[int] | None,
-    width: int,
-    chunk: int,
+    *,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 256,
 ) -> Any:
     """``of_client(rows)`` of every client, ``width`` clients at a time; leaves [C, ...]."""
     chosen = _chosen(data, clients)
