@@ -21,7 +21,7 @@ from common import write_table
 
 from fedjax_async.models.choice import KEY, TABLE, ConvShape, fastest, measured, rule
 
-NAMES = ("lax", "im2col", "banded", "tiled", "winograd", "winograd_small", "winograd_tiled")
+NAMES = ("lax", "im2col", "tiled", "winograd", "winograd_small", "winograd_tiled")
 # kernel, stride, outputs, channels in and out: the 3 x 3 and 5 x 5 layers of the package's networks
 SHAPES = (
     (3, 1, 32, 3, 64), (3, 1, 30, 3, 32), (3, 1, 28, 32, 64), (3, 1, 32, 64, 64), (3, 1, 16, 64, 128),

@@ -129,18 +129,12 @@ def _shape(kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tup
 def candidates(shape: ConvShape, backend: str) -> list[str]:
     """Lowerings worth measuring.
 
-    ``lax`` is not measured on a CPU, since it takes seconds inside a loop. ``banded`` is measured only if its matrix
-    has up to a million entries. Winograd's are measured only at stride 1, for 3 x 3 kernels or (``winograd_tiled``)
-    5 x 5.
+    ``lax`` is not measured on a CPU, since it takes seconds inside a loop. Winograd's are measured only at stride 1,
+    for 3 x 3 kernels or (``winograd_tiled``) 5 x 5.
     """
-    (kh, kw), _, (_, columns), (c_in, c_out) = shape
     names = ["im2col", "tiled"] if backend == "cpu" else ["lax", "im2col", "tiled"]
-    if kh * columns**2 * c_in * c_out <= 2**20:
-        names.append("banded")
-    if (kh, kw) == (3, 3) and shape.strides == (1, 1):
-        names += ["winograd", "winograd_small"]
-    if (kh, kw) == (5, 5) and shape.strides == (1, 1):
-        names.append("winograd_tiled")
+    if shape.strides == (1, 1):
+        names += {(3, 3): ["winograd", "winograd_small"], (5, 5): ["winograd_tiled"]}.get(shape.kernel, [])
     return names
 
 

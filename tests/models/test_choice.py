@@ -34,7 +34,7 @@ def test_the_nearest_measured_shape_decides(monkeypatch):
     near, far = SHAPE._replace(outputs=(8, 8)), SHAPE._replace(outputs=(64, 64))
     strided, other = near._replace(strides=(2, 2)), far
     rows = (
-        MeasuredShape("cpu", far, "banded"),
+        MeasuredShape("cpu", far, "im2col"),
         MeasuredShape("cpu", near, "lax"),
         MeasuredShape("gpu", other, "winograd"),
         MeasuredShape("cpu", strided, "tiled"),
@@ -44,7 +44,7 @@ def test_the_nearest_measured_shape_decides(monkeypatch):
     def chosen(size, strides=(1, 1), backend="cpu", kernel=(3, 3)):
         return default_lowering((*kernel, 2, 3), outputs=(size, size), strides=strides, backend=backend)
 
-    assert [chosen(size) for size in (4, 16, 30, 100)] == ["lax", "lax", "banded", "banded"]
+    assert [chosen(size) for size in (4, 16, 30, 100)] == ["lax", "lax", "im2col", "im2col"]
     assert chosen(4, strides=(2, 2)) == "tiled" and chosen(4, backend="gpu") == "winograd"
     # nothing measured: the rule
     assert chosen(4, backend="tpu") == "im2col" and chosen(4, kernel=(5, 5)) == "tiled"
