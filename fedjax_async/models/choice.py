@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_async import disk, registry
 from fedjax_async.home import NO_HOME, default_data_dir, say_not_kept
 from fedjax_async.models.lowerings import LOWERINGS
+from fedjax_async.types import Array
 
 Pair = tuple[int, int]
 AUTO = "auto"
@@ -138,7 +139,9 @@ def candidates(shape: ConvShape, backend: str) -> list[str]:
     return names
 
 
-def job_of(name: str, shape: ConvShape, clients: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def job_of(
+    name: str, shape: ConvShape, clients: int
+) -> tuple[Callable[..., tuple[Array, ...]], tuple[np.ndarray, ...]]:
     """A function of one client, and its arguments for ``clients``, [clients, ...]: what is timed of a lowering.
 
     Forward pass and both gradients, ``STEPS`` times in a loop as in local training. ReLU and a product over the
@@ -152,12 +155,12 @@ def job_of(name: str, shape: ConvShape, clients: int) -> tuple[Callable[..., Any
     kernel = rng.normal(size=(clients, kh, kw, c_in, c_out)).astype(np.float32)
     following = rng.normal(size=(clients, c_out, FOLLOWING)).astype(np.float32)
 
-    def job(x: Any, kernel: Any, following: Any) -> Any:
-        def layer(x: Any, kernel: Any, following: Any) -> Any:
+    def job(x: Array, kernel: Array, following: Array) -> tuple[Array, ...]:
+        def layer(x: Array, kernel: Array, following: Array) -> Array:
             y = LOWERINGS[name](x, kernel, strides, ((0, 0), (0, 0)))
             return jax.nn.relu(y).reshape(-1, c_out) @ following
 
-        def step(_: Any, given: Any) -> Any:
+        def step(_: int, given: tuple[Array, ...]) -> tuple[Array, ...]:
             y, back = jax.vjp(layer, *given)
             return jax.tree.map(lambda a, b: a - 1e-6 * b, given, back(y))
 
@@ -166,7 +169,7 @@ def job_of(name: str, shape: ConvShape, clients: int) -> tuple[Callable[..., Any
     return job, (x, kernel, following)
 
 
-def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
+def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], object]:
     """A call of :func:`job_of`, compiled; vmapped over several clients off a CPU."""
     job, given = job_of(name, shape, 1 if backend == "cpu" else CLIENTS)
     run = jax.jit(jax.vmap(job)).lower(*given).compile()

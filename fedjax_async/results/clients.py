@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
+from fedjax_async.results.tables import Cell
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main_metric(runs: Sequence[Run]) -> str:
     return "accuracy" if metrics.has_accuracy(runs) else "loss"
 
 
-def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Any]]:
+def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Cell]]:
     """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
 
     Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
@@ -52,7 +53,7 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
         scores = client_scores(seeds)
         for score in scores if every else of_metric(scores, metric):
             model, kind = of_model(score)
-            row: dict[str, Any] = {what: name, "model": model} | ({"score": kind} if every else {})
+            row: dict[str, Cell] = {what: name, "model": model, **({"score": kind} if every else {})}
             for title, ending in columns.items():
                 column = f"client_{score}{ending}"
                 values = [metrics.percent(column) * metrics.final_value(run, column, final) for run in seeds]
@@ -61,7 +62,7 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
     return rows
 
 
-def _means(row: Mapping[str, Any]) -> list[float]:
+def _means(row: Mapping[str, Cell]) -> list[float]:
     return [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
 
 
@@ -76,7 +77,7 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
             (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
     scored = [
-        row for row in client_rows(runs, final, what, every=True) if files.applicable({row["score"]: _means(row)})
+        row for row in client_rows(runs, final, what, every=True) if files.applicable({str(row["score"]): _means(row)})
     ]
     tables.write(scored, folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)

@@ -32,14 +32,14 @@ UNITS = {
     "step": "server steps",
     "bytes": "sent, both directions (bytes)",
 }
-Figure = dict[str, Any]
+Json = dict[str, Any]  # of plotly: a figure, or a part of one
 
 
 class Shown(NamedTuple):
     """A figure, its title, and a note on what it leaves out (empty if it shows everything)."""
 
     title: str
-    figure: Figure
+    figure: Json
     note: str = ""
 
 
@@ -50,17 +50,17 @@ def require_plotly() -> ModuleType:
     return lazy.optional("plotly", "the HTML report")
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: object) -> Json:
     """An axis in plotly's JSON."""
     line = {"showline": True, "linecolor": FAINT, "ticks": "outside", "tickcolor": FAINT, "zeroline": False}
     return {"title": {"text": title}, "gridcolor": GRID, **line, **more}
 
 
-def plot(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any) -> Figure:
+def plot(data: Sequence[Json], x: Json, y: Json, **layout: object) -> Json:
     """``data`` and ``layout`` as JSON, checked by plotly."""
     make = require_plotly().graph_objects.Figure
     plain = {"template": "none", "font": {"color": INK, "size": 12}, "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}
-    figure: Figure = json.loads(make(list(data), plain | layout | {"xaxis": x, "yaxis": y}).to_json())
+    figure: Json = json.loads(make(list(data), plain | layout | {"xaxis": x, "yaxis": y}).to_json())
     return figure
 
 
@@ -72,7 +72,7 @@ def _thin(size: int, most: int) -> np.ndarray:
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
-def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
+def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Json:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
     ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: with several
@@ -82,7 +82,7 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
     the first ``most_seeds`` of each group are drawn as single seeds.
     """
     factor = metrics.percent(column)
-    data: list[dict[str, Any]] = []
+    data: list[Json] = []
     for index, (name, seeds) in enumerate(runs.items()):
         (colour, _), dash = line_style(index), DASHES[index // len(PALETTE) % len(DASHES)]
         several = len(seeds) > 1
@@ -124,7 +124,7 @@ def _faint(colour: str) -> str:
 # --- clients ----------------------------------------------------------------------------------------
 
 
-def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: Any) -> dict[str, Any]:
+def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: object) -> Json:
     return {"type": "bar", "x": x, "y": y, "name": name, "marker": {"color": colour}, **more}
 
 
@@ -150,7 +150,7 @@ def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Show
     )
 
 
-_SMALL: dict[str, Any] = {"height": 320, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
+_SMALL: Json = {"height": 320, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
 
 
 def clients(run: Run) -> list[Shown]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedjax_async.clock import PeerSchedule
 from fedjax_async.engine.peer_result import executed
 from fedjax_async.results.figure import INK, PALETTE
-from fedjax_async.results.html_figures import Figure, Shown, axis, plot
+from fedjax_async.results.html_figures import Json, Shown, axis, plot
 from fedjax_async.results.timeline import BY_STALENESS, REJECTED, STATE_COLOURS, jobs_of, lines_of
 from fedjax_async.types import Run
 
 MOST_ROWS = 40  # clients of a chart
-TICKS: dict[str, Any] = {
+TICKS: Json = {
     **{"type": "scatter", "mode": "markers", "hoverinfo": "skip"},
     "marker": {"symbol": "line-ns-open", "size": 12, "color": INK},
 }
@@ -43,13 +41,13 @@ def _part(
     return clients, bars, until, note
 
 
-def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **more: Any) -> dict[str, Any]:
+def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **more: object) -> Json:
     """Horizontal bars from ``begin`` to ``end``."""
     bars = {"base": begin, "x": np.maximum(end - begin, 0.0), "y": rows, "width": 0.7}
     return {"type": "bar", "orientation": "h", "name": name, "textposition": "none", **bars, **more}
 
 
-def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Figure:
+def _chart(data: list[Json], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Json:
     """The figure. ``rows``: name of its rows; ``bar``: unit of the staleness (colour of bars); ``top``: its maximum."""
     y = axis(rows, range=[len(clients) - 0.4, -0.6], showgrid=False)
     y |= {"tickvals": list(range(len(clients))), "ticktext": [str(client) for client in clients]}
@@ -65,7 +63,7 @@ def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: 
     )
 
 
-def _marker(state: str, staleness: np.ndarray) -> dict[str, Any]:
+def _marker(state: str, staleness: np.ndarray) -> Json:
     """The look of bars in this state: the colour of their staleness or, if it has none, that of the state."""
     if state in STATE_COLOURS:
         return {"color": STATE_COLOURS[state]}
@@ -86,7 +84,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     finish = np.where(np.isfinite(finish), finish, end)
     rows = np.searchsorted(clients, schedule.client)
     columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
-    data: list[dict[str, Any]] = []
+    data: list[Json] = []
     for name in (*BY_STALENESS, *STATE_COLOURS):
         mine = jobs[state[jobs] == name]
         if not mine.size:
@@ -142,7 +140,7 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
     )
     row_of = np.full(plan.num_clients, -1)
     row_of[nodes] = np.arange(len(nodes))
-    data: list[dict[str, Any]] = []
+    data: list[Json] = []
     for name, (colour, dotted, time, row) in lines_of(plan, row_of, np.isin(plan.push_event, events)).items():
         gap = np.full(len(time), np.nan)
         x, y = (np.column_stack([ends, gap]).ravel() for ends in (time, row))

@@ -17,6 +17,7 @@ from fedjax_async import check, home, lazy, registry
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
+from fedjax_async.config.prepared import Resolved
 from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
 from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
@@ -97,7 +98,7 @@ def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
     return (float(count) ** -1.1, f"the default, {count} {of}^-1.1") if given is None else (given, "given")
 
 
-def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
+def _of_clients(run: Run, resolved: Resolved, asked: Uploads, delta: float | None) -> list[Guarantee]:
     """The bounds of client-level noise: by participation, and by sampling if rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
@@ -187,7 +188,7 @@ def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
     return int(sizes[0]) if plain and undisturbed and len(sizes) == 1 else None
 
 
-def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> Guarantee:
+def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None) -> Guarantee:
     """The bound of DP-SGD: every job counts that begins before the end, even if its upload never arrived."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)

@@ -19,7 +19,7 @@ from fedjax_async.results import comparisons, files, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tables import NOTHING
+from fedjax_async.results.tables import NOTHING, Cell
 from fedjax_async.types import Run
 
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
@@ -184,7 +184,7 @@ def has_validation(group: Iterable[SweptRun]) -> bool:
 
 def setting_rows(
     found: Sequence[SweptRun], options: TableOptions = USUAL, *, further: bool = False
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Cell]]:
     """One row per setting: mean, sample standard deviation and interval over its seeds.
 
     ``further``: add the other two final values.
@@ -206,7 +206,7 @@ def setting_rows(
     rows, others = [], measured(each.run for each in found)
     for group in by_setting(found).values():
         values = values_of(group[0].point.settings, columns).items()
-        row: dict[str, Any] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
+        row: dict[str, Cell] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
         row["seeds"] = len(group)
         if has_validation(group):
             row[metrics.final_title(f"validation_{metric}", final)] = spread_of(group, f"validation_{metric}", final)

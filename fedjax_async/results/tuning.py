@@ -27,7 +27,7 @@ from fedjax_async.results.sweep_table import (
     values_in,
 )
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tables import NOTHING
+from fedjax_async.results.tables import NOTHING, Cell
 
 SHOWN = 5  # best settings in the table, if there is a single tuning
 MOST_PAIRS = 500  # paired tests; more cannot be read, and Holm's correction would be too strict
@@ -143,7 +143,7 @@ def ranked(made: Sequence[Tuning], metric: str, final: str) -> Ranked:
 
 def chosen_rows(
     found: Sequence[SweptRun], options: TableOptions = USUAL, *, further: bool = False
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Cell]]:
     """One row for the chosen setting of each tuning: world, method and tuned values, part, trials and runs, scores.
 
     With one or two tunings, the next best settings follow, with their rank. ``further``: add the other two final
