@@ -170,7 +170,7 @@ def check_array(name: str, value: Any) -> None:
     require(len(value.shape) > 0, name, _shape(value), "an array with an axis of rows")
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether ``value`` is an array of NumPy (not a masked one) or JAX."""
     return isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, np.ma.MaskedArray)
 
@@ -187,13 +187,13 @@ def kind(dtype: Any) -> str | None:
     return next((word for of, word in kinds.items() if jnp.issubdtype(dtype, of)), None)
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """The type of a value for an error message, such as ``"list"`` or ``"torch.Tensor"``."""
     module = type(value).__module__.partition(".")[0]
     return type(value).__name__ if module == "builtins" else f"{module}.{type(value).__name__}"
 
 
-def _is_virtual(value: Any) -> bool:
+def _is_virtual(value: object) -> bool:
     """Whether compiled programs can index ``value``: it looks like an array and is a pytree node."""
     looks = all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__"))
     return looks and not jax.tree_util.all_leaves([value])

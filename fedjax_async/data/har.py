@@ -100,7 +100,7 @@ _MARK = object()
 class RecordedCall:
     """A call that was not executed: the name of the function, the arguments, and the state of the result."""
 
-    def __init__(self, name: Any, arguments: Any) -> None:
+    def __init__(self, name: object, arguments: object) -> None:
         known = isinstance(name, str) and name in NAMES
         require(known, "pickle", "a call of an unknown name", "calls of known names only")
         self.name, self.arguments = name, arguments

@@ -66,7 +66,7 @@ class Column:
         self._hash.update(content.data)
         self.rows += len(rows)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._header:  # NumPy leaves room in the header for a longer first axis
                 self._file.seek(0)
@@ -289,7 +289,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _is_described(about: Any) -> bool:
+def _is_described(about: object) -> bool:
     kinds = {"dtype": str, "shape": list, "bytes": int, "sha256": str}
     return isinstance(about, dict) and all(isinstance(about.get(key), kind) for key, kind in kinds.items())
 

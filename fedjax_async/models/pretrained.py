@@ -16,7 +16,7 @@ from fedjax_async import check
 from fedjax_async.check import require
 from fedjax_async.models.safetensors import read_safetensors
 
-Weights = dict[str, dict[str, Any]]
+Weights = dict[str, dict[str, object]]
 
 
 class EncoderConfig(NamedTuple):

@@ -95,7 +95,7 @@ def check_target(path: str | Path) -> Path:
     return path
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, Any], *, torch: bool = False) -> Path:
+def write_arrays(path: str | Path, arrays: Mapping[str, object], *, torch: bool = False) -> Path:
     """Write arrays by name to an ``.npz`` or ``.safetensors`` file, whole or not at all; returns its path.
 
     ``torch``: whether the names are PyTorch's; the header of a ``.safetensors`` file states it.

@@ -174,13 +174,13 @@ def rematerialised(model: Model) -> Model:
     """
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
-    def layer(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+    def layer(call: Any, args: tuple[object, ...], kwargs: dict[str, Any], context: Any) -> Any:
         out = call(*args, **kwargs)
         direct = context.method_name == "__call__" and len(context.module.path) == 1
         return checkpoint_name(out, "layer") if direct else out
 
-    def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+    def recomputed(function: Callable[..., object]) -> Callable[..., Any]:
+        def run(*args: object) -> Any:
             with nn.intercept_methods(layer):
                 return jax.checkpoint(function, policy=policy)(*args)
 

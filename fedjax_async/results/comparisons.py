@@ -56,7 +56,7 @@ def stopped_early(runs: Sequence[Run]) -> str:
     return f"{sum(run.stopped is not None for run in runs)} of {len(runs)}"
 
 
-def ended_early(counters: Sequence[Mapping[str, Any]]) -> str:
+def ended_early(counters: Sequence[Mapping[str, object]]) -> str:
     """How many runs with these counters ended before their budget, because no client was left: ``2 of 3``."""
     return f"{sum(ENDED_EARLY in each for each in counters)} of {len(counters)}"
 

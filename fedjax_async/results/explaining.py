@@ -77,7 +77,7 @@ def explain(
     drawing: Drawing = SCREEN,
     progress: ProgressShown = None,
     say: Callable[[str], None] = print,
-    **objects: Any,
+    **objects: object,
 ) -> Explanation:
     """Attribute the changes of a run's loss to its arrivals, by training it once more with a probe.
 
@@ -186,7 +186,7 @@ def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, EvaluationPoints]:
 def _quiet(report: Progress) -> Progress:
     """Report no accuracy: until the end, only that at the start is known."""
 
-    def reported(done: int, total: int, **shown: Any) -> None:
+    def reported(done: int, total: int, **shown: object) -> None:
         report(done, total, **shown | {"accuracy": float("nan")})
 
     return reported

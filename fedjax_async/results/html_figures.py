@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ UNITS = {
     "step": "server steps",
     "bytes": "sent, both directions (bytes)",
 }
-Json = dict[str, Any]  # of plotly: a figure, or a part of one
+Json = dict[str, object]  # of plotly: a figure, or a part of one
 
 
 class Shown(NamedTuple):

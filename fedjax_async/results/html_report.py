@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -169,7 +168,7 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     return figures, notes
 
 
-def _embedded(value: Any) -> str:
+def _embedded(value: object) -> str:
     """JSON that cannot end the element around it: ``<``, ``>`` and ``&`` are written as escapes."""
     text = json.dumps(files.plain(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&":

@@ -32,7 +32,7 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 OF_METHODS = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
 
 
-def require_run(run: Any) -> None:
+def require_run(run: object) -> None:
     """``ValueError`` unless ``run`` is a ``Run``."""
     check.kind("run", run, Run, "a Run, as simulate returns")
 
@@ -318,7 +318,7 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
 
 
-def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:
+def numbers_in(field: str, values: object, least: int = 1) -> np.ndarray:
     """The numbers of a list, float64[n]; ``ValueError`` for fewer than ``least`` or for anything but numbers."""
     allowed = ("a list of numbers", "a list of at least one number", "a list of at least two numbers")[least]
     try:

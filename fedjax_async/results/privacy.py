@@ -42,7 +42,7 @@ class Guarantee(NamedTuple):
     delta_of: str  # where delta comes from: "given", or "the default, 50 clients^-1.1"
 
 
-def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
+def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: object) -> list[Guarantee]:
     """The (epsilon, delta) guarantees of a run with the setting ``privacy``, one entry per bound.
 
     The schedule is given. The participations of client c compose to a Gaussian mechanism with the multiplier

@@ -115,7 +115,7 @@ def require_folder(folder: str | Path) -> Path:
 
 
 def require_room(
-    folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False, again: bool = False
+    folder: str | Path, settings: Mapping[str, object], *, overwrite: bool = False, again: bool = False
 ) -> Path:
     """Check, before a run, that it may be saved in ``folder``; returns the folder.
 
@@ -139,7 +139,7 @@ def require_room(
     return folder
 
 
-def differing(content: bytes, settings: Mapping[str, Any], name: str = "settings.json") -> str:
+def differing(content: bytes, settings: Mapping[str, object], name: str = "settings.json") -> str:
     """How the saved settings in the file ``name`` differ from ``settings``, in a few words; empty if they do not."""
     wanted = files.json_bytes(settings)
     if content == wanted:
@@ -216,7 +216,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     return folder
 
 
-def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], Any]]) -> None:
+def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], object]]) -> None:
     """Call every writer, in order, also after one that fails; :class:`NotSaved` at the end if any failed."""
     failed: dict[str, str] = {}
     for name, write in writers.items():
@@ -272,7 +272,7 @@ def read_checked(folder: Path, name: str, digest: str) -> bytes:
     return content
 
 
-def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
+def is_finished(folder: Path, settings: Mapping[str, object]) -> bool:
     """Whether ``folder`` holds a complete run of ``settings``: every file, with the checksum in the manifest."""
     if not (folder / MANIFEST).is_file():
         return False

@@ -32,7 +32,7 @@ def _arrow(column: Any) -> Any:
     """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures strings."""
     kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
     if len(kinds) > 1:
-        convert: Callable[[Any], Any] = float if kinds == {int, float} else str
+        convert: Callable[[Any], object] = float if kinds == {int, float} else str
         return [None if value is None else convert(value) for value in column]
     return column
 

@@ -83,7 +83,7 @@ def read(folder: Path, columns: ReadColumns) -> list[Rows]:
     return [read_arrow(_inside(folder, _name(one)), columns) for one in listed or ()]
 
 
-def _name(entry: Any) -> Any:
+def _name(entry: object) -> Any:
     return entry.get("filename") if isinstance(entry, dict) else None
 
 
