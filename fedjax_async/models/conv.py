@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.models.choice import AUTO, default_lowering, lowering_of
+from fedjax_async.models.choice import default_lowering
 from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, out_size, pad_spatial
 from fedjax_async.models.tiles import max_of_four
 from fedjax_async.types import Array
@@ -65,7 +65,7 @@ class Conv(nn.Module):
 
     The parameters are those of flax: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences
     ``[k, C_in / groups, C_out]``, and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` if
-    ``feature_group_count > 1``), ``"auto"`` to measure once (``choice.py``), or ``None`` for ``default_lowering``.
+    ``feature_group_count > 1``), or ``None`` for ``default_lowering``.
     ``kernel_size`` and ``strides`` may be one integer for all axes. Computes in the parameters' dtype. Raises
     ``ValueError`` for an input smaller than the kernel.
     """
@@ -102,11 +102,11 @@ class Conv(nn.Module):
     def _run(self, x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Array:
         groups = self.feature_group_count
         if groups == 1:
-            name = lowering_of(self.lowering, kernel.shape, strides, _outputs(x, kernel, strides, padding))
+            outputs = _outputs(x, kernel, strides, padding)
+            name = self.lowering or default_lowering(kernel.shape, strides=strides, outputs=outputs)
             return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
-        given = None if self.lowering == AUTO else self.lowering
         depthwise = groups == x.shape[-1] == self.features
-        name = given or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
+        name = self.lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
         return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
 
 
@@ -136,7 +136,7 @@ class ConvPool(nn.Module):
         top, left = _padding_pairs(self.padding, x.shape[1:3], size, (1, 1))
         padding = (top, left)
         _check_size(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
-        name = lowering_of(self.lowering, kernel.shape, (1, 1), _outputs(x, kernel, (1, 1), padding))
+        name = self.lowering or default_lowering(kernel.shape, outputs=_outputs(x, kernel, (1, 1), padding))
         lower = registry.find("lowering", LOWERINGS, name)
         if name in FUSED:
             return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
