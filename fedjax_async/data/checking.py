@@ -238,13 +238,9 @@ def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -
 
 def check_fits(name: str, array: Any) -> None:
     """Raise ``ValueError`` for the first integer that the device's 32 bits cannot hold; there they would wrap."""
-    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and not _keeps_64_bits():
+    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and jnp.result_type(int) != jnp.int64:
         low, high = (0, 2**32 - 1) if array.dtype.kind == "u" else (-LARGEST - 1, LARGEST)
         _check_range(name, array, high, f"from {low} to {high}, or a float: integers have 32 bits", low)
-
-
-def _keeps_64_bits() -> bool:
-    return bool(jnp.result_type(int) == jnp.int64)
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def digits() -> Dataset:
     Values 0..16 as uint8. Needs scikit-learn to be installed; only its data file is read, the package is not imported.
     Source: Alpaydin and Kaynak (1998), UCI repository.
     """
-    return read_digits(_digits_file())
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise lazy.missing("scikit-learn", "dataset = 'digits', whose file it has")
+    return read_digits(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz")
 
 
 def read_digits(path: Path) -> Dataset:
@@ -44,10 +47,3 @@ def read_digits(path: Path) -> Dataset:
     x, y = table[:, :64].reshape(-1, 8, 8).astype(np.uint8), table[:, 64]
     test = np.arange(len(x)) % 5 == 4
     return Dataset("digits", x[~test], y[~test], x[test], y[test], decode.digits, num_classes=10)
-
-
-def _digits_file() -> Path:
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise lazy.missing("scikit-learn", "dataset = 'digits', whose file it has")
-    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -160,7 +160,8 @@ def write_clients(
                 column.append(np.asarray(array))
             files[field] = column.about()
         metadata = {"format": FORMAT, "version": VERSION, "name": name, "num_classes": num_classes}
-        metadata |= {"decode": _decoder_name(decode), "files": files}
+        known = (known for known, function in decoders.DECODERS.items() if function is decode)
+        metadata |= {"decode": next(known, None), "files": files}
         (temporary / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
@@ -262,10 +263,6 @@ def _chunks(data: FederatedData) -> Iterator[Chunk]:
         rows = data.order[spans(data.offset[first:after], size)]
         yield np.asarray(data.x[rows]), np.asarray(data.y[rows]), size
         first = after
-
-
-def _decoder_name(decode: Decode) -> str | None:
-    return next((name for name, known in decoders.DECODERS.items() if known is decode), None)
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:

@@ -62,10 +62,6 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
     return rows
 
 
-def _means(row: Mapping[str, Cell]) -> list[float]:
-    return [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
-
-
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
     """Write ``clients.csv``, with every score, and ``clients.md``; returns the rows of ``clients.md`` as aligned text.
 
@@ -76,9 +72,10 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
         for ending in ("csv", "md"):
             (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
-    scored = [
-        row for row in client_rows(runs, final, what, every=True) if files.applicable({str(row["score"]): _means(row)})
-    ]
+    scored = []
+    for row in client_rows(runs, final, what, every=True):
+        means = [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
+        scored += [row] if files.applicable({str(row["score"]): means}) else []
     tables.write(scored, folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)
     tables.write(rows, folder / f"{NAME}.md", decimals=decimals)

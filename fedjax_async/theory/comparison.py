@@ -9,22 +9,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async import check
-from fedjax_async.theory.rates import Numbers
+from fedjax_async.theory.rates import Quantity
 
 
 class Setting(NamedTuple):
     """The arguments of the rates: numbers, or arrays that broadcast."""
 
-    server_steps: Numbers  # T, server steps
-    local_steps: Numbers  # K
-    clients: Numbers  # n
-    participants: Numbers  # m <= n, of one server step
-    variance: Numbers  # sigma^2
-    heterogeneity: Numbers  # sigma_g^2
-    squared_gradient: Numbers  # G^2 >= ||grad||^2
-    tau_max: Numbers
-    tau_avgm: Numbers  # the larger of tau_avgm0 and tau_avgm1
-    tau_c: Numbers  # the largest delay that Li et al. (2024) accept
+    server_steps: Quantity  # T, server steps
+    local_steps: Quantity  # K
+    clients: Quantity  # n
+    participants: Quantity  # m <= n, of one server step
+    variance: Quantity  # sigma^2
+    heterogeneity: Quantity  # sigma_g^2
+    squared_gradient: Quantity  # G^2 >= ||grad||^2
+    tau_max: Quantity
+    tau_avgm: Quantity  # the larger of tau_avgm0 and tau_avgm1
+    tau_c: Quantity  # the largest delay that Li et al. (2024) accept
 
 
 class Analysis(NamedTuple):
@@ -32,7 +32,7 @@ class Analysis(NamedTuple):
 
     source: str
     formula: str
-    rate: Callable[[Setting], Numbers]
+    rate: Callable[[Setting], Quantity]
     non_iid: bool = True
     quantization: bool = False
     sparsification: bool = False
@@ -41,43 +41,43 @@ class Analysis(NamedTuple):
     nonuniform_participation: bool = False
 
 
-def _fedbuff(s: Setting) -> Numbers:
+def _fedbuff(s: Setting) -> Quantity:
     late = s.tau_max**2 * (s.variance + s.heterogeneity + s.squared_gradient) / s.server_steps
     return s.variance / (s.server_steps * s.local_steps) ** 0.5 + late
 
 
-def _unbounded(s: Setting) -> Numbers:
+def _unbounded(s: Setting) -> Quantity:
     both = s.variance + s.heterogeneity
     return both / s.server_steps**0.5 + s.tau_max**2 * both / s.server_steps
 
 
-def _private(s: Setting) -> Numbers:
+def _private(s: Setting) -> Quantity:
     late = s.tau_c**2 * (s.variance + s.squared_gradient) / s.server_steps
     return (s.variance + s.heterogeneity) / s.server_steps**0.5 + late
 
 
-def _relaying(s: Setting) -> Numbers:
+def _relaying(s: Setting) -> Quantity:
     return s.variance / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 * s.squared_gradient / s.server_steps
 
 
-def _cached(s: Setting) -> Numbers:
+def _cached(s: Setting) -> Quantity:
     spread = s.variance + s.local_steps**0.5 * s.heterogeneity
     return spread / (s.server_steps * s.local_steps * s.participants) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
-def _speedup(s: Setting) -> Numbers:
+def _speedup(s: Setting) -> Quantity:
     return (s.variance + s.squared_gradient) / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
-def _asynfl(s: Setting) -> Numbers:
+def _asynfl(s: Setting) -> Quantity:
     return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
-def _asynflc(s: Setting) -> Numbers:
+def _asynflc(s: Setting) -> Quantity:
     return s.tau_max * s.variance / (s.local_steps * s.server_steps ** (2 / 3))
 
 
-def _asynflc_ef(s: Setting) -> Numbers:
+def _asynflc_ef(s: Setting) -> Quantity:
     return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
@@ -115,7 +115,7 @@ TABLE_2: dict[str, Analysis] = {
 }  # fmt: skip
 
 
-def compare(setting: Setting) -> dict[str, Numbers]:
+def compare(setting: Setting) -> dict[str, Quantity]:
     """The rate of every row of ``TABLE_2`` in one setting, by the row's name.
 
     >>> rates = compare(Setting(10**6, 5, 100, 10, 1.0, 1.0, 1.0, 10, 8, 10))

@@ -19,7 +19,7 @@ from fedjax_async import check, tree
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
 
 
-class Options(TypedDict, total=False):
+class EstimateOptions(TypedDict, total=False):
     """What the functions measure, and how much at a time."""
 
     clients: Sequence[int] | None
@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     chunk: int
 
 
-_SMALL: Options = {"chunk": 32}
+_SMALL: EstimateOptions = {"chunk": 32}
 
 
 class Estimates(NamedTuple):
@@ -48,7 +48,7 @@ def estimate(
     *,
     batch_size: int,
     iterations: int = 50,
-    **options: Unpack[Options],
+    **options: Unpack[EstimateOptions],
 ) -> Estimates:
     """All constants at ``params``. The functions below compute one constant each and explain the arguments.
 
@@ -73,7 +73,7 @@ def client_gradients(
     model: Model,
     params: Params,
     data: FederatedData,
-    **options: Unpack[Options],
+    **options: Unpack[EstimateOptions],
 ) -> tuple[Array, Params]:
     """Loss and gradient of each client's whole shard, ``f_i`` and ``grad f_i``: float[C] and leaves [C, ...].
 
@@ -105,7 +105,7 @@ def smoothness(
     data: FederatedData,
     *,
     iterations: int = 50,
-    **options: Unpack[Options],
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
 
@@ -139,7 +139,7 @@ def smoothness_between(
     params: Params,
     other: Params,
     data: FederatedData,
-    **options: Unpack[Options],
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
 
@@ -158,7 +158,7 @@ def gradient_variance(
     data: FederatedData,
     *,
     batch_size: int,
-    **options: Unpack[Options],
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches of ``local.local_training``; float[C].
 

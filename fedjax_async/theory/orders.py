@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.theory.rates import Bound, Constants, Numbers, checked, compression_factor, larger
+from fedjax_async.theory.rates import Bound, Constants, Quantity, checked, compression_factor, larger
 
 
 class LearningRates(NamedTuple):
     """eta and eta_g."""
 
-    lr: Numbers
-    server_lr: Numbers
+    lr: Quantity
+    server_lr: Quantity
 
 
 def slow_lrs(constants: Constants) -> LearningRates:
