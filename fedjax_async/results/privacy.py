@@ -116,7 +116,8 @@ def _of_clients(run: Run, resolved: Resolved, asked: Uploads, delta: float | Non
         spent = of_sums(client, step, weight, own.uploads, own.below, fewest)
         how = f"the sum of each server step is noised, with the noise that {fewest} uploads (the smallest step's) add"
     else:
-        spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
+        once = own.uploads**-2 + (0.0 if own.below == 0 else (2 * own.below) ** -2)  # 1 / z^2 of a participation
+        spent = {who: int(n) * once for who, n in zip(*np.unique(client, return_counts=True))}
         how = f"each upload by itself: {resolved.settings.method} uses single uploads"
     if not spent:
         why = "no upload was accepted and used"
@@ -150,11 +151,6 @@ def _stops(s: Settings) -> str:
     """Why no bound is known for a run whose length depends on its evaluations; empty for others."""
     stops = s.stop_at is not None or s.patience is not None
     return "no bound is known: the run stopped by what it measured (stop_at, patience)" if stops else ""
-
-
-def _spent(uploads: float, below: float) -> float:
-    """``1 / z^2`` of one participation: of the upload (multiplier ``uploads``) and of the count (``below``)."""
-    return uploads**-2 + (0.0 if below == 0 else (2 * below) ** -2)
 
 
 def of_sums(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_async import check, tree
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
@@ -128,7 +129,7 @@ def smoothness(
             image = product(unit)
             return image, tree.norm(image)
 
-        v = _normal(key, rows.weights)
+        v = optax.tree.random_like(key, rows.weights, jax.random.normal)
         return jax.lax.fori_loop(0, iterations, step, (v, tree.norm(v)))[1]
 
     return _over_clients(of_client, model, params, data, **options)
@@ -283,13 +284,6 @@ def _batch_factor(size: Array, batch_size: int) -> Array:
 
     total = full.astype(real) * factor(jnp.asarray(batch_size, real)) + factor(last.astype(real))
     return total / (full + 1).astype(real)
-
-
-def _normal(key: Key, like: Params) -> Params:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    random = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)]
-    return jax.tree.unflatten(structure, random)
 
 
 def _unit(v: Params, norm: Array) -> Params:
