@@ -8,7 +8,7 @@ clients with their own kernels, batch 32. Steps: LeNet-5, K local SGD steps in o
 stacked (``vmap``), one after the other in one program (``map``), and one after the other on each of several CPU devices
 (``map on D devices``), beside a lean PyTorch loop where PyTorch is installed.
 
-Expected on 2 AVX-512 cores (ms per LeNet-5 client step): lax 12-19, im2col 4-6, banded 2.1-2.5, tiled 1.2-1.4,
+Expected on 2 AVX-512 cores (ms per LeNet-5 client step): lax 12-19, im2col 4-6, tiled 1.2-1.4,
 tiled + map on 2 devices 0.7, PyTorch 2.2-2.8.
 """
 

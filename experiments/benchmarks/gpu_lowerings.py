@@ -4,7 +4,7 @@
     python experiments/benchmarks/gpu_lowerings.py --smoke            # the sizes of one small layer; no GPU compiler
 
 Forward and both gradients of one layer and the operations after it, 16 clients with kernels of their own under
-``vmap``, batch 32 (``models.choice.job_of``). For each lowering: launches of a step; bytes that its kernels read and
+``vmap``, batch 32 (``lowerings.job_of``). For each lowering: launches of a step; bytes that its kernels read and
 write, and the time that this takes at the full bandwidth of the card, a bound from below; temporary memory. What a
 product costs is not counted, so this orders the lowerings only where memory decides; ``lowerings.py`` measures them.
 """
@@ -23,10 +23,10 @@ import jax
 from common import save_table
 from gpu_programs import HERE, Noted, Notes, compiled_for, shown
 from jax.experimental.topologies import get_topology_desc
-from lowerings import SHAPES
+from lowerings import CLIENTS, SHAPES, STEPS, candidates, job_of
 
 from fedjax_async.engine import compiling
-from fedjax_async.models.choice import CLIENTS, STEPS, ConvShape, candidates, job_of
+from fedjax_async.models.choice import ConvShape
 
 BANDWIDTH = 3.35e12  # bytes a second of an H100
 

@@ -102,11 +102,6 @@ def _sweep(arguments: argparse.Namespace) -> None:
     _compiling("sweep", "sweep")(arguments)
 
 
-def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    """The function that parses a setting's text, from its annotation, such as ``"float | None"``."""
-    return {"int": whole, "float": real}.get(str(field.type).split(" ", maxsplit=1)[0], str)
-
-
 def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
     """Add a flag for each setting, in groups; the namespace has only the flags that were given."""
     fields = [(title, field) for title, group in GROUPS.items() for field in dataclasses.fields(group)]
@@ -123,7 +118,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
         if field.type == "bool":
             group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about)
         else:
-            kind = _type_of(field)
+            kind = {"int": whole, "float": real}.get(str(field.type).split(" ", maxsplit=1)[0], str)
             metavar = {whole: "N", real: "X"}.get(kind, "NAME")
             group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=about)
 

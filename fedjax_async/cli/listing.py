@@ -54,7 +54,7 @@ def _singular(kind: str) -> str:
     return irregular.get(kind, kind if kind in same else kind.removesuffix("s"))
 
 
-def _options(entry: Any, name: str) -> dict[str, Any]:
+def _options(entry: object, name: str) -> dict[str, Any]:
     """Option -> default of an entry; ``...`` for an option that must be given."""
     if not callable(entry):
         from fedjax_async.config.methods import method_options  # noqa: PLC0415 (needs JAX)
@@ -64,7 +64,7 @@ def _options(entry: Any, name: str) -> dict[str, Any]:
     return {key: "..." if p.default is p.empty else p.default for key, p in options.items()}
 
 
-def _about(entry: Any) -> str:
+def _about(entry: object) -> str:
     """An entry in one line."""
     about: str = entry.about if hasattr(entry, "about") else factories.summary(entry)
     return about or "(its factory has no docstring)"
@@ -75,7 +75,7 @@ CLOCKS = {"timing": "timings", "exchange": "exchanges"}
 SETTINGS = {"topology": "topologies", "compress": "compressors", "optimizer": "optimizers"}
 
 
-def _of_others(entry: Any, name: str) -> dict[str, str]:
+def _of_others(entry: object, name: str) -> dict[str, str]:
     """For a method, how options of its timing, its optimiser, ... are set -> these options with their defaults."""
     found = {}
     for field, kind in (CLOCKS | SETTINGS).items() if not callable(entry) else ():

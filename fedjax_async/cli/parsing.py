@@ -14,7 +14,7 @@ from fedjax_async.cli.unknown import Known, hint
 from fedjax_async.grammar import is_plain_number
 
 
-def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+def _ascii(kind: Callable[[str], object]) -> Callable[[str], Any]:
     """The type of a number in ASCII: Python also reads ``1_0`` and the digits of other scripts."""
 
     def parse(text: str) -> Any:
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: object = None) -> Any:
         """Parse; unknown arguments are an error of this command, with the nearest flag in the message."""
         given = list(sys.argv[1:] if args is None else args)
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]
@@ -132,7 +132,7 @@ class _StoreOnce(argparse.Action):
     """Store a value, once. The namespace keeps the options that were given under ``_given``."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
     ) -> None:
         given: set[str] = namespace.__dict__.setdefault("_given", set())
         if self.dest in given:

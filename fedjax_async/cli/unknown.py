@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async.config import words
 from fedjax_async.config.settings import SWEEP_KEYS, Settings
@@ -22,7 +22,7 @@ class Known(NamedTuple):
     owners: Sequence[str]  # other commands with the unknown flag
 
 
-def hint(left: Sequence[str], found: Any, known: Known) -> str:
+def hint(left: Sequence[str], found: object, known: Known) -> str:
     """The end of the message about the unknown arguments ``left``; ``found``: the namespace of the known ones."""
     first, _, value = left[0].partition("=")
     value = value or next((each for each in left[1:2] if not each.startswith("-")), "")
@@ -70,7 +70,7 @@ def _is_method(text: str) -> bool:
     return re.split("[:+@]", text)[0] in METHODS
 
 
-def _in_spec(found: Any, option: str, value: str, names: Collection[str]) -> str | None:
+def _in_spec(found: object, option: str, value: str, names: Collection[str]) -> str | None:
     """Where an option of the given methods, of their timings or of other given settings is written; None for no such.
 
     ``found``: the namespace of the given flags.

@@ -49,8 +49,8 @@ from fedjax_async.clock.peer_waves import peer_runs as peer_runs, peer_slots as 
 from fedjax_async.clock.planning import NothingArrives as NothingArrives, plan as plan
 from fedjax_async.clock.policies import POLICIES as POLICIES
 from fedjax_async.clock.record import (Extension as Extension, Outcome as Outcome, Record as Record,
-    at_or_before as at_or_before, fault_counts as fault_counts, trained_in_vain as trained_in_vain,
-    used_arrivals as used_arrivals, with_derived_columns as with_derived_columns)
+    at_or_before as at_or_before, fault_counts as fault_counts, next_dispatch as next_dispatch,
+    trained_in_vain as trained_in_vain, used_arrivals as used_arrivals, with_derived_columns as with_derived_columns)
 from fedjax_async.clock.scenario import (Conditions as Conditions, Limits as Limits, Scenario as Scenario,
     joined as joined)
 from fedjax_async.clock.statistics import (DelayStatistics as DelayStatistics, client_counts as client_counts,

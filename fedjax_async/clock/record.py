@@ -242,12 +242,18 @@ def with_derived_columns(schedule: Schedule) -> Schedule:
         derived["outcome"] = np.where(never, Outcome.CALLED_OFF, Outcome.UNDER_WAY).astype(np.int8)
         derived["outcome"][schedule.job] = Outcome.APPLIED
     if "freed_time" in empty:
-        order = np.argsort(schedule.client, kind="stable")
-        clients, sent = schedule.client[order], schedule.dispatch_time[order]
-        following = np.full(jobs, np.inf)
-        following[order[:-1]] = np.where(clients[1:] == clients[:-1], sent[1:], np.inf)
+        following = next_dispatch(schedule)
         derived["freed_time"] = np.where(np.isinf(schedule.upload_time), following, schedule.upload_time)
     return schedule._replace(**{name: derived[name] for name in empty})
+
+
+def next_dispatch(schedule: Schedule) -> np.ndarray:
+    """When the client of each job gets its next one, infinity after its last job; float64[J]."""
+    order = np.argsort(schedule.client, kind="stable")
+    client, sent = schedule.client[order], schedule.dispatch_time[order]
+    following = np.full(len(order), np.inf)
+    following[order[:-1]] = np.where(client[1:] == client[:-1], sent[1:], np.inf)
+    return following
 
 
 def used_arrivals(schedule: Schedule) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +74,7 @@ def chained(parts: tuple[Augment, ...]) -> Augment:
     return augment
 
 
-def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct, given: Any) -> None:
+def check_augment(augment: Augment, rows: jax.ShapeDtypeStruct, given: object) -> None:
     """Raise ``ValueError`` unless the rows are images and the augmentation keeps their shape and dtype.
 
     Images are uint8 rows [B, H, W], or rows [B, H, W, C] of any dtype. ``given``: the setting, for the message.

@@ -170,7 +170,7 @@ def check_array(name: str, value: Any) -> None:
     require(len(value.shape) > 0, name, _shape(value), "an array with an axis of rows")
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether ``value`` is an array of NumPy (not a masked one) or JAX."""
     return isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, np.ma.MaskedArray)
 
@@ -187,13 +187,13 @@ def kind(dtype: Any) -> str | None:
     return next((word for of, word in kinds.items() if jnp.issubdtype(dtype, of)), None)
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """The type of a value for an error message, such as ``"list"`` or ``"torch.Tensor"``."""
     module = type(value).__module__.partition(".")[0]
     return type(value).__name__ if module == "builtins" else f"{module}.{type(value).__name__}"
 
 
-def _is_virtual(value: Any) -> bool:
+def _is_virtual(value: object) -> bool:
     """Whether compiled programs can index ``value``: it looks like an array and is a pytree node."""
     looks = all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__"))
     return looks and not jax.tree_util.all_leaves([value])
@@ -238,13 +238,9 @@ def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -
 
 def check_fits(name: str, array: Any) -> None:
     """Raise ``ValueError`` for the first integer that the device's 32 bits cannot hold; there they would wrap."""
-    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and not _keeps_64_bits():
+    if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and jnp.result_type(int) != jnp.int64:
         low, high = (0, 2**32 - 1) if array.dtype.kind == "u" else (-LARGEST - 1, LARGEST)
         _check_range(name, array, high, f"from {low} to {high}, or a float: integers have 32 bits", low)
-
-
-def _keeps_64_bits() -> bool:
-    return bool(jnp.result_type(int) == jnp.int64)
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:

@@ -307,9 +307,8 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
     """All data sets, then the pretrained models, with their state on this machine; nothing is loaded."""
     home = None if data_dir is None and default_data_dir() is None else resolve_data_dir(data_dir)
     digits_state = "ready" if importlib.util.find_spec("sklearn") else "needs scikit-learn"
-    cifar100_state = "ready" if _has_cifar100(home) else "not available offline"
-    has_tiny_imagenet = home and arrays_folder("tiny_imagenet", KEPT["tiny_imagenet"].version, home).is_dir()
-    tiny_imagenet_state = "ready" if has_tiny_imagenet else "needs your folder"
+    cifar100_state = "ready" if _is_here("cifar100", home) else "not available offline"
+    tiny_imagenet_state = "ready" if _is_here("tiny_imagenet", home) else "needs your folder"
     facts = {
         "fashion_mnist_6k": ("5,000 + 1,000", "embedded", "this package", "MIT"),
         "digits": ("1,438 + 359", digits_state, "scikit-learn's package", "CC BY 4.0"),
@@ -370,16 +369,9 @@ def _source(package: Package) -> str:
     return f"{package.client}: {package.name} {package.version} ({package.megabytes} MB)"
 
 
-def _has_cifar100(home: Path | None) -> bool:
-    if home is None:
-        return False
-    prepared = tfds.installed() and tfds_home("cifar100", home) is not None
-    return prepared or (home / "arrays" / "cifar100").is_dir()
-
-
 def _is_here(name: str, home: Path | None) -> bool:
     """Whether a published data set can be loaded without a network."""
     if home is None:
         return False
     prepared = tfds.installed() and tfds_home(name, home) is not None
-    return prepared or arrays_folder(name, SOURCES[name].version, home).is_dir()
+    return prepared or arrays_folder(name, KEPT[name].version, home).is_dir()

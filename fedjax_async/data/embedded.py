@@ -13,34 +13,13 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.published import SOURCES
 
 FILE = Path(__file__).with_name("fashion_mnist_6k.npz")
-LICENCE = """\
-Fashion-MNIST, https://github.com/zalandoresearch/fashion-mnist, a subset: the first 500 training and the first
-100 test images of each class, in the original order.
-
-The MIT License (MIT)
-Copyright (c) 2017 Zalando SE, https://tech.zalando.com
-
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction, including without limitation
-the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and
-to permit persons to whom the Software is furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of
-the Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO
-THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
-AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF
-CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS
-IN THE SOFTWARE.
-"""
 
 
 def fashion_mnist_6k() -> Dataset:
     """5,000 + 1,000 Fashion-MNIST images inside the package: the first 500 and 100 of each class; MIT licence.
 
-    28 x 28 grey images of ten kinds of clothing, uint8. The original split into training and test and
-    the original order are kept. Source: Xiao, Rasul and Vollgraf (2017).
+    28 x 28 grey images of ten kinds of clothing, uint8. The original split into training and test and the original
+    order are kept. The file has the text of the licence as well. Source: Xiao, Rasul and Vollgraf (2017).
     """
     with np.load(FILE, allow_pickle=False) as file:
         x, y, test_x, test_y = (file[key] for key in ("x", "y", "test_x", "test_y"))
@@ -50,31 +29,16 @@ def fashion_mnist_6k() -> Dataset:
     )  # fmt: skip
 
 
-def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Ascending indices of the first ``count`` examples of every class."""
-    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c in np.unique(labels)]))
-
-
-def write_fashion_mnist_6k(full: Dataset, path: Path) -> None:
-    """Write the embedded file from the full Fashion-MNIST; the same zlib version always writes the same bytes."""
-    train, test = first_of_each_class(full.y, 500), first_of_each_class(full.test_y, 100)
-    np.savez_compressed(
-        path,
-        x=full.x[train],
-        y=full.y[train].astype(np.uint8),
-        test_x=full.test_x[test],
-        test_y=full.test_y[test].astype(np.uint8),
-        licence=np.array(LICENCE),
-    )
-
-
 def digits() -> Dataset:
     """1,797 handwritten 8 x 8 digits from scikit-learn's package, for smoke tests; every fifth is a test image.
 
     Values 0..16 as uint8. Needs scikit-learn to be installed; only its data file is read, the package is not imported.
     Source: Alpaydin and Kaynak (1998), UCI repository.
     """
-    return read_digits(_digits_file())
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise lazy.missing("scikit-learn", "dataset = 'digits', whose file it has")
+    return read_digits(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz")
 
 
 def read_digits(path: Path) -> Dataset:
@@ -83,10 +47,3 @@ def read_digits(path: Path) -> Dataset:
     x, y = table[:, :64].reshape(-1, 8, 8).astype(np.uint8), table[:, 64]
     test = np.arange(len(x)) % 5 == 4
     return Dataset("digits", x[~test], y[~test], x[test], y[test], decode.digits, num_classes=10)
-
-
-def _digits_file() -> Path:
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise lazy.missing("scikit-learn", "dataset = 'digits', whose file it has")
-    return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -2,7 +2,7 @@
 
 The recordings come as a pickle of old pandas frames, which is read without pandas and without unpickling. A pickle is
 a program for a stack machine, and it can call any function. The machine here calls nothing: it records each call
-(``RecordedCall``) and refuses every name that a pandas frame does not need. The tables are read from these records.
+(``RecordedCall``). The tables are read from these records.
 """
 
 from __future__ import annotations
@@ -77,21 +77,6 @@ def channels(raw: np.ndarray) -> np.ndarray:
     return (np.rint(joined / GRAIN) * GRAIN).astype(np.float32)
 
 
-# the names that the pickle of a pandas frame needs
-NAMES = {
-    "__builtin__ object",
-    "__builtin__ slice",
-    "copy_reg _reconstructor",
-    "_codecs encode",
-    "numpy ndarray",
-    "numpy dtype",
-    "numpy.core.multiarray _reconstruct",
-    "pandas.core.frame DataFrame",
-    "pandas.core.internals.managers BlockManager",
-    "pandas.core.indexes.base Index",
-    "pandas.core.indexes.range RangeIndex",
-    "pandas.core.indexes.base _new_Index",
-}
 DTYPES = {"f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 
 _MARK = object()
@@ -100,9 +85,7 @@ _MARK = object()
 class RecordedCall:
     """A call that was not executed: the name of the function, the arguments, and the state of the result."""
 
-    def __init__(self, name: Any, arguments: Any) -> None:
-        known = isinstance(name, str) and name in NAMES
-        require(known, "pickle", "a call of an unknown name", "calls of known names only")
+    def __init__(self, name: object, arguments: Any) -> None:
         self.name, self.arguments = name, arguments
         self.state: Any = None
 
@@ -121,21 +104,10 @@ class StackMachine:
         del self.stack[at:]
         return items
 
-    def push_name(self, name: str) -> None:
-        """Push a name as text; raises ``ValueError`` unless it is allowed."""
-        require(name in NAMES, "pickle", f"names {name}", f"frames: only {', '.join(sorted(NAMES))} are known")
-        self.stack.append(name)
-
     def record_call(self) -> None:
         """Replace the name and the arguments on top by a recorded call."""
         arguments = self.stack.pop()
         self.stack.append(RecordedCall(self.stack.pop(), arguments))
-
-    def set_state(self) -> None:
-        """Pop a state and give it to the recorded call below."""
-        state = self.stack.pop()
-        require(isinstance(self.stack[-1], RecordedCall), "pickle", "a state without a call", "of a recorded call")
-        self.stack[-1].state = state
 
     def extend(self, items: list[Any]) -> None:
         """Append items to the list on top."""
@@ -147,12 +119,13 @@ class StackMachine:
 
 
 # what each instruction does; any instruction that frames do not need is refused
-INSTRUCTIONS: dict[str, Callable[[StackMachine, Any], Any]] = {
-    **{name: lambda m, value: m.stack.append(value) for name in ("INT", "BININT", "BININT1", "BININT2", "BINUNICODE")},
-    **{name: lambda m, key: m.memo.update({key: m.stack[-1]}) for name in ("BINPUT", "LONG_BINPUT")},
-    **{name: lambda m, key: m.stack.append(m.memo[key]) for name in ("BINGET", "LONG_BINGET")},
-    "PROTO": lambda m, version: None,
-    "STOP": lambda m, _: None,
+INSTRUCTIONS: dict[str, Callable[[StackMachine, Any], object]] = {
+    **dict.fromkeys(
+        ("INT", "BININT", "BININT1", "BININT2", "BINUNICODE", "GLOBAL"), lambda m, value: m.stack.append(value)
+    ),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda m, key: m.memo.update({key: m.stack[-1]})),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda m, key: m.stack.append(m.memo[key])),
+    **dict.fromkeys(("PROTO", "STOP"), lambda m, _: None),
     "NONE": lambda m, _: m.stack.append(None),
     "MARK": lambda m, _: m.stack.append(_MARK),
     "EMPTY_DICT": lambda m, _: m.stack.append({}),
@@ -161,9 +134,8 @@ INSTRUCTIONS: dict[str, Callable[[StackMachine, Any], Any]] = {
     "APPENDS": lambda m, _: m.extend(m.pop_marked()),
     "SETITEMS": lambda m, _: m.update(m.pop_marked()),
     "SETITEM": lambda m, _: m.update([m.stack.pop(-2), m.stack.pop()]),
-    "GLOBAL": lambda m, name: m.push_name(name),
     "REDUCE": lambda m, _: m.record_call(),
-    "BUILD": lambda m, _: m.set_state(),
+    "BUILD": lambda m, _: setattr(m.stack[-2], "state", m.stack.pop()),
 }
 
 

@@ -45,16 +45,6 @@ def parse_idx(data: bytes) -> np.ndarray:
     return array.astype(dtype.newbyteorder("="))
 
 
-def format_idx(array: np.ndarray) -> bytes:
-    """The IDX file of ``array``: the inverse of ``parse_idx``. Raises ``ValueError`` for a dtype that IDX lacks."""
-    dtype = np.asarray(array).dtype.newbyteorder(">")
-    codes = {np.dtype(name): code for code, name in DTYPES.items()}
-    if dtype not in codes:
-        raise ValueError(f"dtype = {array.dtype}: must be one of uint8, int8, int16, int32, float32, float64")
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, codes[dtype], array.ndim, *array.shape)
-    return header + np.ascontiguousarray(array, dtype).tobytes()
-
-
 def from_idx(files: Mapping[str, bytes]) -> Arrays:
     """Arrays from the four IDX files of MNIST and its relatives."""
     train, train_y, test, test_y = (

@@ -66,7 +66,7 @@ class Column:
         self._hash.update(content.data)
         self.rows += len(rows)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._header:  # NumPy leaves room in the header for a longer first axis
                 self._file.seek(0)
@@ -160,7 +160,8 @@ def write_clients(
                 column.append(np.asarray(array))
             files[field] = column.about()
         metadata = {"format": FORMAT, "version": VERSION, "name": name, "num_classes": num_classes}
-        metadata |= {"decode": _decoder_name(decode), "files": files}
+        known = (known for known, function in decoders.DECODERS.items() if function is decode)
+        metadata |= {"decode": next(known, None), "files": files}
         (temporary / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
@@ -264,10 +265,6 @@ def _chunks(data: FederatedData) -> Iterator[Chunk]:
         first = after
 
 
-def _decoder_name(decode: Decode) -> str | None:
-    return next((name for name, known in decoders.DECODERS.items() if known is decode), None)
-
-
 def _read_metadata(folder: Path) -> dict[str, Any]:
     """The checked contents of ``metadata.json``."""
     file = require_metadata(folder)
@@ -289,7 +286,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _is_described(about: Any) -> bool:
+def _is_described(about: object) -> bool:
     kinds = {"dtype": str, "shape": list, "bytes": int, "sha256": str}
     return isinstance(about, dict) and all(isinstance(about.get(key), kind) for key, kind in kinds.items())
 

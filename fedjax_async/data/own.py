@@ -24,7 +24,7 @@ from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.types import Array, FederatedData
 
 NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not only of '-' and '.'"
-ExampleArrays = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
+ExampleArrays = tuple[object, object]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
 
 def from_arrays(
@@ -106,7 +106,7 @@ def _pair(name: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
     return as_numpy(f"{name}.x", pair[0]), as_numpy(f"{name}.y", pair[1])
 
 
-def as_numpy(name: str, value: Any) -> np.ndarray:
+def as_numpy(name: str, value: object) -> np.ndarray:
     """Convert an array of NumPy, JAX or torch to NumPy, copied only if needed; raises ``ValueError`` for others."""
     if any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__):
         return _of_torch(name, value)

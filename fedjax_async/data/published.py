@@ -30,7 +30,6 @@ class Published(NamedTuple):
     """One published data set. An image data set has its official TFDS name and version."""
 
     name: str
-    version: str
     licence: str
     homepage: str
     class_names: tuple[str, ...]
@@ -43,8 +42,17 @@ class Published(NamedTuple):
     decode: Callable[[Array], Array]
     dtype: str = "uint8"
     has_id: bool = False  # whether the TFDS features include a text ``id``
-    in_tfds: bool = True  # whether TFDS has a data set of this name
     needs: str | None = None  # a pretrained model whose files ``parse`` receives too
+
+    @property
+    def version(self) -> str:
+        """The version of the arrays and, where ``in_tfds``, of TFDS."""
+        return KEPT[self.name].version
+
+    @property
+    def in_tfds(self) -> bool:
+        """Whether TFDS has a data set of this name."""
+        return KEPT[self.name].in_tfds
 
 
 class Pretrained(NamedTuple):
@@ -78,7 +86,6 @@ def check_arrays(published: Published, arrays: Arrays, where: str) -> Arrays:
 SOURCES: dict[str, Published] = {
     "mnist": Published(
         name="mnist",
-        version=KEPT["mnist"].version,
         licence="CC BY-SA 3.0",
         homepage="http://yann.lecun.com/exdb/mnist/",
         class_names=tuple("0123456789"),
@@ -102,7 +109,6 @@ SOURCES: dict[str, Published] = {
     ),
     "fashion_mnist": Published(
         name="fashion_mnist",
-        version=KEPT["fashion_mnist"].version,
         licence="MIT",
         homepage="https://github.com/zalandoresearch/fashion-mnist",
         class_names=(
@@ -137,7 +143,6 @@ SOURCES: dict[str, Published] = {
     ),
     "cifar10": Published(
         name="cifar10",
-        version=KEPT["cifar10"].version,
         licence="none stated",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
         class_names=(
@@ -177,7 +182,6 @@ SOURCES: dict[str, Published] = {
     ),
     "har": Published(
         name="har",
-        version=KEPT["har"].version,
         licence="CC BY 4.0",
         homepage="https://archive.ics.uci.edu/dataset/341/",
         class_names=har.ACTIVITIES,
@@ -195,11 +199,9 @@ SOURCES: dict[str, Published] = {
         parse=har.from_recordings,
         decode=decode.as_is,
         dtype="float32",
-        in_tfds=KEPT["har"].in_tfds,
     ),
     "newsgroups20": Published(
         name="newsgroups20",
-        version=KEPT["newsgroups20"].version,
         licence="none stated",
         homepage="http://qwone.com/~jason/20Newsgroups/",
         class_names=text.GROUPS,
@@ -219,12 +221,10 @@ SOURCES: dict[str, Published] = {
         parse=text.from_tables,
         decode=decode.as_is,
         dtype="uint16",
-        in_tfds=KEPT["newsgroups20"].in_tfds,
         needs="minilm",
     ),
     "shakespeare": Published(
         name="shakespeare",
-        version=KEPT["shakespeare"].version,
         licence="public domain",
         homepage="https://www.gutenberg.org/",
         class_names=characters.VOCABULARY,
@@ -240,7 +240,6 @@ SOURCES: dict[str, Published] = {
         },
         parse=shakespeare.from_plays,
         decode=decode.as_is,
-        in_tfds=KEPT["shakespeare"].in_tfds,
     ),
 }
 

@@ -156,7 +156,7 @@ def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> An
             disable_shuffling=False,
         )
 
-    def split_generators(self: Any, dl_manager: Any) -> dict[str, Any]:
+    def split_generators(self: Any, dl_manager: object) -> dict[str, Any]:
         return {
             "train": self._generate_examples("train", arrays.x, arrays.y),
             "test": self._generate_examples("test", arrays.test_x, arrays.test_y),

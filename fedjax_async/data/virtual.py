@@ -25,7 +25,7 @@ MakeExample = Callable[[Any, Array, Array], tuple[Array, Array]]
 MOST_ROWS = 2**31 - 1  # row numbers are int32
 
 
-def _rows(index: Any, length: int) -> Any:
+def _rows(index: object, length: int) -> Any:
     """The row numbers of an index; a slice becomes an int32 range."""
     return np.arange(*index.indices(length), dtype=np.int32) if isinstance(index, slice) else index
 
@@ -42,7 +42,7 @@ class Identity:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return _rows(index, len(self))
 
 
@@ -59,7 +59,7 @@ class Generated:
     Columns of one function share compiled programs, whatever their parameters. Rows beyond a client's size are unused.
     """
 
-    parameters: Any
+    parameters: object
     function: MakeExample
     column: int  # which of the function's two results
     stride: int  # rows from one client's first example to the next one's
@@ -70,7 +70,7 @@ class Generated:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> Array:
+    def __getitem__(self, index: object) -> Array:
         """``[*index.shape, ...]``: the rows of an integer, an array of them or a slice; in range, unchecked."""
         return _read(self, jnp.asarray(_rows(index, len(self))).astype(jnp.int32))
 
@@ -93,7 +93,7 @@ def generated(
     sizes: np.ndarray,
     test_x: np.ndarray,
     test_y: np.ndarray,
-    parameters: Any = (),
+    parameters: object = (),
     decode: Callable[[Array], Array] = decoders.as_is,
     num_classes: int | None = None,
     name: str = "generated",
@@ -148,7 +148,7 @@ def generated(
     )  # fmt: skip
 
 
-def _example_shapes(function: MakeExample, parameters: Any) -> tuple[Any, Any]:
+def _example_shapes(function: MakeExample, parameters: object) -> tuple[Any, Any]:
     """Shapes and dtypes of one example; raises ``ValueError`` unless the function returns a pair of arrays."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     result = jax.eval_shape(function, parameters, number, number)

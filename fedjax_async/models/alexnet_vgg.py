@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from fedjax_async import check
 from fedjax_async.factories import takes
-from fedjax_async.models.blocks import ConvNorm, Options, built, options, scaled
+from fedjax_async.models.blocks import VARIANTS, ConvNorm, Options, built, options, scaled
 from fedjax_async.models.conv import Conv, he_normal, max_pool
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Model
@@ -80,7 +80,8 @@ def alexnet(
     """
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=3)
-    options(norm="off", variant=variant, width=width, lowering=lowering)
+    options(norm="off", width=width, lowering=lowering)
+    check.one_of("variant", variant, VARIANTS)
     full = variant == "full"
     enough = min(input_shape[:2]) >= 7
     check.require(enough or not full, "input_shape", input_shape, "at least 7 x 7 pixels for variant = full")
@@ -137,6 +138,6 @@ def vgg11(*, num_classes: int = 10, input_shape: tuple[int, int, int] = (32, 32,
     9,225,610 parameters); ``"full"`` has two dense layers of 4,096 with dropout 0.5 before it: 132,868,840 with
     BatchNorm and 132,863,336 without, at 224 x 224 x 3 and 1,000 classes.
     """
-    hidden = {"small": (), "full": (scaled(4096, chosen.width),) * 2}[chosen.variant]
+    hidden = (scaled(4096, chosen.width),) * 2 if chosen.variant == "full" else ()
     net = VGG(num_classes, chosen.norm.layer, hidden, chosen.width, chosen.lowering)
-    return built(net, chosen.norm, num_classes, input_shape)
+    return built(net, chosen, num_classes, input_shape)

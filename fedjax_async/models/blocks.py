@@ -7,7 +7,7 @@ equal the published ones. Initial weights: He normal before a ReLU, LeCun normal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -83,15 +83,26 @@ def options(
     groups: int | None = None,
     lowering: str | None = None,
 ) -> Options:
-    """Check the shared options; ``width``: a factor on all channels; ``lowering``: forces one for all convolutions."""
+    """Check the shared options, except ``variant``, of which each network knows some.
+
+    ``width``: a factor on all channels; ``lowering``: forces one for all convolutions.
+    """
     check.positive("width", width)
-    check.one_of("variant", variant, VARIANTS)
     check_lowering(lowering)
     return Options(normalisation(norm, momentum=momentum, groups=groups), variant, width, lowering)
 
 
-def built(net: nn.Module, norm: Norm, num_classes: int, input_shape: tuple[int, ...], *, axes: int = 2) -> Model:
-    """The model of a network, after checks of the data's shape; ``axes``: 2 for images, 1 for sequences."""
+def built(
+    net: nn.Module,
+    chosen: Options,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    axes: int = 2,
+    variants: Sequence[str] = VARIANTS,
+) -> Model:
+    """The model of a network, after checks of variant and shapes; ``axes``: 2 for images, 1 for sequences."""
+    check.one_of("variant", chosen.variant, variants)
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=axes + 1)
-    return from_flax(net, input_shape=input_shape, private=norm.private)
+    return from_flax(net, input_shape=input_shape, private=chosen.norm.private)

@@ -7,14 +7,13 @@ times as long on a CPU; other windows use flax's pooling.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.models.choice import AUTO, default_lowering, lowering_of
+from fedjax_async.models.choice import default_lowering
 from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, out_size, pad_spatial
 from fedjax_async.models.tiles import max_of_four
 from fedjax_async.types import Array
@@ -66,7 +65,7 @@ class Conv(nn.Module):
 
     The parameters are those of flax: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences
     ``[k, C_in / groups, C_out]``, and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` if
-    ``feature_group_count > 1``), ``"auto"`` to measure once (``choice.py``), or ``None`` for ``default_lowering``.
+    ``feature_group_count > 1``), or ``None`` for ``default_lowering``.
     ``kernel_size`` and ``strides`` may be one integer for all axes. Computes in the parameters' dtype. Raises
     ``ValueError`` for an input smaller than the kernel.
     """
@@ -74,7 +73,7 @@ class Conv(nn.Module):
     features: int
     kernel_size: PerAxis = 3
     strides: PerAxis = 1
-    padding: Any = "SAME"
+    padding: str | int | Padding = "SAME"
     use_bias: bool = True
     feature_group_count: int = 1
     lowering: str | None = None
@@ -100,14 +99,14 @@ class Conv(nn.Module):
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         return out + bias.reshape(*(1,) * (axes + 1), -1)
 
-    def _run(self, x: Array, kernel: Array, strides: Any, padding: Any) -> Array:
+    def _run(self, x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Array:
         groups = self.feature_group_count
         if groups == 1:
-            name = lowering_of(self.lowering, kernel.shape, strides, _outputs(x, kernel, strides, padding))
+            outputs = _outputs(x, kernel, strides, padding)
+            name = self.lowering or default_lowering(kernel.shape, strides=strides, outputs=outputs)
             return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
-        given = None if self.lowering == AUTO else self.lowering
         depthwise = groups == x.shape[-1] == self.features
-        name = given or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
+        name = self.lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
         return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
 
 
@@ -120,7 +119,7 @@ class ConvPool(nn.Module):
 
     features: int
     kernel_size: int | Pair = 5
-    padding: Any = "VALID"
+    padding: str | int | Padding = "VALID"
     pool: str = "max"
     use_bias: bool = True
     lowering: str | None = None
@@ -137,7 +136,7 @@ class ConvPool(nn.Module):
         top, left = _padding_pairs(self.padding, x.shape[1:3], size, (1, 1))
         padding = (top, left)
         _check_size(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
-        name = lowering_of(self.lowering, kernel.shape, (1, 1), _outputs(x, kernel, (1, 1), padding))
+        name = self.lowering or default_lowering(kernel.shape, outputs=_outputs(x, kernel, (1, 1), padding))
         lower = registry.find("lowering", LOWERINGS, name)
         if name in FUSED:
             return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
@@ -145,7 +144,7 @@ class ConvPool(nn.Module):
         return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
 
 
-def _outputs(x: Array, kernel: Array, strides: Any, padding: Any) -> Pair:
+def _outputs(x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Pair:
     """Rows and columns of a convolution's outputs."""
     sizes = zip(x.shape[1:3], kernel.shape[:2], strides, padding)
     rows, columns = (out_size(n + sum(pads), k, s) for n, k, s, pads in sizes)
@@ -160,14 +159,15 @@ def _sizes(value: PerAxis, axes: int) -> tuple[int, ...]:
     return tuple(int(n) for n in value)
 
 
-def _padding_pairs(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
+def _padding_pairs(
+    padding: str | int | Padding, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]
+) -> Padding:
     """Convert padding (``"SAME"``, ``"VALID"``, an integer or pairs) to ``((top, bottom), (left, right))``."""
     if isinstance(padding, str):
         check.one_of("padding", padding, ("SAME", "VALID"))
-        padding = lax.padtype_to_pads(size, kernel, strides, padding)
-    elif isinstance(padding, int):
-        padding = ((padding, padding),) * len(size)
-    return tuple((int(low), int(high)) for low, high in padding)
+        return tuple(lax.padtype_to_pads(size, kernel, strides, padding))
+    pairs = ((padding, padding),) * len(size) if isinstance(padding, int) else padding
+    return tuple((int(low), int(high)) for low, high in pairs)
 
 
 def _check_size(size: tuple[int, ...], padding: Padding, needed: tuple[int, ...]) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from fedjax_async import check, registry
 from fedjax_async.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
+from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.models.wrap import check_shape
 from fedjax_async.types import Array, Key, Model, Params
 
@@ -83,7 +85,7 @@ class Embeddings(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike) -> Array:
         c = self.config
         rows = {"word": c.vocabulary, "position": c.positions, "type": c.token_types}
         tables = {
@@ -119,7 +121,7 @@ class Layer(nn.Module):
         return LayerNorm(c.epsilon, name="output_norm")(x + Linear(c.width, name="down")(inner))
 
 
-def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dtype: Any) -> tuple[Array, Array]:
+def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """Output of the last layer ``[B, L, width]`` and a mask of the tokens that are not padding ``[B, L]``.
 
     Must be called inside a module.
@@ -137,7 +139,7 @@ class Encoder(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any = jnp.float32) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike = jnp.float32) -> Array:
         return hidden_states(self.config, 0, 1.0, ids, dtype)[0]
 
 
@@ -152,7 +154,7 @@ class Classifier(nn.Module):
     hidden: bool = False
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any = jnp.float32) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike = jnp.float32) -> Array:
         x, mask = hidden_states(self.config, self.rank, self.scale, ids, dtype)
         x = POOLING[self.pooling](x, mask)
         if self.hidden:
@@ -241,7 +243,9 @@ def _folder(path: str | None) -> Path:
 
 @registry.cached_by_name(maxsize=2)
 def _loaded(folder: str) -> tuple[EncoderConfig, Params]:
-    """The encoder's configuration, and its weights on the device as float32."""
+    """The encoder's configuration, and its weights on the device as float32; ``ValueError`` for weights that differ."""
     config, weights = load_encoder(Path(folder))
     check.one_of("config.json: activation", config.activation, ACTIVATIONS)
-    return config, jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), weights)
+    start = jax.eval_shape(Encoder(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), start[FROZEN])
+    return config, filled(like, arrays_of(weights), f"{FILES[1]} (shapes as in {FILES[0]})")

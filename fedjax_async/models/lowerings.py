@@ -6,7 +6,6 @@ then becomes a grouped convolution, slow on a CPU, while the others become batch
 
 * ``lax``     ``lax.conv_general_dilated``.
 * ``im2col``  the window of every output position is copied (``kh * kw`` copies of the input), then one product.
-* ``banded``  only rows are copied (``kh`` copies); the kernel becomes a banded ``[kh * W * C_in, W_out * C_out]``.
 * ``tiled``   windows of 2 x 2 outputs are copied (``(kh + 1)(kw + 1) / 4`` copies), batch index innermost, and the
   kernel becomes ``[4 * C_out, C_in * (kh + 1) * (kw + 1)]``. For 5 x 5 kernels that is 1.44 times the multiplications
   of ``im2col`` at a third of its memory traffic. See ``tiles.py``.
@@ -73,21 +72,6 @@ def im2col_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arr
     return out.reshape(*columns.shape[:3], c_out)
 
 
-def banded_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
-    """Unfold rows only, then ``[B * H_out, kh * W * C_in] @ [kh * W * C_in, W_out * C_out]``."""
-    kh, kw, c_in, c_out = kernel.shape
-    x = pad_spatial(x, padding)
-    batch, height, width, _ = x.shape
-    oh, ow = out_size(height, kh, strides[0]), out_size(width, kw, strides[1])
-    end = strides[0] * (oh - 1) + 1
-    rows = jnp.stack([x[:, i : i + end : strides[0]] for i in range(kh)], axis=2)
-    shifted = [
-        jnp.pad(kernel, ((0, 0), (j * strides[1], width - kw - j * strides[1]), (0, 0), (0, 0))) for j in range(ow)
-    ]
-    band = jnp.stack(shifted, axis=3).reshape(kh * width * c_in, ow * c_out)
-    return product(rows.reshape(batch * oh, kh * width * c_in), band).reshape(batch, oh, ow, c_out)
-
-
 def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
     """Tiles of 2 x 2 outputs (1 along an axis with an odd number of outputs), batch innermost, one matrix product."""
     kh, kw, _, c_out = kernel.shape
@@ -137,7 +121,6 @@ def depthwise_taps(x: Array, kernel: Array, strides: Pair, padding: Padding, gro
 LOWERINGS: dict[str, Callable[..., Array]] = {
     "lax": lax_conv,
     "im2col": im2col_conv,
-    "banded": banded_conv,
     "tiled": tiled_conv,
     "winograd": winograd_conv,
     "winograd_small": partial(winograd_conv, tile=2),

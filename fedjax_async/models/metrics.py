@@ -28,7 +28,7 @@ class Metric(NamedTuple):
     [0.667, 0.667]
     """
 
-    values: Callable[[Array, Array], Any]
+    values: Callable[[Array, Array], object]
     finish: Callable[[Any], Array] | None = None
 
 

@@ -89,4 +89,4 @@ def mobilenetv2(*, num_classes: int = 100, input_shape: tuple[int, int, int] = (
     (ReLU6, dropout 0.2), 3,504,872 at 1,000 classes.
     """
     net = MobileNetV2(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
-    return built(net, chosen.norm, num_classes, input_shape)
+    return built(net, chosen, num_classes, input_shape)

@@ -68,7 +68,7 @@ def batch_normalised(
     return _normalised_forward(eps, x, mask, scale, bias)[0]
 
 
-def _normalised_forward(eps: float, x: Array, mask: Array | None, scale: Array, bias: Array) -> Any:
+def _normalised_forward(eps: float, x: Array, mask: Array | None, scale: Array, bias: Array) -> tuple[Any, Any]:
     moments = batch_moments(x, mask)
     return (standardised(x, moments[0], moments[1], scale, bias, eps), moments), (x, mask, scale, moments)
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async import check
 from fedjax_async.factories import takes
-from fedjax_async.models.blocks import VARIANTS, ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async.models.blocks import ConvNorm, Options, built, global_mean, options, scaled
 from fedjax_async.models.conv import Conv, he_normal
 from fedjax_async.types import Array, Model
 
@@ -110,25 +109,10 @@ def resnet18(*, num_classes: int = 10, input_shape: tuple[int, int, int] = (32, 
     (11,689,512 parameters at 1,000 classes).
     """
     net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
-    return built(net, chosen.norm, num_classes, input_shape)
+    return built(net, chosen, num_classes, input_shape)
 
 
-def options_1d(
-    *,
-    norm: str = "batch",
-    variant: str = "full",
-    width: float = 1.0,
-    momentum: float | None = None,
-    groups: int | None = None,
-    lowering: str | None = None,
-) -> Options:
-    """As ``options``, but ``variant`` may also be ``"orthofl"``, and its default is ``"full"``."""
-    check.one_of("variant", variant, (*VARIANTS, "orthofl"))
-    shared = options(norm=norm, width=width, momentum=momentum, groups=groups, lowering=lowering)
-    return shared._replace(variant=variant)
-
-
-@takes(chosen=options_1d)
+@takes(chosen=partial(options, variant="full"))
 def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6), chosen: Options) -> Model:
     """ResNet-18 over time: 3,849,222 parameters on 128 steps of 6 channels (`variant`=full|small|orthofl, `norm`).
 
@@ -146,4 +130,4 @@ def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6)
     sqrt(6) (output: sqrt(3)) times smaller.
     """
     net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
-    return built(net, chosen.norm, num_classes, input_shape, axes=1)
+    return built(net, chosen, num_classes, input_shape, axes=1, variants=tuple(RESNETS))

@@ -81,7 +81,7 @@ def _checked(field: str, name: str, entry: Any) -> tuple[int, int]:
     return offsets[0], offsets[1]
 
 
-def safetensors_bytes(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors_bytes(arrays: Mapping[str, object], metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a ``.safetensors`` file; equal arrays give equal bytes.
 
     The header is padded with spaces to a multiple of eight bytes, and larger types come first, so that every array is

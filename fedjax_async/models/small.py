@@ -1,8 +1,8 @@
 """Small models: linear and logistic regression, the multilayer perceptron, and small convolutional networks.
 
 Initial weights, unless stated otherwise: He normal before a ReLU, LeCun normal in the output layer, biases zero.
-``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape, and
-``"auto"`` measures (``choice.py``).
+``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape
+(``choice.py``).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
             channels = out.shape[-1] if channels_first else 0
         return out
 
-    def forward(key: Any, x: Any) -> Any:
+    def forward(key: object, x: object) -> Any:
         params = model.init(key)
         with nn.intercept_methods(follow):
             return model.apply(params, x)
@@ -136,7 +136,7 @@ def to_torch(
 
 
 def from_torch(
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     like: Params,
     *,
     flattened: Mapping[str, int] | None = None,
@@ -160,7 +160,7 @@ def from_torch(
     return filled(like, {path: leaf.from_torch(arrays[leaf.name]) for path, leaf in leaves.items()}, source)
 
 
-def has_torch_names(state: Mapping[str, Any], like: Params) -> bool:
+def has_torch_names(state: Mapping[str, object], like: Params) -> bool:
     """Whether the arrays have PyTorch's names for the leaves of ``like``, and not ours."""
     ours = arrays_of(like)
     theirs = {leaf.name for leaf in _leaves(ours, None, None).values()}

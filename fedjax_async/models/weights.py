@@ -22,9 +22,17 @@ BARE = "."  # the name of params that are a single array
 
 
 def arrays_of(params: Params) -> dict[str, Any]:
-    """``{"a": {"kernel": K}}`` -> ``{"a/kernel": K}``; entries of lists and tuples are named by their index."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {"/".join(tree.path_of(path)) or BARE: leaf for path, leaf in leaves}
+    """``{"a": {"kernel": K}}`` -> ``{"a/kernel": K}``; entries of lists and tuples are named by their index.
+
+    Raises: ``ValueError`` for a name that is no text, is empty, or has ``/`` or ``:``.
+    """
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        for name in (key.key for key in path if isinstance(key, jax.tree_util.DictKey)):
+            fits = isinstance(name, str) and name and not set(name) & set("/:")
+            check.require(bool(fits), "parameter name", name, "a string without '/' and ':'")
+        found["/".join(tree.path_of(path)) or BARE] = leaf
+    return found
 
 
 def filled(like: Params, arrays: Mapping[str, Any], source: str) -> Params:
@@ -87,7 +95,7 @@ def check_target(path: str | Path) -> Path:
     return path
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, Any], *, torch: bool = False) -> Path:
+def write_arrays(path: str | Path, arrays: Mapping[str, object], *, torch: bool = False) -> Path:
     """Write arrays by name to an ``.npz`` or ``.safetensors`` file, whole or not at all; returns its path.
 
     ``torch``: whether the names are PyTorch's; the header of a ``.safetensors`` file states it.

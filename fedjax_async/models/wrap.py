@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from fedjax_async import check
 from fedjax_async.models.labels import cross_entropy
@@ -134,7 +135,7 @@ def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
     return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, changed(key, x), key, mask))
 
 
-def in_dtype(model: Model, dtype: Any) -> Model:
+def in_dtype(model: Model, dtype: DTypeLike) -> Model:
     """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 
     Running statistics keep their own dtype.
@@ -173,13 +174,13 @@ def rematerialised(model: Model) -> Model:
     """
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
-    def layer(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+    def layer(call: Any, args: tuple[object, ...], kwargs: dict[str, Any], context: Any) -> Any:
         out = call(*args, **kwargs)
         direct = context.method_name == "__call__" and len(context.module.path) == 1
         return checkpoint_name(out, "layer") if direct else out
 
-    def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+    def recomputed(function: Callable[..., object]) -> Callable[..., Any]:
+        def run(*args: object) -> Any:
             with nn.intercept_methods(layer):
                 return jax.checkpoint(function, policy=policy)(*args)
 

@@ -4,7 +4,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 
 1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``, ``provenance.py``
    (with what it was computed, against this process); pictures: ``figure.py``, ``picture.py``, ``curves.py``,
-   ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
+   ``timeline.py`` (what charts of a schedule show), ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
 2. several methods and seeds: ``compared.py`` (their names), ``significance.py`` (intervals, tests),
    ``comparisons.py``, ``clients.py``;
 3. ``runs.py``: run into a folder, continue (``begun.py``), compare methods; ``simulation.py``: the same for one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
+from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
+from fedjax_async.results.tables import Cell
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main_metric(runs: Sequence[Run]) -> str:
     return "accuracy" if metrics.has_accuracy(runs) else "loss"
 
 
-def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Any]]:
+def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Cell]]:
     """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
 
     Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
@@ -52,17 +53,13 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
         scores = client_scores(seeds)
         for score in scores if every else of_metric(scores, metric):
             model, kind = of_model(score)
-            row: dict[str, Any] = {what: name, "model": model} | ({"score": kind} if every else {})
+            row: dict[str, Cell] = {what: name, "model": model, **({"score": kind} if every else {})}
             for title, ending in columns.items():
                 column = f"client_{score}{ending}"
                 values = [metrics.percent(column) * metrics.final_value(run, column, final) for run in seeds]
                 row[title] = metrics.spread(values)
             rows.append(row)
     return rows
-
-
-def _means(row: Mapping[str, Any]) -> list[float]:
-    return [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
 
 
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
@@ -75,9 +72,10 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
         for ending in ("csv", "md"):
             (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
-    scored = [
-        row for row in client_rows(runs, final, what, every=True) if files.applicable({row["score"]: _means(row)})
-    ]
+    scored = []
+    for row in client_rows(runs, final, what, every=True):
+        means = [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
+        scored += [row] if files.applicable({str(row["score"]): means}) else []
     tables.write(scored, folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)
     tables.write(rows, folder / f"{NAME}.md", decimals=decimals)
@@ -130,8 +128,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
         names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
     axes.set_xlim(0, 100)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    title = f"client test {column_title(metric)}" + (" (%)" if metric == "accuracy" else "")
-    canvas.label(axes, "clients, from the worst to the best (%)", title)
+    canvas.label(axes, "clients, from the worst to the best (%)", f"client {metrics.axis_title(metric)}")
     canvas.legend_below(figure, axes.patches[: len(names)], names, drawing, columns=2)
     return canvas.finish(figure, drawing)
 

@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
     id: str
     runs: tuple[str, ...]  # the names of the runs left to train
-    handle: Any  # submitit's object, or Ray's reference; None in an array
+    handle: object  # submitit's object, or Ray's reference; None in an array
 
 
 def parse_target(spec: str) -> tuple[str, dict[str, Any]]:

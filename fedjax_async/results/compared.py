@@ -66,7 +66,7 @@ def _rule(method: str) -> str:
     return re.split("[:+@]", str(method))[0]
 
 
-def method_in(name: Any, methods: Iterable[str]) -> str | None:
+def method_in(name: object, methods: Iterable[str]) -> str | None:
     """The method called ``name``, or else the only one with this rule, whatever its options, parts and timing.
 
     >>> method_in("fedavg", ["asgd", "fedavg@cohort:size=10"]), method_in("0.7", ["asgd"])

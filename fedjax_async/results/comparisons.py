@@ -13,7 +13,7 @@ from fedjax_async.results import metrics, significance, tables
 from fedjax_async.results.compared import baseline_of
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
-from fedjax_async.results.tables import spread_or_count
+from fedjax_async.results.tables import Cell, spread_or_count
 from fedjax_async.types import Run
 
 MOST_PAIRS = 10  # printed
@@ -23,7 +23,7 @@ ENDED = "ended before budget"
 Values = Callable[[str, str], Sequence[float]]  # (column, final) -> one value per seed
 
 
-def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str, Any]:
+def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str, Cell]:
     """Mean and deviation of a final value over the seeds, and the 95 % interval if there are several."""
     found = values(column, final)
     name = f"95% interval ({kind})"
@@ -32,16 +32,16 @@ def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str,
     )
 
 
-def further_finals(values: Values, column: str, final: str, kind: str) -> dict[str, Any]:
+def further_finals(values: Values, column: str, final: str, kind: str) -> dict[str, Cell]:
     """The other two final values with their intervals, for the CSV."""
-    cells: dict[str, Any] = {}
+    cells: dict[str, Cell] = {}
     for other in metrics.all_finals(final)[1:]:
         (title, mean), *rest = final_cells(values, column, other, kind).items()
         cells |= {title: mean, **{f"{title} {name}": ends for name, ends in rest}}
     return cells
 
 
-def measured_cells(values: Values, columns: Sequence[str], final: str) -> dict[str, Any]:
+def measured_cells(values: Values, columns: Sequence[str], final: str) -> dict[str, Cell]:
     """The final value of each of ``columns``, such as the training loss, as mean and deviation over the seeds."""
     return {metrics.final_title(column, final): spread(values(column, final)) for column in columns}
 
@@ -56,7 +56,7 @@ def stopped_early(runs: Sequence[Run]) -> str:
     return f"{sum(run.stopped is not None for run in runs)} of {len(runs)}"
 
 
-def ended_early(counters: Sequence[Mapping[str, Any]]) -> str:
+def ended_early(counters: Sequence[Mapping[str, object]]) -> str:
     """How many runs with these counters ended before their budget, because no client was left: ``2 of 3``."""
     return f"{sum(ENDED_EARLY in each for each in counters)} of {len(counters)}"
 
@@ -69,7 +69,7 @@ def comparison(
     interval: str = "t",
     *,
     further: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Cell]]:
     """One row per method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
 
     If no run has class labels, the final loss replaces accuracy and times.
@@ -94,7 +94,7 @@ def comparison(
     every_run = [run for seeds in runs.values() for run in seeds]
     others = [*validation(every_run, column), *measured(every_run)]
 
-    def times(name: str) -> dict[str, Any]:
+    def times(name: str) -> dict[str, Cell]:
         return {
             "time to target (s)": spread_or_count(relative.time[name]),
             f"relative to {baseline}": spread_or_count(relative.ratio[name]),
@@ -103,7 +103,7 @@ def comparison(
     early = any(run.stopped is not None for run in every_run)
     ended = any(ENDED_EARLY in run.counters for run in every_run)
 
-    def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
+    def further_cells(seeds: Sequence[Run]) -> dict[str, Cell]:
         cells = further_finals(seed_values(seeds), column, final, interval)
         return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
@@ -148,7 +148,7 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
     return significance.pairs({"": values}, interval, larger_is_better=better, limits=metrics.limits(column))
 
 
-def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
+def write_pairs(rows: Sequence[Mapping[str, Any]], folder: Path, title: str) -> str:
     """Write ``pairs.csv`` and ``pairs.md``; returns the text to print, with the 10 smallest p values.
 
     ``title``: the name of the compared number. Without rows the files are removed, and the text is empty.

@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
-from fedjax_async.results.measured import column_title
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
 from fedjax_async.types import Run
 
@@ -34,20 +33,15 @@ class Drawn(NamedTuple):
 def spread_out(wanted: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
     """Label positions at least ``gap`` apart within [low, high], as near to ``wanted`` as possible (least squares).
 
-    After subtracting k gaps from the k-th label, the labels need only be in order, so pooling neighbours that are not
-    (isotonic regression) solves the problem. If the labels do not fit into [low, high], they are spread evenly.
+    After subtracting k gaps from the k-th label, the labels need only be in order, as isotonic regression makes them.
+    If they do not fit into [low, high], they are spread evenly.
     """
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415 (a quarter of a second)
+
     order = np.argsort(wanted, kind="stable")
     offsets = gap * np.arange(len(wanted))
-    pools: list[tuple[float, int]] = []  # mean and size
-    for value in wanted[order] - offsets:
-        mean, size = float(value), 1
-        while pools and pools[-1][0] > mean:
-            other, count = pools.pop()
-            mean, size = (mean * size + other * count) / (size + count), size + count
-        pools.append((mean, size))
-    placed = np.concatenate([np.full(size, mean) for mean, size in pools])
+    placed = isotonic_regression(wanted[order] - offsets).x
     result = np.empty(len(wanted))
     result[order] = np.clip(placed, low, high - offsets[-1]) + offsets
     return result
@@ -69,22 +63,14 @@ def accuracy_curve(
     order of the final values. Lines have dashes from the eighth on and markers from the ninth on; beside each name is
     then a sample of its line.
     """
-    return _curves(runs, x, "accuracy", "test accuracy (%)", final, drawing)
+    return measured_curve(runs, "accuracy", x, final=final, drawing=drawing)
 
 
 def loss_curve(
     runs: Mapping[str, Sequence[Run]], x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
 ) -> Figure:
     """Test loss against ``x``, drawn as in :func:`accuracy_curve`; also for targets without classes."""
-    return _curves(runs, x, "loss", "test loss", final, drawing)
-
-
-def measured_curve(
-    runs: Mapping[str, Sequence[Run]], column: str, x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
-) -> Figure:
-    """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
-    title = column_title(column) + (" (%)" if metrics.percent(column) > 1 else "")
-    return _curves(runs, x, column, title, final, drawing)
+    return measured_curve(runs, "loss", x, final=final, drawing=drawing)
 
 
 def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
@@ -98,8 +84,10 @@ def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # losses of a diverged run, as far as they can be drawn
-def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, final: str, drawing: Drawing) -> Figure:
-    """Means, bands and final values of one column, drawn in the order of ``runs``."""
+def measured_curve(
+    runs: Mapping[str, Sequence[Run]], column: str, x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
+) -> Figure:
+    """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
     metrics.require_runs(runs)
     drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
@@ -107,13 +95,12 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
     few = len(drawn) <= MOST_BANDS
     names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches for names and bars beside the axes
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)
-    lowest, highest = metrics.limits(column)
     for index, (curve, _, _) in enumerate(drawn.values()):
         at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.line_style(index)[0]
         marks: dict[str, Any] = {"markevery": (0.02 * (index % 5), 0.1), "linewidth": 1.6 if few else 1.3}
         axes.plot(at, curve.mean, drawstyle=style, **_line_style(index), **marks)
         if few:
-            low, high = np.clip([curve.mean - curve.std, curve.mean + curve.std], lowest, highest)
+            low, high = metrics.band(curve.mean, curve.std, column)
             shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
             axes.fill_between(at, low, high, color=colour, **shade)
     for index, (_, raw, _) in enumerate(drawn.values()):
@@ -122,9 +109,9 @@ def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, 
             axes.plot(raw.at / size, raw.mean, color=colour, linewidth=0.7, alpha=0.35, drawstyle=style, zorder=1.5)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    canvas.label(axes, label, title)
-    bars_at = _final_values(axes, drawn, (lowest, highest))
-    low, high = axes.get_ylim()
+    canvas.label(axes, label, metrics.axis_title(column))
+    bars_at = _final_values(axes, drawn, column)
+    (lowest, highest), (low, high) = metrics.limits(column), axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
     _names(figure, axes, drawn, bars_at, drawing)
     if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
@@ -138,7 +125,7 @@ def _line_style(index: int) -> dict[str, Any]:
     return {"color": colour, "linestyle": dash, "marker": canvas.marker(index), "markersize": 4}
 
 
-def _final_values(axes: Axes, drawn: Mapping[str, Drawn], limits: tuple[float, float]) -> np.ndarray:
+def _final_values(axes: Axes, drawn: Mapping[str, Drawn], column: str) -> np.ndarray:
     """Marker and bar of each final value: at its line's end or, for many, side by side; returns x, float64[names]."""
     lines = axes.get_lines()[: len(drawn)]
     ends = np.array([np.asarray(line.get_xdata())[-1] for line in lines])
@@ -149,7 +136,7 @@ def _final_values(axes: Axes, drawn: Mapping[str, Drawn], limits: tuple[float, f
         x = edge * (1.015 + min(0.012, 0.2 / len(drawn)) * rank)
     for line, end, at, each in zip(lines, ends, x, drawn.values(), strict=True):
         colour, value = line.get_color(), each.end.mean
-        low, high = np.clip([value - each.end.std, value + each.end.std], *limits)
+        low, high = metrics.band(value, each.end.std, column)
         axes.vlines([at], [low], [high], color=colour, alpha=0.5, linewidth=2, clip_on=False)
         axes.plot([at], [value], marker="o", markersize=3, color=colour, clip_on=False)
         until = max(at, edge)  # a dotted line where a curve ends early

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from fedjax_async.results.provenance import causes
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
-from fedjax_async.results.tables import write
+from fedjax_async.results.tables import Row, write
 from fedjax_async.types import FederatedData, Run, Schedule
 
 PROBE = "explain"
@@ -77,7 +77,7 @@ def explain(
     drawing: Drawing = SCREEN,
     progress: ProgressShown = None,
     say: Callable[[str], None] = print,
-    **objects: Any,
+    **objects: object,
 ) -> Explanation:
     """Attribute the changes of a run's loss to its arrivals, by training it once more with a probe.
 
@@ -186,7 +186,7 @@ def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, EvaluationPoints]:
 def _quiet(report: Progress) -> Progress:
     """Report no accuracy: until the end, only that at the start is known."""
 
-    def reported(done: int, total: int, **shown: Any) -> None:
+    def reported(done: int, total: int, **shown: object) -> None:
         report(done, total, **shown | {"accuracy": float("nan")})
 
     return reported
@@ -248,7 +248,7 @@ def _drift(run: Run, again: Run) -> float:
 # --- tables -------------------------------------------------------------------------------------------
 
 
-def _totals(found: Explanation, of: np.ndarray) -> dict[str, Any]:
+def _totals(found: Explanation, of: np.ndarray) -> dict[str, float]:
     """The sums over the arrivals with the indices ``of``."""
     change, linear = found.arrivals["change"][of], found.arrivals["first_order"][of]
     return {
@@ -270,7 +270,7 @@ def client_rows(found: Explanation) -> list[dict[str, Any]]:
     rows = []
     for each in np.unique(client):
         of = np.flatnonzero(client == each)
-        row = {"client": int(each), **_totals(found, of), "mean staleness": float(staleness[of].mean())}
+        row: dict[str, Any] = {"client": int(each), **_totals(found, of), "mean staleness": float(staleness[of].mean())}
         if found.class_sizes:
             sums = [float(found.arrivals[f"class_{c}"][of].sum()) for c in range(len(found.class_sizes))]
             row |= {"most up": _named(sums, np.argmax, 1), "most down": _named(sums, np.argmin, -1)}
@@ -326,7 +326,7 @@ def class_rows(found: Explanation) -> list[dict[str, Any]]:
     return rows
 
 
-TABLES: dict[str, Callable[[Explanation], list[dict[str, Any]]]] = {
+TABLES: dict[str, Callable[[Explanation], Sequence[Row]]] = {
     "clients": client_rows,
     "staleness": staleness_rows,
     "classes": class_rows,
@@ -334,7 +334,7 @@ TABLES: dict[str, Callable[[Explanation], list[dict[str, Any]]]] = {
 PLACES = {"mean staleness": 1}
 
 
-def decimals_of(rows: list[dict[str, Any]]) -> dict[str, int]:
+def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     """Four decimal places for losses."""
     return {name: PLACES.get(name, 4) for name in rows[0]}
 

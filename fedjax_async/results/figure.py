@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito (2008): distinct for any kind of colour vision; ordered by contrast on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # when the colours are used up
+DASHES: tuple[object, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # when the colours are used up
 INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))

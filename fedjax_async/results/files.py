@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_async.engine.client_scores import is_accuracy
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """``value`` in the types that JSON has.
 
     Arrays and tuples become lists, NaN and infinities None. A function or another object becomes its qualified
@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """Indented JSON with sorted keys."""
     return (json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
@@ -54,7 +54,7 @@ def _cells(column: np.ndarray) -> list[Any]:
     return column.tolist()
 
 
-def applicable(columns: Mapping[str, Any]) -> dict[str, Any]:
+def applicable(columns: Mapping[str, object]) -> dict[str, Any]:
     """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
 
     >>> list(applicable({"loss": [2.0, 1.0], "accuracy": [math.nan, math.nan], "train_loss": [math.nan, math.nan]}))

@@ -32,14 +32,14 @@ LONGEST_LINE = 14  # characters of a name in one line
 class Cells(NamedTuple):
     """The numbers of one map. Values of the settings without any run are left out."""
 
-    rows: tuple[str, list[Any]]  # name and values of a swept setting
-    columns: tuple[str, list[Any]]  # of another swept setting
+    rows: tuple[str, list[object]]  # name and values of a swept setting
+    columns: tuple[str, list[object]]  # of another swept setting
     mean: np.ndarray  # float64[rows, columns], NaN where the sweep has no run
     std: np.ndarray  # float64[rows, columns], over seeds; NaN for one seed too
     title: str = ""  # the values of the other swept settings
 
 
-def _ordered(values: Sequence[Any]) -> list[Any]:
+def _ordered(values: Sequence[object]) -> list[Any]:
     """Distinct values: numbers by size, others in order of first use, None last."""
     found = [value for value in dict.fromkeys(values) if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
@@ -47,7 +47,7 @@ def _ordered(values: Sequence[Any]) -> list[Any]:
     return found + ([None] if None in values else [])
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return NO_VALUE if value is None else str(value)
@@ -83,9 +83,9 @@ def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL) -> list[Ce
 
 
 def _map(
-    groups: Sequence[tuple[Sequence[SweptRun], list[Any]]],
+    groups: Sequence[tuple[Sequence[SweptRun], list[object]]],
     axes: tuple[int, int],
-    values: Sequence[list[Any]],
+    values: Sequence[list[object]],
     names: tuple[str, str],
     metric: str,
     final: str,

@@ -12,36 +12,34 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async import lazy
 from fedjax_async.results import metrics
-from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
-from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
+from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
+from fedjax_async.results.measured import client_scores, of_metric, of_model
+from fedjax_async.results.timeline import MOST_BARS, shares
 from fedjax_async.types import Run
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # when the colours are used up
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
-MOST_BARS = 400  # clients with one bar each; more are shown as a histogram
-BINS = 60
+MOST_CLIENTS = 400  # with one bar each; more are shown as a histogram
 UNITS = {
     "time": "virtual time (s)",
     "update": "client updates applied",
     "step": "server steps",
     "bytes": "sent, both directions (bytes)",
 }
-# column of the evaluations -> factor, title
-METRICS = {"accuracy": (100.0, "test accuracy (%)"), "loss": (1.0, "test loss")}
-Figure = dict[str, Any]
+Json = dict[str, object]  # of plotly: a figure, or a part of one
 
 
 class Shown(NamedTuple):
     """A figure, its title, and a note on what it leaves out (empty if it shows everything)."""
 
     title: str
-    figure: Figure
+    figure: Json
     note: str = ""
 
 
@@ -52,17 +50,17 @@ def require_plotly() -> ModuleType:
     return lazy.optional("plotly", "the HTML report")
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: object) -> Json:
     """An axis in plotly's JSON."""
     line = {"showline": True, "linecolor": FAINT, "ticks": "outside", "tickcolor": FAINT, "zeroline": False}
     return {"title": {"text": title}, "gridcolor": GRID, **line, **more}
 
 
-def plot(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any) -> Figure:
+def plot(data: Sequence[Json], x: Json, y: Json, **layout: object) -> Json:
     """``data`` and ``layout`` as JSON, checked by plotly."""
     make = require_plotly().graph_objects.Figure
     plain = {"template": "none", "font": {"color": INK, "size": 12}, "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}
-    figure: Figure = json.loads(make(list(data), plain | layout | {"xaxis": x, "yaxis": y}).to_json())
+    figure: Json = json.loads(make(list(data), plain | layout | {"xaxis": x, "yaxis": y}).to_json())
     return figure
 
 
@@ -74,7 +72,7 @@ def _thin(size: int, most: int) -> np.ndarray:
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
-def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
+def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Json:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
     ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: with several
@@ -84,10 +82,9 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
     the first ``most_seeds`` of each group are drawn as single seeds.
     """
     factor = metrics.percent(column)
-    title = METRICS[column][1] if column in METRICS else column_title(column) + (" (%)" if factor > 1 else "")
-    data: list[dict[str, Any]] = []
+    data: list[Json] = []
     for index, (name, seeds) in enumerate(runs.items()):
-        colour, dash = PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
+        (colour, _), dash = line_style(index), DASHES[index // len(PALETTE) % len(DASHES)]
         several = len(seeds) > 1
         curve = metrics.mean_curve(seeds, x, column, factor, metrics.FINAL if several else "last")
         kept = _thin(len(curve.at), most_points)
@@ -98,7 +95,7 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             side = group | {"x": at, "line": look | {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
             side |= {"meta": {"part": "band"}}
             fill = {"fill": "tonexty", "fillcolor": _faint(colour)}
-            low, high = np.clip([mean - std, mean + std], *metrics.limits(column))
+            low, high = metrics.band(mean, std, column)
             data += [side | {"y": low}, side | {"y": high} | fill]
         template = "%{y:.4g}" + (" ± %{customdata:.3g}" if several else "") + " at %{x:,.6~g}"
         mark = {"mode": "lines+markers", "marker": {"size": 4 if len(at) <= 100 else 1}}
@@ -114,10 +111,9 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             hover = {"hovertemplate": "%{y:.4g} at %{x:,.6~g}", "opacity": 0.6, "showlegend": False}
             data.append(group | line | about | hover)
     tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
+    across, up = axis(UNITS[x], rangemode="tozero", **tick), axis(metrics.axis_title(column))
     legend = {"groupclick": "togglegroup", "orientation": "v"}
-    return plot(
-        data, axis(UNITS[x], rangemode="tozero", **tick), axis(title), legend=legend, showlegend=True, height=480
-    )
+    return plot(data, across, up, legend=legend, showlegend=True, height=480)
 
 
 def _faint(colour: str) -> str:
@@ -128,31 +124,33 @@ def _faint(colour: str) -> str:
 # --- clients ----------------------------------------------------------------------------------------
 
 
-def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: Any) -> dict[str, Any]:
+def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: object) -> Json:
     return {"type": "bar", "x": x, "y": y, "name": name, "marker": {"color": colour}, **more}
 
 
 def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Shown:
-    """A bar per client and column; for more than ``MOST_BARS`` clients, a histogram of each column."""
+    """A bar per client and column; for more than ``MOST_CLIENTS``, a histogram of each column."""
     colours = (PALETTE[0], PALETTE[4], PALETTE[1])
     count = len(next(iter(columns.values())))
-    if count <= MOST_BARS:
+    if count <= MOST_CLIENTS:
         data = [_bars(np.arange(count), v, c, name) for c, (name, v) in zip(colours, columns.items())]
         return Shown(title, plot(data, axis("client"), axis(title.partition(",")[0]), barmode=mode, **_SMALL))
     found = [column[np.isfinite(column)] for column in columns.values()]
     low, high = min(v.min(initial=math.inf) for v in found), max(v.max(initial=-math.inf) for v in found)
     if not low <= high:
         low, high = 0.0, 1.0
-    edges = np.histogram_bin_edges(np.array([low, high]), BINS)
+    edges = np.histogram_bin_edges(np.array([low, high]), MOST_BARS)
     data = [
         _bars((edges[:-1] + edges[1:]) / 2, np.histogram(v, edges)[0], c, name, width=np.diff(edges), opacity=0.6)
         for c, name, v in zip(colours, columns, found)
     ]
     figure = plot(data, axis(title), axis("clients"), barmode="overlay", **_SMALL)
-    return Shown(title, figure, f"{count:,} clients: how many lie in each of {BINS} intervals, not a bar for each.")
+    return Shown(
+        title, figure, f"{count:,} clients: how many lie in each of {MOST_BARS} intervals, not a bar for each."
+    )
 
 
-_SMALL: dict[str, Any] = {"height": 320, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
+_SMALL: Json = {"height": 320, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
 
 
 def clients(run: Run) -> list[Shown]:
@@ -161,15 +159,15 @@ def clients(run: Run) -> list[Shown]:
     Mean, deviation and worst tenth are written below the scores; they are columns of the last evaluation.
     """
     shown = []
-    for column, (factor, title) in METRICS.items():
-        names = {"global model": column, "own model": f"own_{column}", "fine-tuned model": f"tuned_{column}"}
+    for column in ("accuracy", "loss"):
         last = {
-            name: factor * np.asarray(run.per_client[key][-1], np.float64)
-            for name, key in names.items()
-            if key in run.per_client and len(run.per_client[key])
+            of_model(score)[0]: metrics.percent(score) * np.asarray(values[-1], np.float64)
+            for score, values in run.per_client.items()
+            if len(values) and score in (column, f"own_{column}", f"tuned_{column}")
         }
         if any(np.isfinite(values).any() for values in last.values()):
-            bars = _by_client(f"{title.replace('test ', 'client test ')}, last evaluation", last, "group")
+            title = metrics.axis_title(column).replace("test ", "client test ")
+            bars = _by_client(f"{title}, last evaluation", last, "group")
             notes = [bars.note, *(_spread_note(run, score) for score in of_metric(client_scores([run]), column))]
             shown.append(bars._replace(note=" ".join(filter(None, notes))))
             break  # the loss only where no client has class labels
@@ -203,10 +201,8 @@ def _spread_note(run: Run, score: str) -> str:
 def staleness(run: Run) -> Shown:
     """The share of the updates applied at each staleness."""
     values = np.asarray(run.updates["staleness"])
-    width = max(1, math.ceil((int(values.max()) + 1) / BINS))  # staleness values per bar
-    share = 100 * np.bincount(values // width) / values.size
-    title = f"staleness: mean {values.mean():.2f}, largest {int(values.max())}"
-    x = np.arange(len(share)) * width + (width - 1) / 2
-    y = axis("share of updates (%)")
-    figure = plot([_bars(x, share, PALETTE[0], width=0.86 * width)], axis("staleness (server steps)"), y, **_SMALL)
+    middle, share, width = shares(values)
+    title = f"staleness: mean {values.mean():.2f}, largest {values.max()}"
+    data = [_bars(middle, share, PALETTE[0], width=0.86 * width)]
+    figure = plot(data, axis("staleness (server steps)"), axis("share of updates (%)"), **_SMALL)
     return Shown(title, figure, f"A bar covers {width} values." if width > 1 else "")

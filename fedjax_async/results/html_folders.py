@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
-from fedjax_async.results.metrics import FINAL, TARGET
+from fedjax_async.results.metrics import TARGET
 from fedjax_async.results.runs import write_comparison
-from fedjax_async.results.sweep_table import SweptRun
+from fedjax_async.results.sweep_table import USUAL, SweptRun, TableOptions
 from fedjax_async.results.sweeps import collect
 from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
@@ -54,46 +53,6 @@ class FolderContent(NamedTuple):
     tables: list[Content]
     notes: list[str]
 
-
-class TableOptions(NamedTuple):
-    """How the tables are made; if all are None, the tables in the folder are shown, or new ones with the defaults."""
-
-    target: str | float | None = None
-    final: str | None = None
-    interval: str | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether any option is given; new tables are then made."""
-        return any(option is not None for option in self)
-
-    @property
-    def of_tables(self) -> dict[str, Any]:
-        """``final`` and ``interval`` as arguments of the functions that make tables."""
-        return {"final": self.final or FINAL, "interval": self.interval or "t"}
-
-    def require_target(self) -> None:
-        """``ValueError`` for a target that is a number, but neither an accuracy nor a share."""
-        text = str(self.target)
-        try:
-            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            return  # None, or the name of a method
-        check.require(0 < number <= 1, "target", self.target, "an accuracy in (0, 1], or a share such as 95%")
-
-    def of_sweep(self) -> float | None:
-        """The target of a sweep, an accuracy or None; ``ValueError`` for a share and for a method's name."""
-        if self.target is None:
-            return None
-        try:
-            number = float(self.target)
-        except ValueError:
-            number = math.nan
-        check.require(0 < number <= 1, "target", self.target, "an accuracy in (0, 1] for a sweep")
-        return number
-
-
-AS_SAVED = TableOptions()
 
 # --- folders ----------------------------------------------------------------------------------------
 
@@ -130,8 +89,11 @@ def _kind(path: Path) -> str:
     return "comparison" if any(path.glob(IN_COMPARISON)) else ""
 
 
-def read(folder: str | Path, options: TableOptions = AS_SAVED) -> FolderContent:
-    """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
+def read(folder: str | Path, options: TableOptions | None = None) -> FolderContent:
+    """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged.
+
+    ``options``: make new tables with these; None: show those in the folder, or new ones with the defaults.
+    """
     path = Path(folder)
     kind = _kind(path)
     if kind == "sweep":
@@ -152,32 +114,32 @@ def _swept_run(folder: Path, name: str) -> SweptRun:
     return sweep_table.swept_run(GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
-def _row(swept_run: SweptRun, options: TableOptions) -> Row:
+def _row(swept_run: SweptRun, options: TableOptions | None) -> Row:
     """The row of a run in the table of runs."""
-    (row,) = sweep_table.run_rows([swept_run], options.of_tables["final"])
+    (row,) = sweep_table.run_rows([swept_run], (options or USUAL).final)
     return {name: value for name, value in row.items() if name != "run"}
 
 
-def _sweep(path: Path, options: TableOptions) -> FolderContent:
+def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
     sweep, missing = collect(path)
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
-    target = options.of_sweep()
-    found = sweep_table.swept_runs(sweep, target)
+    options = (given or USUAL)._replace(roles=sweep.roles)
+    found = sweep_table.swept_runs(sweep, options.target)
     grouped = list(sweep_table.by_setting(found).items())
-    ranked = tuning.rank(found, options.of_tables["final"], sweep.roles)
+    ranked = tuning.rank(found, options.final, options.roles)
     notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
     with tempfile.TemporaryDirectory() as scratch:
-        sweep_files.write_tables(found, Path(scratch), target, roles=sweep.roles, **options.of_tables)
+        sweep_files.write_tables(found, Path(scratch), options)
         names = ("runs.csv", "settings.csv", "best.csv", "best.md")
         fresh, saved = ([_text(Path(folder) / name) for name in names] for folder in (scratch, path))
         new_pairs = _pairs(Path(scratch))
     same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
-    if not same and not options.given:
+    if not same and given is None:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
-    kept = same and all(saved) and not options.given
+    kept = same and all(saved) and given is None
     (runs, settings, best, how), pairs = (saved, _pairs(path)) if kept else (fresh, new_pairs)
     notes += how.partition("\n\n")[0].splitlines()
     rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
@@ -193,7 +155,7 @@ def _pairs(path: Path) -> list[Content]:
     return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
 
 
-def _comparison(path: Path, folders: Sequence[Path], options: TableOptions) -> FolderContent:
+def _comparison(path: Path, folders: Sequence[Path], options: TableOptions | None) -> FolderContent:
     grouped: dict[str, list[SweptRun]] = {}
     by_name: dict[str, Path] = {}
     for folder in folders:
@@ -215,17 +177,18 @@ def _comparison(path: Path, folders: Sequence[Path], options: TableOptions) -> F
 
 
 def _methods(
-    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: TableOptions
+    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: TableOptions | None
 ) -> tuple[list[Content], list[str]]:
     """The table of the methods, and notes on it: ``comparison.csv``, or a new table if the file is of other runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
-        target = TARGET if options.target is None else options.target
-        write_comparison(runs, scratch, plots=False, target=target, **options.of_tables)
+        target, final, interval, _ = options or USUAL
+        target = TARGET if target is None else target
+        write_comparison(runs, scratch, plots=False, target=target, final=final, interval=interval)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
-    if options.given:
+    if options is not None:
         return [_compared(fresh), *new_pairs], []
     common = [name for name in _header(fresh) if name in _header(saved)]
     chosen = ("time to ", "relative to ", "target", "95%")  # columns that depend on options of the command

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from fedjax_async.clock import Outcome, PeerSchedule, with_derived_columns
+from fedjax_async.clock import PeerSchedule
 from fedjax_async.engine.peer_result import executed
 from fedjax_async.results.figure import INK, PALETTE
-from fedjax_async.results.html_figures import Figure, Shown, axis, plot
-from fedjax_async.results.peer_gantt import MESSAGE_STYLES
-from fedjax_async.types import Run, Schedule
+from fedjax_async.results.html_figures import Json, Shown, axis, plot
+from fedjax_async.results.timeline import BY_STALENESS, REJECTED, STATE_COLOURS, jobs_of, lines_of
+from fedjax_async.types import Run
 
 MOST_ROWS = 40  # clients of a chart
-REJECTED = "rejected"  # arrived in time, but the server rule gave it no weight
-UNUSED = "unused"  # arrived for a server step that was not complete at the end
-APPLIED = ("applied", "late")  # states with a staleness, which gives their colour
-STATE_COLOURS = dict(
-    zip(
-        ("under way", "called off", "lost", "crashed", "interrupted", "dropped late", "dropped stale", "given up"),
-        ("#D9D9D9", "#BDBDBD", "#D55E00", "#8B1A1A", "#CC79A7", "#E69F00", "#B8860B", "#9C8AA5"),
-        strict=True,
-    )
-) | {REJECTED: "#000000", UNUSED: "#A6CEE3"}
-TICKS: dict[str, Any] = {
+TICKS: Json = {
     **{"type": "scatter", "mode": "markers", "hoverinfo": "skip"},
     "marker": {"symbol": "line-ns-open", "size": 12, "color": INK},
 }
-
-
-def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """The state of each job: its :class:`~fedjax_async.clock.Outcome` as text, ``rejected`` or ``unused``; str[J]."""
-    names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
-    states = names[schedule.outcome]
-    states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
-    if "used" in run.updates:
-        states[schedule.job[~np.asarray(run.updates["used"], bool)]] = UNUSED
-    return states
 
 
 def _part(
@@ -63,13 +41,13 @@ def _part(
     return clients, bars, until, note
 
 
-def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **more: Any) -> dict[str, Any]:
+def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **more: object) -> Json:
     """Horizontal bars from ``begin`` to ``end``."""
     bars = {"base": begin, "x": np.maximum(end - begin, 0.0), "y": rows, "width": 0.7}
     return {"type": "bar", "orientation": "h", "name": name, "textposition": "none", **bars, **more}
 
 
-def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Figure:
+def _chart(data: list[Json], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Json:
     """The figure. ``rows``: name of its rows; ``bar``: unit of the staleness (colour of bars); ``top``: its maximum."""
     y = axis(rows, range=[len(clients) - 0.4, -0.6], showgrid=False)
     y |= {"tickvals": list(range(len(clients))), "ticktext": [str(client) for client in clients]}
@@ -85,50 +63,46 @@ def _chart(data: list[dict[str, Any]], clients: np.ndarray, until: float, rows: 
     )
 
 
+def _marker(state: str, staleness: np.ndarray) -> Json:
+    """The look of bars in this state: the colour of their staleness or, if it has none, that of the state."""
+    if state in STATE_COLOURS:
+        return {"color": STATE_COLOURS[state]}
+    return {"color": staleness.tolist(), "coloraxis": "coloraxis"}
+
+
 def gantt(run: Run, most_jobs: int) -> Shown:
     """A row per client, a bar per job from dispatch to upload, coloured by staleness or, if not applied, by its state.
 
     A tick marks the time at which the server applies an upload. The legend can show the times of server steps. At most
     ``MOST_ROWS`` clients and ``most_jobs`` jobs; the note says what is left out.
     """
-    schedule = with_derived_columns(run.schedule)
+    schedule = run.schedule
+    begin, finish, staleness, applied, state = jobs_of(schedule, run.updates.get("used"), run.updates["accepted"])
     end = max(float(np.max(schedule.time, initial=0.0)), float(run.evaluations["time"][-1]))
     names = ("clients with jobs", "jobs")
-    clients, jobs, until, note = _part(schedule.client, schedule.dispatch_time, end, most_jobs, names)
-    staleness = np.full(schedule.client.size, -1)
-    applied = np.full(schedule.client.size, np.nan)
-    # In reverse order, as in plots.py: the first application of a job would count.
-    staleness[schedule.job[::-1]], applied[schedule.job[::-1]] = schedule.staleness[::-1], schedule.time[::-1]
-    finish = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
+    clients, jobs, until, note = _part(schedule.client, begin, end, most_jobs, names)
     finish = np.where(np.isfinite(finish), finish, end)
     rows = np.searchsorted(clients, schedule.client)
-    states = job_states(run, schedule)
-    applied[states == UNUSED] = np.nan
-    data: list[dict[str, Any]] = []
-    for state in dict.fromkeys((*APPLIED, REJECTED, *STATE_COLOURS)):
-        mine = jobs[states[jobs] == state]
+    columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
+    data: list[Json] = []
+    for name in (*BY_STALENESS, *STATE_COLOURS):
+        mine = jobs[state[jobs] == name]
         if not mine.size:
             continue
-        columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
-        came = state in (*APPLIED, REJECTED)
         text = (
-            f"client %{{customdata[0]}}, job %{{customdata[1]}}: {state}<br>"
+            f"client %{{customdata[0]}}, job %{{customdata[1]}}: {name}<br>"
             "%{customdata[3]} local steps from version %{customdata[2]}<br>"
             "sent at %{base:,.6~g} s, ends at %{customdata[4]:,.6~g} s"
         )
-        text += "<br>applied at %{customdata[5]:,.6~g} s, staleness %{customdata[6]}" if came else ""
-        colour = {"color": staleness[mine].tolist(), "coloraxis": "coloraxis"} if state in APPLIED else {}
-        data.append(
-            _bars(
-                state,
-                schedule.dispatch_time[mine],
-                finish[mine],
-                rows[mine],
-                marker=colour or {"color": STATE_COLOURS[state]},
-                customdata=np.column_stack([column[mine] for column in columns]).astype(np.float32),
-                hovertemplate=text + "<extra></extra>",
-            )
-        )
+        if name in (*BY_STALENESS, REJECTED):
+            text += "<br>applied at %{customdata[5]:,.6~g} s, staleness %{customdata[6]}"
+        about = np.column_stack([column[mine] for column in columns]).astype(np.float32)
+        more = {
+            "marker": _marker(name, staleness[mine]),
+            "customdata": about,
+            "hovertemplate": text + "<extra></extra>",
+        }
+        data.append(_bars(name, begin[mine], finish[mine], rows[mine], **more))
     came = jobs[np.isfinite(applied[jobs])]
     data.append(TICKS | {"name": "upload applied", "x": applied[came], "y": rows[came]})
     steps = schedule.time[schedule.closes & (schedule.time <= until)][:most_jobs]
@@ -164,34 +138,20 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
         "from %{base:,.6~g} s to %{customdata[3]:,.6~g} s, sends %{customdata[6]} messages<br>"
         "mixes %{customdata[5]} messages at %{customdata[4]:,.6~g} s, staleness %{customdata[7]:.3~g}<extra></extra>"
     )
-    data = _messages(plan, nodes, events)
+    row_of = np.full(plan.num_clients, -1)
+    row_of[nodes] = np.arange(len(nodes))
+    data: list[Json] = []
+    for name, (colour, dotted, time, row) in lines_of(plan, row_of, np.isin(plan.push_event, events)).items():
+        gap = np.full(len(time), np.nan)
+        x, y = (np.column_stack([ends, gap]).ravel() for ends in (time, row))
+        line = {"color": colour, "width": 0.7, "dash": "dot" if dotted else "solid"}
+        trace = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "opacity": 0.7, "name": f"message {name}"}
+        data.append(trace | {"x": x, "y": y, "line": line})
     for name, mine in (("trained", accepted), (REJECTED, ~accepted)):
         if mine.any():
-            colour = {"color": staleness[mine].tolist(), "coloraxis": "coloraxis"} if name != REJECTED else {}
-            coordinates = (plan.start[events[mine]], plan.end[events[mine]], rows[mine])
-            more = {"marker": colour or {"color": STATE_COLOURS[REJECTED]}, "customdata": about[mine]}
-            data.append(_bars(name, *coordinates, **more, hovertemplate=text))
+            more = {"marker": _marker(name, staleness[mine]), "customdata": about[mine], "hovertemplate": text}
+            data.append(_bars(name, plan.start[events[mine]], plan.end[events[mine]], rows[mine], **more))
     mixes = mixed > 0
     data.append(TICKS | {"name": "inbox mixed", "x": plan.mixed_at[events][mixes], "y": rows[mixes]})
     top = float(staleness.max(initial=0.0))
     return Shown("Schedule", _chart(data, nodes, until, "node", "events of the sender", top), note)
-
-
-def _messages(plan: PeerSchedule, nodes: np.ndarray, events: np.ndarray) -> list[dict[str, Any]]:
-    """A line from each of these events to each receiver that is shown, one trace per outcome of the messages."""
-    pushes = np.flatnonzero(np.isin(plan.push_event, events) & np.isin(plan.receiver, nodes))
-    sent = plan.end[plan.push_event]
-    data: list[dict[str, Any]] = []
-    for name, (outcomes, colour, dash) in MESSAGE_STYLES.items():
-        mine = pushes[np.isin(plan.outcome[pushes], outcomes)]
-        if not mine.size:
-            continue
-        arrival = np.where(np.isfinite(plan.arrival[mine]), plan.arrival[mine], sent[mine])
-        gap = np.full(mine.size, np.nan)
-        at, ends = plan.client[plan.push_event[mine]], plan.receiver[mine]
-        x = np.column_stack([sent[mine], arrival, gap]).ravel()
-        y = np.column_stack([np.searchsorted(nodes, at), np.searchsorted(nodes, ends), gap]).ravel()
-        line = {"color": colour, "width": 0.7, "dash": "solid" if dash == "-" else "dot"}
-        trace = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "opacity": 0.7, "name": f"message {name}"}
-        data.append(trace | {"x": x, "y": y, "line": line})
-    return data

@@ -8,9 +8,9 @@ and files of the tables and pictures.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,21 +19,20 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
-from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
+from fedjax_async.results.html_figures import MOST_LINES, UNITS
 from fedjax_async.results.html_folders import (
-    AS_SAVED,
     Content,
     FolderContent,
     Seeds,
-    TableOptions,
     read,
     results_in,
     table_of,
 )
 from fedjax_async.results.measured import curve_columns
-from fedjax_async.results.metrics import require_final
+from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
 from fedjax_async.results.significance import INTERVALS
+from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.types import Run
 
 PAGE = Path(__file__).with_name("report_page.html")
@@ -110,14 +109,15 @@ def _chosen(
     return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
 
 
-def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> Content:
+def content(folders: Sequence[str | Path], options: TableOptions | None = None) -> Content:
     """Everything that the page shows, as its JSON; ``ValueError`` as in :func:`write_report`."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     found = {path.resolve(): path for folder in folders for path in results_in(folder)}
     sources = [read(path, options) for path in found.values()]
-    tabled = options.target is None or any(source.kind != "run" for source in sources)
-    check.require(tabled, "target", options.target, "left out: only comparisons and sweeps have tables with a target")
+    target = None if options is None else options.target
+    tabled = target is None or any(source.kind != "run" for source in sources)
+    check.require(tabled, "target", target, "left out: only comparisons and sweeps have tables with a target")
     labels = _labels([source.path for source in sources])
     drawn, details, notes = _chosen(sources, labels)
     total = sum(len(group.members) for source in sources for group in source.groups)
@@ -147,7 +147,8 @@ def content(folders: Sequence[str | Path], options: TableOptions = AS_SAVED) -> 
 def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     """``figures[metric][unit]`` for every metric with a finite value, and notes on what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
-    shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
+    metrics = ("accuracy", "loss")
+    shown = [name for name in metrics if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
     groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
     shown = list(groups)
     most_seeds = max(1, ALL_SEEDS // len(runs))
@@ -167,7 +168,7 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     return figures, notes
 
 
-def _embedded(value: Any) -> str:
+def _embedded(value: object) -> str:
     """JSON that cannot end the element around it: ``<``, ``>`` and ``&`` are written as escapes."""
     text = json.dumps(files.plain(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
@@ -207,14 +208,17 @@ def write_report(
             state = "it is a file" if folder.exists() else "there is no such folder"
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {state}")
     require_writable("file", path)
-    options = TableOptions(target, final, interval)
-    options.require_target()
-    require_final(options.of_tables["final"])
-    check.one_of("interval", options.of_tables["interval"], INTERVALS)
+    as_saved = target is None and final is None and interval is None
+    options = TableOptions(target, final or FINAL, interval or "t")
+    named = math.isnan(target_number(target))  # by a method, or not given
+    allowed = "an accuracy in (0, 1], or a share such as 95%"
+    check.require(named or 0 < target_number(target) <= 1, "target", target, allowed)
+    require_final(options.final)
+    check.one_of("interval", options.interval, INTERVALS)
     plotly = html_figures.require_plotly().offline.get_plotlyjs()
     head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)
     middle, tail = rest.split(PLOTLY_HERE)
-    page = head + _embedded(content(found, options)) + middle + plotly + tail
+    page = head + _embedded(content(found, None if as_saved else options)) + middle + plotly + tail
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page.encode())
     return path

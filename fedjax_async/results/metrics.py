@@ -32,7 +32,7 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 OF_METHODS = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
 
 
-def require_run(run: Any) -> None:
+def require_run(run: object) -> None:
     """``ValueError`` unless ``run`` is a ``Run``."""
     check.kind("run", run, Run, "a Run, as simulate returns")
 
@@ -114,6 +114,21 @@ def percent(column: str) -> float:
 def limits(column: str) -> tuple[float, float]:
     """The range of a column times :func:`percent`; intervals, bands and bars of deviations are cut off there."""
     return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
+
+
+def band(mean: np.ndarray | float, std: np.ndarray | float, column: str) -> np.ndarray:
+    """One standard deviation on either side of the mean, within :func:`limits`; float64[2, ...]."""
+    return np.clip([mean - std, mean + std], *limits(column))
+
+
+def axis_title(column: str) -> str:
+    """The name of a column at an axis.
+
+    >>> axis_title("accuracy"), axis_title("loss"), axis_title("validation_accuracy")
+    ('test accuracy (%)', 'test loss', 'validation accuracy (%)')
+    """
+    test = "test " if column in ("accuracy", "loss") else ""
+    return test + column_title(column) + (" (%)" if percent(column) > 1 else "")
 
 
 def all_finals(final: str = FINAL) -> list[str]:
@@ -218,14 +233,23 @@ def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGE
     lowest = np.min(list(final.values()), axis=0)
     if (method := method_in(target, final)) is not None:
         return np.asarray(final[method], np.float64)
-    text = str(target)
-    try:
-        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        number = math.nan
+    number = target_number(target)
     allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
     check.require(0 < number <= 1, "target", target, allowed)
-    return number * lowest if text.endswith("%") else np.full(lowest.shape, number)
+    return number * lowest if str(target).endswith("%") else np.full(lowest.shape, number)
+
+
+def target_number(target: str | float | None) -> float:
+    """The accuracy or the share that a target is; NaN for None and for other text, such as a method's name.
+
+    >>> target_number("0.7"), target_number("95%"), target_number("fedavg")
+    (0.7, 0.95, nan)
+    """
+    text = str(target)
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
 
 
 def final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:
@@ -294,7 +318,7 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
 
 
-def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:
+def numbers_in(field: str, values: object, least: int = 1) -> np.ndarray:
     """The numbers of a list, float64[n]; ``ValueError`` for fewer than ``least`` or for anything but numbers."""
     allowed = ("a list of numbers", "a list of at least one number", "a list of at least two numbers")[least]
     try:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock import Delivery, PeerSchedule, ages
+from fedjax_async.clock import PeerSchedule, ages
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
-from fedjax_async.results.plots import histogram_of
+from fedjax_async.results.plots import histogram_of, label_rows, left_out, rows_of
+from fedjax_async.results.timeline import Lines, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-# Name in the legend -> the outcomes of messages with this name, colour and dashes of their lines.
-MESSAGE_STYLES: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
-    "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
-    "superseded by a newer one": ((Delivery.SUPERSEDED,), canvas.PALETTE[4], "-"),
-    "dropped from a full buffer": ((Delivery.OVERFLOWED,), canvas.PALETTE[3], "-"),
-    "lost": ((Delivery.LOST,), canvas.PALETTE[1], ":"),
-    "not mixed by the end": ((Delivery.WAITING, Delivery.IN_FLIGHT), canvas.FAINT, ":"),
-}
 BARS = "#BFD7EA"
 EVENTS_SHOWN = 5  # per node, about
-_LOST_AFTER = 0.35  # the line of a lost message ends after this share of the way
 
 
 def peer_gantt(
@@ -40,15 +33,13 @@ def peer_gantt(
     """A Gantt chart: a row per node, a bar per compute event, a line per message from its sender to its receiver.
 
     A line begins where its sender has trained and ends where the message arrives; the line of a lost message ends on
-    the way. The colour shows the outcome (``MESSAGE_STYLES``). A tick marks the time at which an event mixes its inbox.
-    Where a node has not joined yet, or has left, its row is grey. Messages to and from nodes that are not shown are
-    left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which. ``until``:
-    virtual seconds shown (default: enough for about five events per node).
+    the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
+    inbox. Where a node has not joined yet, or has left, its row is grey. Messages to and from nodes that are not shown
+    are left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which.
+    ``until``: virtual seconds shown (default: enough for about five events per node).
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
-    rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
-    allowed = f"a number >= 1 or client numbers below {schedule.num_clients}"
-    check.require(len(rows) > 0 and all(0 <= row < schedule.num_clients for row in rows), "clients", clients, allowed)
+    rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
     end = float(schedule.end.max())
     if until is None:
@@ -57,26 +48,18 @@ def peer_gantt(
         until = min(end, EVENTS_SHOWN * float(np.median(length)))
     check.positive("until", until)
     figure, axes = canvas.new(7.0, 1.1 + 0.3 * max(len(rows), 6), drawing)
-    size, label = canvas.axis("time", until)
+    size, _ = canvas.axis("time", until)
     row_of = np.full(schedule.num_clients, -1)
     row_of[rows] = np.arange(len(rows))
     _draw_events(axes, schedule, row_of, until, size)
-    kinds = _draw_messages(axes, schedule, row_of, until, size)
+    kinds = _draw_messages(axes, lines_of(schedule, row_of, schedule.end[schedule.push_event] <= until), size)
     _draw_absence(axes, schedule, rows, until, size)
-    axes.set_xlim(0, until / size)
-    canvas.label(axes, label, "node")
-    parts = [f"{len(rows)} of {schedule.num_clients} nodes"] if len(rows) < schedule.num_clients else []
-    if until < end:
-        unit = label.partition("(")[2].removesuffix(")")
-        parts.append(f"the first {until / size:,.3g} of {end / size:,.3g} {unit}")
-    axes.set_title(", ".join(parts), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    shown = left_out(rows, schedule.num_clients, "node", until, end)
+    axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    label_rows(axes, rows, until, "node")
     if kinds:
         texts = [f"message {name}" for name in kinds]
         canvas.legend_below(figure, list(kinds.values()), texts, drawing, columns=4, fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [str(row) for row in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
     return canvas.finish(figure, drawing)
 
 
@@ -91,24 +74,15 @@ def _draw_events(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: 
     axes.vlines(schedule.mixed_at[shown][mixes] / size, y[mixes] - 0.34, y[mixes] + 0.34, canvas.INK, linewidth=0.9)
 
 
-def _draw_messages(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> dict[str, Any]:
-    """A line per message; returns the outcomes that are drawn, each with a line for the legend."""
+def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[str, Line2D]:
+    """A line per message; returns a line for the legend of each of their fates."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
-    sender, sent = row_of[schedule.client[schedule.push_event]], schedule.end[schedule.push_event]
-    receiver, there = row_of[schedule.receiver], (sent <= until)
-    there &= (sender >= 0) & (receiver >= 0)
-    kinds: dict[str, Any] = {}
-    for name, (outcomes, colour, dash) in MESSAGE_STYLES.items():
-        chosen = np.flatnonzero(there & np.isin(schedule.outcome, outcomes))
-        if not len(chosen):
-            continue
-        arrival = np.where(np.isfinite(schedule.arrival[chosen]), schedule.arrival[chosen], sent[chosen])
-        a, b = sender[chosen].astype(float), receiver[chosen].astype(float)
-        b = a + (b - a) * (_LOST_AFTER if name == "lost" else 1.0)
-        lines = np.stack([np.stack([sent[chosen] / size, a], 1), np.stack([arrival / size, b], 1)], 1)
-        axes.add_collection(LineCollection(list(lines), colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8))
+    kinds = {}
+    for name, (colour, dotted, time, row) in lines.items():
+        dash, ends = ":" if dotted else "-", list(np.stack([time / size, row], axis=2))
+        axes.add_collection(LineCollection(ends, colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8))
         kinds[name] = Line2D([], [], color=colour, ls=dash, linewidth=1.2)
     return kinds
 

@@ -17,6 +17,7 @@ from fedjax_async import check, home, lazy, registry
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
+from fedjax_async.config.prepared import Resolved
 from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
 from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
@@ -41,7 +42,7 @@ class Guarantee(NamedTuple):
     delta_of: str  # where delta comes from: "given", or "the default, 50 clients^-1.1"
 
 
-def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
+def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: object) -> list[Guarantee]:
     """The (epsilon, delta) guarantees of a run with the setting ``privacy``, one entry per bound.
 
     The schedule is given. The participations of client c compose to a Gaussian mechanism with the multiplier
@@ -97,7 +98,7 @@ def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
     return (float(count) ** -1.1, f"the default, {count} {of}^-1.1") if given is None else (given, "given")
 
 
-def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
+def _of_clients(run: Run, resolved: Resolved, asked: Uploads, delta: float | None) -> list[Guarantee]:
     """The bounds of client-level noise: by participation, and by sampling if rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
@@ -115,7 +116,8 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
         spent = of_sums(client, step, weight, own.uploads, own.below, fewest)
         how = f"the sum of each server step is noised, with the noise that {fewest} uploads (the smallest step's) add"
     else:
-        spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
+        once = own.uploads**-2 + (0.0 if own.below == 0 else (2 * own.below) ** -2)  # 1 / z^2 of a participation
+        spent = {who: int(n) * once for who, n in zip(*np.unique(client, return_counts=True))}
         how = f"each upload by itself: {resolved.settings.method} uses single uploads"
     if not spent:
         why = "no upload was accepted and used"
@@ -151,11 +153,6 @@ def _stops(s: Settings) -> str:
     return "no bound is known: the run stopped by what it measured (stop_at, patience)" if stops else ""
 
 
-def _spent(uploads: float, below: float) -> float:
-    """``1 / z^2`` of one participation: of the upload (multiplier ``uploads``) and of the count (``below``)."""
-    return uploads**-2 + (0.0 if below == 0 else (2 * below) ** -2)
-
-
 def of_sums(
     client: np.ndarray, step: np.ndarray, weight: np.ndarray, uploads: float, below: float, fewest: int
 ) -> dict[int, float]:
@@ -187,7 +184,7 @@ def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
     return int(sizes[0]) if plain and undisturbed and len(sizes) == 1 else None
 
 
-def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> Guarantee:
+def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None) -> Guarantee:
     """The bound of DP-SGD: every job counts that begins before the end, even if its upload never arrived."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)

@@ -28,14 +28,14 @@ class ProgressBar(NamedTuple):
     close: Callable[[], None]
 
 
-def require_progress(shown: Any) -> None:
+def require_progress(shown: object) -> None:
     """``ValueError`` unless it is None, True or False (a bar or none), or a function that the engine can call."""
     known = shown is None or isinstance(shown, bool)
     allowed = "True, False, None, or a function f(done, total, *, time, staleness, accuracy)"
     check.require(known or _takes_progress(shown), "progress", shown, allowed)
 
 
-def _takes_progress(report: Any) -> bool:
+def _takes_progress(report: object) -> bool:
     """Whether it can be called as ``report(done, total, time=, staleness=, accuracy=)``."""
     if not callable(report):
         return False

@@ -78,7 +78,7 @@ def has_numbers(folder: Path, *, overwrite: bool = False) -> bool:
     return not found
 
 
-def remarks(folder: Path, settings: Mapping[str, Any]) -> list[str]:
+def remarks(folder: Path, settings: Mapping[str, object]) -> list[str]:
     """What to say of a finished run of these settings that is read: what may differ by rounding, or is not known."""
     saved, of_device, of_plugins = _saved(folder), kind_of_device() | rounding(), _of_plugins()
     unknown = identity.unknown_files(json.loads((folder / "settings.json").read_bytes()), _plain(settings))
@@ -91,7 +91,7 @@ def remarks(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def causes(folder: Path | None, saved: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+def causes(folder: Path | None, saved: Mapping[str, object], again: Mapping[str, object]) -> str:
     """Why a run that is repeated may end elsewhere, as far as it was recorded; empty if nothing is known.
 
     ``saved``: the settings of the run; ``again``: those of the repeated one, with the digests of its input files.
@@ -102,12 +102,12 @@ def causes(folder: Path | None, saved: Mapping[str, Any], again: Mapping[str, An
     return "; ".join([notices.unknown_files(unknown)] * bool(unknown) + [f"it was computed with {text}"] * bool(text))
 
 
-def _of(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _of(values: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
     """``values`` of the given names, None where there is none."""
     return {name: values.get(name) for name in names}
 
 
-def _plain(settings: Mapping[str, Any]) -> Any:
+def _plain(settings: Mapping[str, object]) -> Any:
     return json.loads(files.json_bytes(settings))
 
 

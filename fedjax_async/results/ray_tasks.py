@@ -29,7 +29,7 @@ def connected() -> Any:
     return ray
 
 
-def start(work: Callable[..., Any], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]) -> list[Any]:
+def start(work: Callable[..., object], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]) -> list[Any]:
     """Start ``work(*call)`` for each call; returns the references to the results.
 
     ``options``: ``cpus`` of a task (default 1), ``gpus`` (0), ``memory`` in GB, and ``retries`` (3), how often a task
@@ -46,7 +46,7 @@ def start(work: Callable[..., Any], calls: Sequence[tuple[str, ...]], options: M
     return [task.remote(*call) for call in calls]
 
 
-def finished(references: Sequence[Any]) -> Iterator[tuple[int, str | None]]:
+def finished(references: Sequence[object]) -> Iterator[tuple[int, str | None]]:
     """Wait for the calls; yields the index of each as it ends, and why it failed, or ``None``."""
     ray = connected()
     index = {reference: k for k, reference in enumerate(references)}

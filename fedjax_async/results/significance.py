@@ -138,7 +138,7 @@ def pairs(
     *,
     larger_is_better: bool = True,
     limits: tuple[float, float] = ANY,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """One row per pair of methods of a group: mean difference over the seeds that both have, interval, p values.
 
     Args:

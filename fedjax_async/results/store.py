@@ -17,6 +17,7 @@ from fedjax_async import check, disk, identity
 from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
+from fedjax_async.models.weights import BARE, arrays_of
 from fedjax_async.results import files
 from fedjax_async.results.provenance import VERSIONS, versions
 from fedjax_async.tree import Columns
@@ -40,7 +41,6 @@ BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished
-BARE = "."  # the name of a parameter tree that is a single array
 
 
 class NotSaved(OSError):
@@ -51,23 +51,9 @@ class NotSaved(OSError):
         self.run = run
 
 
-def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
-    """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host.
-
-    Entries of lists and tuples are named by their index. ``ValueError`` for a name with ``/`` or ``:``.
-    """
-    if hasattr(params, "_asdict"):
-        params = params._asdict()
-    elif isinstance(params, (list, tuple)):
-        params = {str(index): item for index, item in enumerate(params)}
-    if not isinstance(params, Mapping):
-        return {prefix or BARE: np.asarray(params)}
-    flat: dict[str, np.ndarray] = {}
-    for name, item in params.items():
-        if not isinstance(name, str) or not name or set(name) & set("/:"):
-            raise ValueError(f"parameter name = {name!r}: must be a string without '/' and ':'")
-        flat |= flatten(item, f"{prefix}/{name}" if prefix else name)
-    return flat
+def flatten(params: Params) -> dict[str, np.ndarray]:
+    """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host; names as in ``models.arrays_of``."""
+    return {name: np.asarray(array) for name, array in arrays_of(params).items()}
 
 
 def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
@@ -129,7 +115,7 @@ def require_folder(folder: str | Path) -> Path:
 
 
 def require_room(
-    folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False, again: bool = False
+    folder: str | Path, settings: Mapping[str, object], *, overwrite: bool = False, again: bool = False
 ) -> Path:
     """Check, before a run, that it may be saved in ``folder``; returns the folder.
 
@@ -153,7 +139,7 @@ def require_room(
     return folder
 
 
-def differing(content: bytes, settings: Mapping[str, Any], name: str = "settings.json") -> str:
+def differing(content: bytes, settings: Mapping[str, object], name: str = "settings.json") -> str:
     """How the saved settings in the file ``name`` differ from ``settings``, in a few words; empty if they do not."""
     wanted = files.json_bytes(settings)
     if content == wanted:
@@ -230,7 +216,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     return folder
 
 
-def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], Any]]) -> None:
+def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], object]]) -> None:
     """Call every writer, in order, also after one that fails; :class:`NotSaved` at the end if any failed."""
     failed: dict[str, str] = {}
     for name, write in writers.items():
@@ -286,7 +272,7 @@ def read_checked(folder: Path, name: str, digest: str) -> bytes:
     return content
 
 
-def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
+def is_finished(folder: Path, settings: Mapping[str, object]) -> bool:
     """Whether ``folder`` holds a complete run of ``settings``: every file, with the checksum in the manifest."""
     if not (folder / MANIFEST).is_file():
         return False

@@ -204,12 +204,12 @@ def package(stream: str, module: str) -> Any:
     return lazy.optional(module, f"the stream {stream!r}")
 
 
-def require_place(name: str, folder: Any) -> None:
+def require_place(name: str, folder: object) -> None:
     """``ValueError`` for a stream that writes files if there is no folder."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
 
 
-def require_streams(names: Sequence[str], folder: Any) -> None:
+def require_streams(names: Sequence[str], folder: object) -> None:
     """``ValueError`` for an unknown stream, a missing package, or no folder; called before anything is compiled."""
     for name in names:
         registry.find("stream", STREAMS, name)

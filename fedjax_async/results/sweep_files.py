@@ -9,10 +9,11 @@ from typing import Any
 
 from fedjax_async import disk
 from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
-from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
+    USUAL,
     SweptRun,
     TableColumns,
+    TableOptions,
     by_setting,
     evaluation_columns,
     metric_of,
@@ -31,7 +32,7 @@ def _arrow(column: Any) -> Any:
     """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures strings."""
     kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
     if len(kinds) > 1:
-        convert: Callable[[Any], Any] = float if kinds == {int, float} else str
+        convert: Callable[[Any], object] = float if kinds == {int, float} else str
         return [None if value is None else convert(value) for value in column]
     return column
 
@@ -53,45 +54,31 @@ def parquet_writer() -> Callable[[TableColumns], bytes] | None:
     return content
 
 
-def best(
-    found: Sequence[SweptRun],
-    target: float | None = None,
-    final: str = FINAL,
-    interval: str = "t",
-    roles: tuning.Roles | None = None,
-) -> str:
+def best(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     """The chosen settings as Markdown: a paragraph that says how they were chosen, and a table; see ``tuning.py``."""
-    rows = tuning.chosen_rows(found, target, final, interval, roles)
-    head = tuning.explained(found, final, roles)
+    rows = tuning.chosen_rows(found, options)
+    head = tuning.explained(found, options)
     return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
 
 
-def write_tables(
-    found: Sequence[SweptRun],
-    folder: Path,
-    target: float | None = None,
-    final: str = FINAL,
-    interval: str = "t",
-    roles: tuning.Roles | None = None,
-) -> list[str]:
+def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions = USUAL) -> list[str]:
     """Write ``runs`` and ``evaluations`` as CSV and Parquet; ``settings``, ``best`` and ``pairs`` as CSV and Markdown.
 
     Returns the names of the files.
     """
+    final = options.final
     rows, long = run_rows(found, final), evaluation_columns(found)
-    summary = setting_rows(found, target, final, interval)
+    summary = setting_rows(found, options)
     folder.mkdir(parents=True, exist_ok=True)
     tables.write(rows, folder / "runs.csv")
     disk.write(folder / "evaluations.csv", files.csv_bytes(long))
-    tables.write(setting_rows(found, target, final, interval, further=True), folder / "settings.csv")
+    tables.write(setting_rows(found, options, further=True), folder / "settings.csv")
     tables.write(summary, folder / "settings.md", decimals=tables.decimals_of(summary))
-    chosen = tuning.chosen_rows(found, target, final, interval, roles, further=True)
-    tables.write(chosen, folder / "best.csv")
-    disk.write(folder / "best.md", best(found, target, final, interval, roles).encode())
+    tables.write(tuning.chosen_rows(found, options, further=True), folder / "best.csv")
+    disk.write(folder / "best.md", best(found, options).encode())
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
-    pairs = comparisons.write_pairs(
-        tuning.pair_rows(found, final, interval, roles), folder, metrics.final_title(metric_of(found), final)
-    )
+    title = metrics.final_title(metric_of(found), final)
+    pairs = comparisons.write_pairs(tuning.pair_rows(found, options), folder, title)
     written += ["pairs.csv", "pairs.md"] if pairs else []
     groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
     written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []

@@ -37,7 +37,7 @@ def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = N
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
 
 
-def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bool:
+def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, object] | None = None) -> bool:
     """Whether the folder holds the definition of this sweep."""
     return (folder / DEFINITION).is_file() and not _differing(folder, definition(points, probes))
 
@@ -137,7 +137,7 @@ def read_roles(folder: Path, points: Sequence[GridPoint]) -> dict[str, str]:
 def begin(
     folder: Path,
     points: Sequence[GridPoint],
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> None:
     """Write the definition and the roles; called before the first run is saved."""

@@ -8,43 +8,38 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import check, disk, lazy
 from fedjax_async.results import figure as canvas
-from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
+from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_files import best, write_tables
-from fedjax_async.results.sweep_table import SweptRun, by_setting, metric_of, swept_runs
+from fedjax_async.results.sweep_table import USUAL, SweptRun, TableOptions, by_setting, metric_of, swept_runs
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tuning import Roles, plain, rank
+from fedjax_async.results.tuning import plain, rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_PARQUET = f"no Parquet files: {lazy.missing('pyarrow', 'them')}"
 MOST_CURVES = 10  # more cannot be told apart
-RANKED_BY = {"accuracy": accuracy_curve, "loss": loss_curve}
 
 
 def curves(
     found: Sequence[SweptRun],
     metric: str,
     x: str = "time",
-    final: str = FINAL,
-    roles: Roles | None = None,
+    options: TableOptions = USUAL,
     *,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """Mean and standard deviation over seeds of each setting, or of the ``MOST_CURVES`` best ones."""
     grouped = by_setting(found)
     names = list(grouped)
-    ranked = rank(found, final, roles)
+    ranked = rank(found, options.final, options.roles)
     shown = [names[index] for index in sorted(ranked.order[:MOST_CURVES])]
     runs = {name: [each.run for each in grouped[name]] for name in shown}
-    if metric in RANKED_BY:
-        figure = RANKED_BY[metric](runs, x, final=final, drawing=drawing)
-    else:
-        figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
+    figure = measured_curve(runs, metric, x, final=options.final, drawing=drawing)
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
         title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
@@ -53,17 +48,17 @@ def curves(
 
 
 def pictures(
-    found: Sequence[SweptRun], final: str = FINAL, drawing: Drawing = SCREEN, roles: Roles | None = None
+    found: Sequence[SweptRun], options: TableOptions = USUAL, drawing: Drawing = SCREEN
 ) -> Mapping[str, Figure]:
     """Name -> picture: curves of each metric, and heat maps if two settings or more were swept."""
     drawn: dict[str, Figure] = {}
     for metric in ("accuracy", "loss") if has_accuracy(each.run for each in found) else ("loss",):
-        drawn[metric] = curves(found, metric, final=final, roles=roles, drawing=drawing)
-        maps = cells(found, metric, final)
+        drawn[metric] = curves(found, metric, options=options, drawing=drawing)
+        maps = cells(found, metric, options.final)
         if maps:
-            drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
+            drawn[f"{metric}_map"] = heat_map(maps, metric, options.final, drawing=drawing)
     for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # columns that all runs have
-        drawn[column] = curves(found, column, final=final, roles=roles, drawing=drawing)
+        drawn[column] = curves(found, column, options=options, drawing=drawing)
     return drawn
 
 
@@ -101,10 +96,11 @@ def write_sweep(
     if not sweep.points:
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
     found = swept_runs(sweep, target)
-    written = write_tables(found, folder, target, final, interval, sweep.roles)
-    text = best(found, target, final, interval, sweep.roles)
+    options = TableOptions(target, final, interval, sweep.roles)
+    written = write_tables(found, folder, options)
+    text = best(found, options)
     if plots:
-        for name, figure in pictures(found, final, drawing, sweep.roles).items():
+        for name, figure in pictures(found, options, drawing).items():
             save_formats(figure, folder / name, drawing)
     disk.sweep_up(folder)
     return text if "runs.parquet" in written else f"{text}\n{NO_PARQUET}\n"

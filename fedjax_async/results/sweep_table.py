@@ -19,7 +19,7 @@ from fedjax_async.results import comparisons, files, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tables import NOTHING
+from fedjax_async.results.tables import NOTHING, Cell
 from fedjax_async.types import Run
 
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
@@ -29,6 +29,18 @@ EXECUTION = REAL_TIMES | {
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
 TableColumns = dict[str, Any]  # equally long lists or arrays
+
+
+class TableOptions(NamedTuple):
+    """How the tables and pictures of a sweep are made."""
+
+    target: str | float | None = None  # an accuracy in (0, 1]: adds the cost of reaching it
+    final: str = FINAL  # as in :func:`fedjax_async.results.metrics.final_value`
+    interval: str = "t"  # as in :func:`fedjax_async.results.significance.interval`
+    roles: Mapping[str, str] = {}  # path -> role, where it is not the default: ``config/roles.py``
+
+
+USUAL = TableOptions()
 
 
 class SweptRun(NamedTuple):
@@ -59,10 +71,15 @@ def swept_run(point: GridPoint, run: Run, target: float | None = None) -> SweptR
     return SweptRun(point, numbers, run._replace(params=(), updates={}, per_client={}, best=None))
 
 
-def swept_runs(sweep: Sweep, target: float | None = None) -> list[SweptRun]:
-    """What tables and pictures need of each run, in order; only one whole run is in memory at a time."""
+def swept_runs(sweep: Sweep, target: str | float | None = None) -> list[SweptRun]:
+    """What tables and pictures need of each run, in order; only one whole run is in memory at a time.
+
+    ``target``: an accuracy in (0, 1]; its costs are measured too.
+    """
     if target is not None:
-        check.require(isinstance(target, float | int) and 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
+        fits = not str(target).endswith("%") and 0 < metrics.target_number(target) <= 1
+        check.require(fits, "target", target, "an accuracy in (0, 1] for a sweep")
+        target = float(target)
     return [swept_run(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
 
 
@@ -166,20 +183,15 @@ def has_validation(group: Iterable[SweptRun]) -> bool:
 
 
 def setting_rows(
-    found: Sequence[SweptRun],
-    target: float | None = None,
-    final: str = FINAL,
-    interval: str = "t",
-    *,
-    further: bool = False,
-) -> list[dict[str, Any]]:
+    found: Sequence[SweptRun], options: TableOptions = USUAL, *, further: bool = False
+) -> list[dict[str, Cell]]:
     """One row per setting: mean, sample standard deviation and interval over its seeds.
 
-    ``final`` and ``interval`` as in :func:`fedjax_async.results.comparisons.comparison`; ``further``: add the other two
-    final values.
+    ``further``: add the other two final values.
     """
     columns = columns_of(found)
-    reached = "" if target is None else f"to {100 * target:g} %"
+    target, final, interval, _ = options
+    reached = "" if target is None else f"to {100 * float(target):g} %"
     wanted: dict[str, tuple[str, float]] = {
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
         **({f"updates {reached}": (TARGETS["update"], 1.0)} if reached else {}),
@@ -194,7 +206,7 @@ def setting_rows(
     rows, others = [], measured(each.run for each in found)
     for group in by_setting(found).values():
         values = values_of(group[0].point.settings, columns).items()
-        row: dict[str, Any] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
+        row: dict[str, Cell] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
         row["seeds"] = len(group)
         if has_validation(group):
             row[metrics.final_title(f"validation_{metric}", final)] = spread_of(group, f"validation_{metric}", final)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from fedjax_async import check, disk
 from fedjax_async.results.metrics import Spread, spread
 from fedjax_async.results.significance import Interval
 
-Row = Mapping[str, Any]
 NOTHING = "-"  # a cell without a value, such as the time to a target that was never reached
 
 
@@ -31,6 +29,10 @@ class Reached:
 
     def __str__(self) -> str:
         return f"{self.reached} of {self.seeds} reached"
+
+
+Cell = str | int | float | Spread | Interval | Reached | None
+Row = Mapping[str, object]
 
 
 def spread_or_count(values: Sequence[float] | np.ndarray) -> Spread | Reached:
@@ -54,7 +56,7 @@ def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
     return cell(spread(values), decimals)
 
 
-def cell(value: Any, decimals: int = 2) -> str:
+def cell(value: object, decimals: int = 2) -> str:
     """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std.
 
     Intervals are ``[low, high]``.
@@ -104,16 +106,18 @@ def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
     the column ``name reached`` says how many.
     """
     del decimals
-    flat: list[dict[str, Any]] = []
+    flat: list[dict[str, object]] = []
     for row in rows:
         flat.append({})
         for name, value in row.items():
             if isinstance(value, Interval):
                 flat[-1] |= {f"{name} low": value.low, f"{name} high": value.high}
                 continue
-            spreads = isinstance(value, (Spread, Reached))
-            flat[-1][name] = value.mean if spreads else value
-            if spreads and value.seeds > 1:
+            if not isinstance(value, Spread | Reached):
+                flat[-1][name] = value
+                continue
+            flat[-1][name] = value.mean
+            if value.seeds > 1:
                 flat[-1][f"{name} std"] = value.std
             if isinstance(value, Reached):
                 flat[-1][f"{name} reached"] = value.reached

@@ -14,7 +14,9 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.results import metrics, significance
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
+    USUAL,
     SweptRun,
+    TableOptions,
     by_setting,
     columns_of,
     has_validation,
@@ -25,7 +27,7 @@ from fedjax_async.results.sweep_table import (
     values_in,
 )
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tables import NOTHING
+from fedjax_async.results.tables import NOTHING, Cell
 
 SHOWN = 5  # best settings in the table, if there is a single tuning
 MOST_PAIRS = 500  # paired tests; more cannot be read, and Holm's correction would be too strict
@@ -140,21 +142,15 @@ def ranked(made: Sequence[Tuning], metric: str, final: str) -> Ranked:
 
 
 def chosen_rows(
-    found: Sequence[SweptRun],
-    target: float | None = None,
-    final: str = FINAL,
-    interval: str = "t",
-    roles: Roles | None = None,
-    *,
-    further: bool = False,
-) -> list[dict[str, Any]]:
+    found: Sequence[SweptRun], options: TableOptions = USUAL, *, further: bool = False
+) -> list[dict[str, Cell]]:
     """One row for the chosen setting of each tuning: world, method and tuned values, part, trials and runs, scores.
 
     With one or two tunings, the next best settings follow, with their rank. ``further``: add the other two final
     values.
     """
-    columns, made = columns_of(found), tunings(found, final, roles)
-    rows = setting_rows(found, target, final, interval, further=further)
+    columns, made = columns_of(found), tunings(found, options.final, options.roles)
+    rows = setting_rows(found, options, further=further)
     shown = max(1, SHOWN // len(made))
     chosen = []
     for tuning in made:
@@ -172,19 +168,19 @@ def chosen_rows(
     return chosen
 
 
-def explained(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None = None) -> str:
+def explained(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     """The text above :func:`chosen_rows`: how settings were chosen, with warnings if the choice is not fair."""
-    columns, made = columns_of(found), tunings(found, final, roles)
+    columns, made = columns_of(found), tunings(found, options.final, options.roles)
     rows = sorted({len(group) for group in by_setting(found).values()})
     over = f"{rows[0]} seed{'s' if rows[0] > 1 else ''}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]} seeds"
     count = sum(tuning.trials for tuning in made)
     if count == len(made):
         return f"{count} setting{'s' if count > 1 else ''}, none tuned: nothing was chosen. Means over {over}."
-    of = {role: ", ".join(columns[path] for path in axes) for role, axes in axes_of(found, roles).items()}
+    of = {role: ", ".join(columns[path] for path in axes) for role, axes in axes_of(found, options.roles).items()}
     each = f"; separately for each {of['compared']}" if of["compared"] else ""
     within = f"; within each world ({of['world']})" if of["world"] else ""
     part = {tuning.part for tuning in made if tuning.trials > 1}
-    metric = plain(ranked(made, metric_of(found), final).metric)
+    metric = plain(ranked(made, metric_of(found), options.final).metric)
     by = metric if part == {"validation"} else f"test {metric}"
     lines = [
         f"Best of {count} settings by the {by}, averaged over {over}; ties by the smaller standard deviation.",
@@ -223,9 +219,7 @@ def plain(metric: str) -> str:
     return metric.removesuffix(" (%)").replace(", ", " (") + ")"
 
 
-def pair_rows(
-    found: Sequence[SweptRun], final: str = FINAL, interval: str = "t", roles: Roles | None = None
-) -> list[dict[str, Any]]:
+def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[dict[str, Any]]:
     """Paired tests as in :func:`fedjax_async.results.significance.pairs` between the chosen settings of a world.
 
     They compare the final value on the test set. Settings of different worlds are not compared, because their data and
@@ -234,14 +228,14 @@ def pair_rows(
     metric, columns = metric_of(found), columns_of(found)
     groups = list(by_setting(found).values())
     worlds: dict[str, dict[str, dict[int, float]]] = {}
-    for tuning in tunings(found, final, roles):
+    for tuning in tunings(found, options.final, options.roles):
         where = setting_title(tuning.world, columns) if tuning.world else ""
         given = {path: value for path, value in tuning.compared.items() if value is not None}
         group = groups[tuning.order[0]]
         seeds = [each.point.settings.seed for each in group]
-        scores = dict(zip(seeds, values_in(group)(metric, final), strict=True))
+        scores = dict(zip(seeds, values_in(group)(metric, options.final), strict=True))
         worlds.setdefault(where, {})[setting_title(given, columns)] = scores
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
     better = metric == "accuracy"
-    return significance.pairs(worlds, interval, larger_is_better=better, limits=metrics.limits(metric))
+    return significance.pairs(worlds, options.interval, larger_is_better=better, limits=metrics.limits(metric))

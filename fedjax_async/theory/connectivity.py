@@ -77,11 +77,13 @@ def learned_control_point(
 
 
 @partial(jax.jit, static_argnames=("loss",))
-def _learned(loss: BatchLoss, points: Any, keys: Key, data: Any, lr: Any) -> tuple[Params, Array]:
+def _learned(
+    loss: BatchLoss, points: tuple[Params, ...], keys: Key, data: tuple[Any, ...], lr: float
+) -> tuple[Params, Array]:
     start, middle, end = points
     adam = optax.adam(lr)
 
-    def step(carry: tuple[Params, Any], key: Key) -> tuple[tuple[Params, Any], Array]:
+    def step(carry: tuple[Params, optax.OptState], key: Key) -> tuple[tuple[Params, optax.OptState], Array]:
         control, state = carry
         of_position, of_batch = jax.random.split(key)
         s = jax.random.uniform(of_position)

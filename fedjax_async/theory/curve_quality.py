@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_async import check
 from fedjax_async.geometry import bezier, line
@@ -18,7 +18,7 @@ from fedjax_async.types import Array, Arrival, DataParts, Model, Params, State
 Estimate = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
-def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -> Array:
+def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: ArrayLike) -> Array:
     """Q at each position: the loss on the line over the loss on the curve; [P].
 
     Args:
@@ -32,7 +32,7 @@ def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -
     return jax.lax.map(lambda at: loss(line(*ends, at)) / loss(bezier(points, at)), jnp.asarray(s, float))
 
 
-def divergence(points: Sequence[Params], s: Any) -> Array:
+def divergence(points: Sequence[Params], s: ArrayLike) -> Array:
     """D at each position s > 0: the distance from A along the curve over that along the line; [P]. NaN if A is E.
 
     Source: AsyncManifold (2025), Assumption 7, for a Euclidean ambient space.

@@ -2,20 +2,33 @@
 
 All are local: the theorems' L, sigma^2 and sigma_g^2 are suprema over all x, the functions here measure them at one x.
 Use the largest over several points of a run. A network is measured as in evaluation: no dropout, fixed running
-statistics. The functions vmap over ``width`` clients at a time and read the rows of a client ``chunk`` at a time.
+statistics. The functions take ``options``: the ``clients`` to measure, by default all; they vmap over ``width`` clients
+[8] and read ``chunk`` rows of a client [256; 32 for gradients of single examples] at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_async import check, tree
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
+
+
+class EstimateOptions(TypedDict, total=False):
+    """What the functions measure, and how much at a time."""
+
+    clients: Sequence[int] | None
+    width: int
+    chunk: int
+
+
+_SMALL: EstimateOptions = {"chunk": 32}
 
 
 class Estimates(NamedTuple):
@@ -36,20 +49,18 @@ def estimate(
     *,
     batch_size: int,
     iterations: int = 50,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 32,
+    **options: Unpack[EstimateOptions],
 ) -> Estimates:
     """All constants at ``params``. The functions below compute one constant each and explain the arguments.
 
-    ``model`` takes decoded inputs. ``clients``: the clients to measure, by default all; means are over these.
-    Memory: C * D floats for the gradients, ``width * chunk * D`` for those of single examples.
+    ``model`` takes decoded inputs. Means are over the ``clients`` that are measured. Memory: C * D floats for the
+    gradients, ``width * chunk * D`` for those of single examples.
     """
     check.whole("batch_size", batch_size)
     check.whole("iterations", iterations)
-    losses, gradients = client_gradients(model, params, data, clients=clients, width=width, chunk=chunk)
+    options = _SMALL | options
+    losses, gradients = client_gradients(model, params, data, **options)
     together = jax.tree.map(lambda leaf: leaf.mean(axis=0), gradients)
-    options: dict[str, Any] = {"clients": clients, "width": width, "chunk": chunk}
     return Estimates(
         loss=float(losses.mean()),
         squared_gradient=float(tree.norm(together)) ** 2,
@@ -63,10 +74,7 @@ def client_gradients(
     model: Model,
     params: Params,
     data: FederatedData,
-    *,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[EstimateOptions],
 ) -> tuple[Array, Params]:
     """Loss and gradient of each client's whole shard, ``f_i`` and ``grad f_i``: float[C] and leaves [C, ...].
 
@@ -79,7 +87,7 @@ def client_gradients(
 
         return rows.mean(part)
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **options)
 
 
 def heterogeneity(gradients: Params) -> Array:
@@ -98,9 +106,7 @@ def smoothness(
     data: FederatedData,
     *,
     iterations: int = 50,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
 
@@ -123,10 +129,10 @@ def smoothness(
             image = product(unit)
             return image, tree.norm(image)
 
-        v = _normal(key, rows.weights)
+        v = optax.tree.random_like(key, rows.weights, jax.random.normal)
         return jax.lax.fori_loop(0, iterations, step, (v, tree.norm(v)))[1]
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **options)
 
 
 def smoothness_between(
@@ -134,10 +140,7 @@ def smoothness_between(
     params: Params,
     other: Params,
     data: FederatedData,
-    *,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 256,
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
 
@@ -146,9 +149,7 @@ def smoothness_between(
     """
     distance = tree.norm(jax.tree.map(jnp.subtract, _weights(model, params), _weights(model, other)))
     check.require(float(distance) > 0, "other", "params", "different from params")
-    (_, here), (_, there) = (
-        client_gradients(model, p, data, clients=clients, width=width, chunk=chunk) for p in (params, other)
-    )
+    (_, here), (_, there) = (client_gradients(model, p, data, **options) for p in (params, other))
     return jax.vmap(lambda a, b: tree.norm(jax.tree.map(jnp.subtract, a, b)))(here, there) / distance
 
 
@@ -158,9 +159,7 @@ def gradient_variance(
     data: FederatedData,
     *,
     batch_size: int,
-    clients: Sequence[int] | None = None,
-    width: int = 8,
-    chunk: int = 32,
+    **options: Unpack[EstimateOptions],
 ) -> Array:
     """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches of ``local.local_training``; float[C].
 
@@ -187,7 +186,7 @@ def gradient_variance(
 
         return rows.mean(part) * _batch_factor(rows.size, batch_size)
 
-    return _over_clients(of_client, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, **_SMALL | options)
 
 
 class _Rows(NamedTuple):
@@ -221,9 +220,10 @@ def _over_clients(
     model: Model,
     params: Params,
     data: FederatedData,
-    clients: Sequence[int] | None,
-    width: int,
-    chunk: int,
+    *,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 256,
 ) -> Any:
     """``of_client(rows)`` of every client, ``width`` clients at a time; leaves [C, ...]."""
     chosen = _chosen(data, clients)
@@ -284,13 +284,6 @@ def _batch_factor(size: Array, batch_size: int) -> Array:
 
     total = full.astype(real) * factor(jnp.asarray(batch_size, real)) + factor(last.astype(real))
     return total / (full + 1).astype(real)
-
-
-def _normal(key: Key, like: Params) -> Params:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    random = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)]
-    return jax.tree.unflatten(structure, random)
 
 
 def _unit(v: Params, norm: Array) -> Params:

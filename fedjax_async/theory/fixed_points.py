@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.theory.vector_fields import Field, Loss, checked
+from fedjax_async.theory.vector_fields import Field, Loss, Real, checked
 from fedjax_async.types import Array, Params
 
 
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     steps: Array  # int32[], iterations; the most allowed if the residual is above the tolerance
 
 
-def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6, steps: int = 10_000) -> Found:
+def fixed_point(field: Field, start: Params, *, lr: Real = 1.0, tol: float = 1e-6, steps: int = 10_000) -> Found:
     """Iterate ``x <- x - lr V(x)`` until ``||V(x)|| <= tol``.
 
     Args:
@@ -80,7 +80,7 @@ def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000
     return Found(point, tree.norm(slope), taken)
 
 
-def fixed_point_shift(losses: Sequence[Loss], gamma: Any, k: int, x: Params, *, iterations: int = 200) -> Params:
+def fixed_point_shift(losses: Sequence[Loss], gamma: Real, k: int, x: Params, *, iterations: int = 200) -> Params:
     """``x_s* - x*`` to the first order in gamma: ``gamma (k - 1) / 2 H^-1 (1/C) sum_c H_c grad f_c``, all at x*.
 
     H_c is the Hessian of f_c and H their mean. Up to terms of order gamma^3, one client's part of the server field is

@@ -7,18 +7,18 @@ delays and gamma of ``Constants``. Arrays broadcast. ``rates`` gives the source 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.theory.rates import Bound, Constants, checked, compression_factor, larger
+from fedjax_async.theory.rates import Bound, Constants, Quantity, checked, compression_factor, larger
 
 
 class LearningRates(NamedTuple):
     """eta and eta_g."""
 
-    lr: Any
-    server_lr: Any
+    lr: Quantity
+    server_lr: Quantity
 
 
 def slow_lrs(constants: Constants) -> LearningRates:

@@ -11,7 +11,7 @@ Source: Charles and Rush (2022), sections 2 and 6; the quadrature and its error 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def surrogate_loss(field: Field, x: Params, x0: Params, *, nodes: int = 32, via:
     return Surrogate(value, jnp.abs(straight(start, corner) + straight(corner, end) - value))
 
 
-def integrate(function: Callable[[Array], Array], dtype: Any, nodes: int) -> Array:
+def integrate(function: Callable[[Array], Array], dtype: np.dtype, nodes: int) -> Array:
     """``int_0^1 function(s) ds`` by a Gauss-Legendre rule; ``function`` takes float[] and returns one array."""
     check.whole("nodes", nodes)
     points, weights = (jnp.asarray(each / 2, dtype) for each in np.polynomial.legendre.leggauss(nodes))

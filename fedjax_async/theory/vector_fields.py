@@ -31,6 +31,7 @@ from fedjax_async.types import Array, Key, Params
 
 Field = Callable[[Params], Params]
 Loss = Callable[[Params], Array]
+Real = float | Array  # float[]
 
 
 ROUNDING = 2.0  # assumed rounding error of J(V^k), in units of k eps ||J(V^k)||; orthogonal maps reach half of it
@@ -92,7 +93,7 @@ def require_same_form(name: str, found: Params, wanted: Params, of: str) -> None
     check.require(one == two, name, one, f"of the form of {of}, {check.shown(two)}")
 
 
-def gradient_map(loss: Loss, gamma: Any) -> Field:
+def gradient_map(loss: Loss, gamma: Real) -> Field:
     """``x -> x - gamma grad f(x)``: one step of gradient descent on ``loss`` f at learning rate gamma > 0."""
     check.positive("gamma", gamma)
 
@@ -172,7 +173,7 @@ def estimate_mean_curl(
     flat, unravel = flattened(x)
     directions = _directions(key, flat, pairs)
 
-    def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[Any, Any]:
+    def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         c, weight = one
         push, pull = _derivatives(lambda v: field(c, v), flat, unravel)
         both = jax.lax.map(lambda direction: (push(direction), pull(direction)), directions)
@@ -288,7 +289,7 @@ def _squares(forward: Array, backward: Array) -> tuple[Array, Array]:
     return _sum_of_squares(forward - backward), _sum_of_squares(forward + backward)
 
 
-def _from_squares(anti: Array, sym: Array, dim: int, rounding: Any = 0.0) -> CurlEstimate:
+def _from_squares(anti: Array, sym: Array, dim: int, rounding: Real = 0.0) -> CurlEstimate:
     """The estimate from the squares of P directions, float[P] both."""
     count = len(anti)
     value = _ratio(anti.mean(), sym.mean(), rounding)
@@ -305,7 +306,7 @@ def _rounding(k: int, square: Array, dim: int) -> Array:
     return jnp.where(jnp.isfinite(most), most, jnp.zeros_like(most))
 
 
-def _ratio(anti: Array, sym: Array, rounding: Any = 0.0) -> Array:
+def _ratio(anti: Array, sym: Array, rounding: Real = 0.0) -> Array:
     """``sqrt(anti / sym)``; 0 if ``anti`` is at most ``rounding``."""
     nothing = anti <= rounding
     return jnp.where(nothing, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(nothing, jnp.ones_like(sym), sym)))

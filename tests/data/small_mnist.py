@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,10 +13,18 @@ import numpy as np
 from PIL import Image
 
 from fedjax_async.data.arrays import Arrays, array_hash, file_hash
-from fedjax_async.data.images import format_idx
+from fedjax_async.data.images import DTYPES
 from fedjax_async.data.published import SOURCES, Published
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def format_idx(array: np.ndarray) -> bytes:
+    """The IDX file of ``array``: the inverse of ``parse_idx``."""
+    codes = {np.dtype(name): code for code, name in DTYPES.items()}
+    dtype = array.dtype.newbyteorder(">")
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, codes[dtype], array.ndim, *array.shape)
+    return header + np.ascontiguousarray(array, dtype).tobytes()
 
 
 def small_arrays(seed: int = 0) -> Arrays:

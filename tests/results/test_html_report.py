@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
 from fedjax_async.results import accuracy_curve, html_figures, html_gantt, html_report, metrics, store, write_report
-from fedjax_async.results.html_folders import TableOptions, table
+from fedjax_async.results.html_folders import table
 from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import NASTY, array, columns, content, content_of, save_comparison, save_sweep, seeded, traces

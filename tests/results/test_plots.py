@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delivery, Until, plan_peers
+from fedjax_async.clock import Delivery, Outcome, Until, plan_peers
 from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, plots, save_figure
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import staleness_histogram as histogram
 from fedjax_async.results.html_gantt import peer_gantt as html_chart
+from fedjax_async.results.timeline import LOST_AFTER, STATE_COLOURS, jobs_of
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import array
@@ -140,17 +141,19 @@ def test_gantt_marks_idle_time_and_server_steps():
         time=np.array([3.0, 3.0, 6.0]),
         closes=np.array([False, True, True]),
         step=np.array([0, 0, 1]),
+        freed_time=np.zeros(0),
     )
-    np.testing.assert_array_equal(plots.idle_time(schedule, 1, 6.0), [[1.0, 4.0]])
-    np.testing.assert_array_equal(plots.idle_time(schedule, 1, 2.0), [[1.0, 2.0]])
-    np.testing.assert_array_equal(plots.idle_time(schedule, 0, 7.0), [[6.0, 7.0]])
+    ends = jobs_of(schedule).end
+    for client, until, gap in ((1, 6.0, [1.0, 4.0]), (1, 2.0, [1.0, 2.0]), (0, 7.0, [6.0, 7.0])):
+        mine = schedule.client == client
+        np.testing.assert_array_equal(plots.idle_time(schedule.dispatch_time[mine], ends[mine], until), [gap])
     axes = gantt(schedule, until=6.0).axes[0]
     bars, _, idle, lines, marks = axes.collections
     assert len(bars.get_paths()) == 4
     assert [segment.tolist() for segment in idle.get_segments()] == [[[1.0, 1.0], [4.0, 1.0]]]
     for steps in (lines, marks):
         assert [segment[0][0] for segment in steps.get_segments()] == [3.0, 6.0]
-    late = plots.job_ends(schedule._replace(dispatch_time=np.array([0.0, 0.0, 2.0, 4.0])))
+    late = jobs_of(schedule._replace(dispatch_time=np.array([0.0, 0.0, 2.0, 4.0]))).end
     np.testing.assert_array_equal(late, [2.0, 1.0, 6.0, np.inf])  # a job ends at the next dispatch at the latest
 
 
@@ -241,6 +244,11 @@ def test_uploads_that_are_not_used_are_grey_in_a_gantt_chart():
         gantt(schedule, used=np.ones(2, bool))
 
 
+def test_every_outcome_of_a_job_has_a_colour():
+    words = {outcome.name.lower().replace("_", " ") for outcome in Outcome}
+    assert words - set(STATE_COLOURS) == {"applied", "late"}
+
+
 # --- charts of runs without a server ------------------------------------------------------------------
 
 PLAN = plan_peers(
@@ -284,7 +292,9 @@ def test_the_page_has_every_event_and_message():
         x, y = (array(traces[name][axis]).reshape(-1, 3) for axis in "xy")
         mine = np.flatnonzero(PLAN.outcome == kind)
         np.testing.assert_array_equal(x[:, 0], PLAN.end[PLAN.push_event[mine]])
-        np.testing.assert_array_equal(y[:, :2], np.stack([PLAN.client[PLAN.push_event[mine]], PLAN.receiver[mine]], 1))
+        sender = PLAN.client[PLAN.push_event[mine]]
+        share = LOST_AFTER if kind == Delivery.LOST else 1  # of the way to the receiver
+        np.testing.assert_allclose(y[:, :2], np.stack([sender, sender + share * (PLAN.receiver[mine] - sender)], 1))
         assert np.isnan(x[:, 2]).all()
 
 

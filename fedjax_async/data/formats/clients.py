@@ -66,7 +66,7 @@ def _joined(parts: list[ClientRows], number: Mapping[str, int]) -> tuple[np.ndar
     return x, y, owners.astype(np.int32)
 
 
-def existing(path: Any, field: str = "path") -> Path:
+def existing(path: object, field: str = "path") -> Path:
     """The path of an existing file or folder; raises ``ValueError`` naming ``field`` if it does not exist."""
     found = check.path(field, str(path))
     require(found.exists(), field, str(path), "a file or folder that exists")
@@ -103,7 +103,7 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"'{path}': must be a {kind} file ({type(error).__name__}: {reason})") from error
 
 
-def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray:
+def labels_of(where: str, values: object, classes: int | None = None) -> np.ndarray:
     """Labels int32 [n] from a list of whole numbers >= 0; with ``classes``, at most classes - 1."""
     found = numbers(where, values, 1)
     high = LARGEST if classes is None else classes - 1
@@ -114,7 +114,7 @@ def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray
     return found.astype(np.int32)
 
 
-def numbers(where: str, values: Any, axes: int) -> np.ndarray:
+def numbers(where: str, values: object, axes: int) -> np.ndarray:
     """A float64 array with ``axes`` axes (1 or 2) from nested lists of finite numbers."""
     allowed = {1: "a list of numbers", 2: "a list of equally long lists of numbers"}[axes]
     try:

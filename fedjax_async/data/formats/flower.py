@@ -14,25 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.check import require, whole
+from fedjax_async.check import require
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats import hugging_face as folders
 from fedjax_async.data.formats import parquet
 from fedjax_async.data.formats.clients import existing, read_csv, read_json
-from fedjax_async.data.formats.tables import ReadColumns, Rows, dataset_of
+from fedjax_async.data.formats.tables import ReadColumns, Rows, dataset_of, read_columns
+from fedjax_async.factories import takes
 
 _NUMBERED = re.compile(r"(?:.*[^\d])?(\d+)")
 
 
-def flower(
-    *,
-    path: str,
-    partitions: str | None = None,
-    test: str | None = None,
-    x: str = "image",
-    y: str | None = "label",
-    length: int = 80,
-) -> Dataset:
+@takes(columns=read_columns)
+def flower(*, path: str, partitions: str | None = None, test: str | None = None, columns: ReadColumns) -> Dataset:
     """Partitions of Flower's partitioners: flower:path=DIR,x=img,y=label; natural clients are the partitions.
 
     ``path``: a folder with the numbered partitions, each a folder of save_to_disk (``flwr-datasets create``), a Parquet
@@ -50,8 +44,6 @@ def flower(
 
     Raises ``ValueError`` naming file, column and row.
     """
-    columns = ReadColumns(x, y, None, length)
-    whole("length", length)
     root = existing(path)
     if partitions is not None:
         rows, tested = _read(root, columns)
@@ -118,7 +110,10 @@ def _owned(rows: Rows, client: str) -> Rows:
 def _assigned(tables: list[Rows], file: Path) -> list[Rows]:
     """The rows that the file assigns, in order of their partitions, with these as their owners."""
     total = sum(len(rows.x) for rows in tables)
-    partition = _csv(file, total) if file.suffix == ".csv" else _json(file, total)
+    if file.suffix == ".csv":
+        partition = _placed(str(file), read_csv(file, ("example", "partition")), total)
+    else:
+        partition = _json(file, total)
     found: list[tuple[int, Rows]] = []
     start = 0
     for rows in tables:
@@ -151,10 +146,6 @@ def _json(file: Path, total: int) -> np.ndarray:
         require(good, f"'{file}'", f"a {type(content).__name__}", "a list of ids, or an object id -> list of rows")
         pairs = [(row, client) for client, rows in content.items() for row in rows]
     return _placed(str(file), pairs, total)
-
-
-def _csv(file: Path, total: int) -> np.ndarray:
-    return _placed(str(file), read_csv(file, ("example", "partition")), total)
 
 
 def _placed(where: str, pairs: list[tuple[Any, Any]], total: int) -> np.ndarray:

@@ -9,25 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedjax_async.check import require, whole
+from fedjax_async.check import require
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
-from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.data.formats.tables import (
+    ReadColumns,
+    Rows,
+    arrow,
+    dataset_of,
+    read_columns,
+    require_columns,
+    rows_of,
+)
+from fedjax_async.factories import takes
 from fedjax_async.inputs import reading
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set without splits, with splits
 FILE_FORMAT = b"ARROW1"  # a file in Arrow's file format begins with these bytes; others are in its stream format
 
 
+@takes(columns=read_columns)
 def hugging_face(
-    *,
-    path: str,
-    train: str = "train",
-    test: str = "test",
-    x: str = "image",
-    y: str | None = "label",
-    client: str | None = None,
-    length: int = 80,
+    *, path: str, train: str = "train", test: str = "test", client: str | None = None, columns: ReadColumns
 ) -> Dataset:
     """Folders of Hugging Face's datasets (save_to_disk): hugging_face:path=DIR,x=image,y=label,client=writer.
 
@@ -35,8 +38,7 @@ def hugging_face(
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """
-    columns = ReadColumns(x, y, client, length)
-    whole("length", length)
+    columns = columns._replace(client=client)
     root = existing(path)
     parts = splits(root, (train, test), columns)
     require(train in parts, f"'{root}': split", train, "one of those in dataset_dict.json")
@@ -83,7 +85,7 @@ def read(folder: Path, columns: ReadColumns) -> list[Rows]:
     return [read_arrow(_inside(folder, _name(one)), columns) for one in listed or ()]
 
 
-def _name(entry: Any) -> Any:
+def _name(entry: object) -> Any:
     return entry.get("filename") if isinstance(entry, dict) else None
 
 

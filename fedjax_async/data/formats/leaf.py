@@ -27,12 +27,12 @@ TEXT_OF_A_TWEET = 4  # index of the text in [id, date, query, user, text]
 class Task(NamedTuple):
     """How the lists of a user are read: ``read(where, x, y) -> (x [n, ...], y [n])``; ``where`` is for errors."""
 
-    read: Callable[[str, Any, Any], tuple[np.ndarray, np.ndarray]]
+    read: Callable[[str, object, object], tuple[np.ndarray, np.ndarray]]
     decode: Callable[[Array], Array] = as_is
     num_classes: int | None = None
 
 
-def _images(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _images(where: str, x: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [n, 28, 28, 1] from rows of 784 brightnesses, and labels int32 [n] of 62 classes."""
     found = numbers(f"{where}, x", x, 2)
     require(found.shape[1] == SIDE**2, f"{where}, x", f"rows of {found.shape[1]}", f"rows of {SIDE**2} numbers")
@@ -40,7 +40,7 @@ def _images(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(255 * found).astype(np.uint8).reshape(-1, SIDE, SIDE, 1), labels_of(f"{where}, y", y, 62)
 
 
-def _next_characters(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _next_characters(where: str, x: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Codes of 80 characters, uint8 [n, 80], and the code of the character after them, int32 [n]."""
     texts, next_one = _texts(f"{where}, x", x), _texts(f"{where}, y", y)
     for name, found, length in (("x", texts, WINDOW), ("y", next_one, 1)):
@@ -50,7 +50,7 @@ def _next_characters(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray
     return characters.rows(texts, WINDOW), characters.rows(next_one, 1)[:, 0].astype(np.int32)
 
 
-def _tweets(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _tweets(where: str, x: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Codes of the tweets, uint8 [n, 140], and labels int32 [n]: 1 for a positive tweet, else 0."""
     rows = x if isinstance(x, list) else []
     good = isinstance(x, list) and all(isinstance(row, list) and len(row) > TEXT_OF_A_TWEET for row in rows)
@@ -59,7 +59,7 @@ def _tweets(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     return characters.rows(texts, TWEET), labels_of(f"{where}, y", y, 2)
 
 
-def _vectors(where: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _vectors(where: str, x: object, y: object) -> tuple[np.ndarray, np.ndarray]:
     """Vectors float32 [n, D] and labels int32 [n]."""
     return numbers(f"{where}, x", x, 2).astype(np.float32), labels_of(f"{where}, y", y)
 

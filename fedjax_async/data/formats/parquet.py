@@ -5,22 +5,24 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from fedjax_async.check import require, whole
+from fedjax_async.check import require
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing
-from fedjax_async.data.formats.tables import ReadColumns, Rows, arrow, dataset_of, require_columns, rows_of
+from fedjax_async.data.formats.tables import (
+    ReadColumns,
+    Rows,
+    arrow,
+    dataset_of,
+    read_columns,
+    require_columns,
+    rows_of,
+)
+from fedjax_async.factories import takes
 from fedjax_async.inputs import reading
 
 
-def parquet(
-    *,
-    path: str,
-    test: str | None = None,
-    x: str = "image",
-    y: str | None = "label",
-    client: str | None = None,
-    length: int = 80,
-) -> Dataset:
+@takes(columns=read_columns)
+def parquet(*, path: str, test: str | None = None, client: str | None = None, columns: ReadColumns) -> Dataset:
     """Parquet files: parquet:path=FILE,x=image,y=label,client=writer; a folder with train*.parquet and test*.parquet.
 
     ``path``: a file or a folder. In a folder, files with a name that begins with ``test`` are the test set, the others
@@ -33,8 +35,7 @@ def parquet(
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """
-    columns = ReadColumns(x, y, client, length)
-    whole("length", length)
+    columns = columns._replace(client=client)
     root = existing(path)
     files, tests = _files(root), [] if test is None else _files(existing(test, "test"))
     if root.is_dir() and test is None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import lazy
-from fedjax_async.check import require
+from fedjax_async.check import require, whole
 from fedjax_async.data import characters
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
@@ -29,10 +29,10 @@ MOST_PIXELS = 2**26  # of one image
 class ReadColumns(NamedTuple):
     """Which columns are read, and how."""
 
-    x: str = "image"  # or several columns of numbers, joined by +
-    y: str | None = "label"  # None: x is text, and the task is its next character
-    client: str | None = None  # the natural owner of a row
-    length: int = 80  # texts are cut to this number of characters
+    x: str  # or several columns of numbers, joined by +
+    y: str | None  # None: x is text, and the task is its next character
+    client: str | None  # the natural owner of a row
+    length: int  # texts are cut to this number of characters
 
     @property
     def inputs(self) -> list[str]:
@@ -43,6 +43,12 @@ class ReadColumns(NamedTuple):
     def names(self) -> list[str]:
         """The columns of x, then those of y and client."""
         return [*self.inputs, *(str(name) for name in (self.y, self.client) if name is not None)]
+
+
+def read_columns(*, x: str = "image", y: str | None = "label", length: int = 80) -> ReadColumns:
+    """The columns of inputs and targets; options that the readers of tables share."""
+    whole("length", length)
+    return ReadColumns(x, y, None, length)
 
 
 class Rows(NamedTuple):

@@ -41,7 +41,7 @@ def tff(*, path: str, test: str | None = None, x: str = "pixels", y: str = "labe
 
 def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRows]:
     """The clients of a file, in order of their names."""
-    h5py = _h5py()
+    h5py = lazy.optional("h5py", "HDF5 files")
     try:
         with h5py.File(reading(file), "r") as content:
             group = _own(content, EXAMPLES, str(file), h5py)
@@ -57,14 +57,13 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRow
                     continue
                 inputs, targets = (_values(own, name, where, file, h5py) for name in (x, y))
                 require(len(inputs) == len(targets), where, f"{len(inputs)} {x}, {len(targets)} {y}", "as many of both")
-                yield ClientRows(client, _with_channels(inputs), _as_target(f"{where}, {y}", targets))
+                inputs = inputs[..., None] if inputs.ndim == 3 and inputs.dtype.kind == "f" else inputs  # grey images
+                labels = targets.dtype.kind in "biu"
+                targets = as_labels(f"{where}, {y}", targets) if labels else targets.astype(np.float32)
+                yield ClientRows(client, inputs, targets)
     except (OSError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{file}': must be an HDF5 file of TFF ({reason})") from error
-
-
-def _h5py() -> Any:
-    return lazy.optional("h5py", "HDF5 files")
 
 
 def _own(group: Any, name: str, where: str, h5py: Any) -> Any:
@@ -89,12 +88,3 @@ def _values(own: Any, name: str, where: str, file: Path, h5py: Any, *, text: boo
     size, most = found.size * found.dtype.itemsize, MOST_COMPRESSED * file.stat().st_size
     require(size <= most, f"{where}, {name}", f"{size} bytes", f"at most {most}, by the size of the file")
     return [bytes(value) for value in found[()]] if text else found[()]
-
-
-def _with_channels(x: np.ndarray) -> np.ndarray:
-    """Float images [n, H, W] as [n, H, W, 1]; other arrays unchanged."""
-    return x[..., None] if x.ndim == 3 and x.dtype.kind == "f" else x
-
-
-def _as_target(where: str, y: np.ndarray) -> np.ndarray:
-    return as_labels(where, y) if y.dtype.kind in "biu" else y.astype(np.float32)

@@ -16,10 +16,10 @@ ColumnKey = int | str
 
 
 def from_torch(
-    clients: Sequence[Any],
-    test: Any = None,
+    clients: Sequence[object],
+    test: object = None,
     *,
-    client_tests: Sequence[Any] | None = None,
+    client_tests: Sequence[object] | None = None,
     x: ColumnKey = 0,
     y: ColumnKey = 1,
     channels_first: bool = False,
@@ -49,7 +49,7 @@ def from_torch(
     allowed = "a list of data sets, one per client"
     require(isinstance(client_tests or [], (list, tuple)), "client_tests", type_name(client_tests), allowed)
 
-    def read(where: str, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+    def read(where: str, dataset: object) -> tuple[np.ndarray, np.ndarray]:
         inputs, targets = _columns(where, dataset, (x, y))
         if channels_first:
             require(inputs.ndim == 4, f"{where}: shape of x", list(inputs.shape), "[n, C, H, W] with channels_first")

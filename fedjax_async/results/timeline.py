@@ -1,0 +1,115 @@
+"""What charts of a schedule show, in pictures (``plots.py``, ``peer_gantt.py``) and on the page (``html_gantt.py``)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock import Delivery, Outcome, PeerSchedule, next_dispatch, with_derived_columns
+from fedjax_async.results.figure import FAINT, PALETTE
+from fedjax_async.types import Schedule
+
+REJECTED = "rejected"  # arrived in time, but the server rule gave it no weight
+UNUSED = "unused"  # arrived for a server step that was not complete at the end
+BY_STALENESS = ("applied", "late")  # states with a staleness, which gives their colour
+UNAPPLIED = "#D9D9D9"  # where one colour stands for all states without a staleness
+LOST = PALETTE[1]
+# Colour of a job that the server does not apply, by its state.
+STATE_COLOURS = {
+    REJECTED: PALETTE[6],
+    "under way": UNAPPLIED,
+    "called off": "#BDBDBD",
+    "lost": LOST,
+    "crashed": "#8B1A1A",
+    "interrupted": PALETTE[3],
+    "dropped late": PALETTE[4],
+    "dropped stale": "#B8860B",
+    "given up": "#9C8AA5",
+    "withheld": PALETTE[5],
+    UNUSED: "#A6CEE3",
+}
+# Name of a message's fate -> the outcomes that it stands for, colour of the lines, whether they are dotted.
+MESSAGES: dict[str, tuple[tuple[Delivery, ...], str, bool]] = {
+    "mixed": ((Delivery.MIXED,), PALETTE[0], False),
+    "superseded by a newer one": ((Delivery.SUPERSEDED,), PALETTE[4], False),
+    "dropped from a full buffer": ((Delivery.OVERFLOWED,), PALETTE[3], False),
+    "lost": ((Delivery.LOST,), LOST, True),
+    "not mixed by the end": ((Delivery.WAITING, Delivery.IN_FLIGHT), FAINT, True),
+}
+LOST_AFTER = 0.35  # the line of a lost message ends after this share of the way
+MOST_BARS = 60  # of a histogram
+
+
+class Jobs(NamedTuple):
+    """The bars of a chart, one entry per job in order of dispatch; [J]."""
+
+    begin: np.ndarray  # float64, virtual seconds
+    end: np.ndarray  # float64, inf if it does not end
+    staleness: np.ndarray  # int64, -1 if it is never applied
+    applied: np.ndarray  # float64, when the server applies its upload; NaN if never
+    state: np.ndarray  # str: its ``clock.Outcome`` in words, ``rejected`` or ``unused``
+
+
+def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.ndarray | None = None) -> Jobs:
+    """The jobs of a schedule; ``used`` and ``accepted``: which arrivals the server uses and accepts, bool[E] [all].
+
+    A job ends with its upload, or when the server stops waiting for it; at the latest at the client's next dispatch.
+    """
+    schedule = with_derived_columns(schedule)
+    used, accepted = (
+        np.ones(len(schedule.job), bool) if of is None else np.asarray(of, bool) for of in (used, accepted)
+    )
+    names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
+    state = names[schedule.outcome]
+    state[schedule.job[~accepted]] = REJECTED
+    state[schedule.job[~used]] = UNUSED
+    staleness = np.full(schedule.client.size, -1)
+    applied = np.full(schedule.client.size, np.nan)
+    # In a schedule that was not checked, a job may arrive twice: its first application counts.
+    arrived = np.flatnonzero(used)[::-1]
+    job = schedule.job[arrived]
+    staleness[job], applied[job] = schedule.staleness[arrived], schedule.time[arrived]
+    end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
+    return Jobs(schedule.dispatch_time, np.minimum(end, next_dispatch(schedule)), staleness, applied, state)
+
+
+class Lines(NamedTuple):
+    """The lines of the messages of one fate: from the sender's row when it is sent to the receiver's on arrival."""
+
+    colour: str
+    dotted: bool
+    time: np.ndarray  # float64[M, 2], virtual seconds
+    row: np.ndarray  # float64[M, 2]
+
+
+def lines_of(plan: PeerSchedule, row_of: np.ndarray, sent: np.ndarray) -> dict[str, Lines]:
+    """Fate -> its lines, for the messages bool[M] in ``sent`` between nodes with a row; ``row_of``: int[N], or -1.
+
+    The line of a lost message ends on the way.
+    """
+    ends = np.stack([row_of[plan.client[plan.push_event]], row_of[plan.receiver]], 1).astype(float)
+    begin = plan.end[plan.push_event]
+    time = np.stack([begin, np.where(np.isfinite(plan.arrival), plan.arrival, begin)], 1)
+    there = sent & (ends >= 0).all(axis=1)
+    found = {}
+    for name, (outcomes, colour, dotted) in MESSAGES.items():
+        mine = there & np.isin(plan.outcome, outcomes)
+        row = ends[mine]
+        if name == "lost":
+            row[:, 1] = row[:, 0] + LOST_AFTER * (row[:, 1] - row[:, 0])
+        if mine.any():
+            found[name] = Lines(colour, dotted, time[mine], row)
+    return found
+
+
+def shares(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """A histogram of whole numbers: the middle of each bar, its share in percent, and how many numbers it covers.
+
+    >>> shares(np.array([0, 0, 1, 3]))
+    (array([0., 1., 2., 3.]), array([50., 25.,  0., 25.]), 1)
+    """
+    width = math.ceil((int(values.max()) + 1) / MOST_BARS)
+    share = 100 * np.bincount(values // width) / values.size
+    return np.arange(len(share)) * width + (width - 1) / 2, share, width
