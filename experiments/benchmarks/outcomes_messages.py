@@ -79,7 +79,8 @@ def swept(grid: Any, base: Any = None, **given: Any) -> Callable[[], Any]:
 
 def rule(**changes: Any) -> Callable[[], Any]:
     """A run with a changed rule."""
-    return run(method=Method(RULE._replace(**{"given": None, **changes})))
+    before: dict[str, Any] = {"given": None} if "given" in RULE._fields else {}  # a version without init(params, facts)
+    return run(method=Method(RULE._replace(**before, **changes)))
 
 
 def client(**changes: Any) -> Callable[[], Any]:
