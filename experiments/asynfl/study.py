@@ -21,7 +21,7 @@ from variants import Rows, Variant, parse, report
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import save_figure
-from fedjax_async.results.metrics import best_accuracy, final_accuracy, progress_in, to_target
+from fedjax_async.results.metrics import final_accuracy, progress_in, to_target
 from fedjax_async.types import Run
 
 __all__ = [
@@ -154,7 +154,7 @@ def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[st
         "task": task,
         "variant": name,
         "final (%)": tables.spread([100 * final_accuracy(run, "last") for run in runs]),
-        "best (%)": tables.spread([100 * best_accuracy(run) for run in runs]),
+        "best (%)": tables.spread([100 * final_accuracy(run, "best") for run in runs]),
         "target (%)": 100 * target,
         "updates to target": until("update", 1),
         "seconds to target": until("time", 1),

@@ -26,7 +26,7 @@ from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import MOST_BANDS, accuracy_curve
-from fedjax_async.results.metrics import FINAL, best_accuracy, final_accuracy, relative_time, to_target
+from fedjax_async.results.metrics import FINAL, final_accuracy, relative_time, to_target
 from fedjax_async.types import Run
 
 __all__ = [
@@ -198,7 +198,7 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
         accuracy = {
             "accuracy (%)": tables.spread([100 * final_accuracy(run, FINAL) for run in seeds]),
             "last (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
-            "best (%)": tables.spread([100 * best_accuracy(run) for run in seeds]),
+            "best (%)": tables.spread([100 * final_accuracy(run, "best") for run in seeds]),
             "mean dip (points)": tables.spread([mean_dip(run) for run in seeds]),
         }
         against: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from fedjax_async.results.exporting import export as export
 from fedjax_async.results.figure import Drawing as Drawing, save_figure as save_figure
 from fedjax_async.results.html_report import write_report as write_report
 from fedjax_async.results.landscape import path_picture as path_picture, plane_picture as plane_picture
-from fedjax_async.results.metrics import (Spread as Spread, area as area, best_accuracy as best_accuracy,
+from fedjax_async.results.metrics import (Spread as Spread, area as area,
     final_accuracy as final_accuracy, final_value as final_value, relative_time as relative_time, spread as spread,
     to_target as to_target)
 from fedjax_async.results.peer_gantt import age_histogram as age_histogram, peer_gantt as peer_gantt

@@ -29,11 +29,6 @@ def _every(runs: Runs) -> list[Run]:
     return [run for seeds in runs.values() for run in seeds]
 
 
-def main_metric(runs: Sequence[Run]) -> str:
-    """``accuracy``, or ``loss`` if no run has class labels."""
-    return "accuracy" if metrics.has_accuracy(runs) else "loss"
-
-
 def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Cell]]:
     """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
 
@@ -41,7 +36,7 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
     all final values are. Accuracies are in percent; losses replace them if no run has class labels. ``every``: all
     scores, with a column for their names. Runs without scores of single clients have no rows.
     """
-    metric = main_metric(_every(runs))
+    metric = metrics.main_metric(_every(runs))
     unit = "" if every else f", {metric}" + (" (%)" if metric == "accuracy" else "")
     columns = {
         f"mean over clients{unit}": "",
@@ -77,7 +72,7 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
         means = [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
         scored += [row] if files.applicable({str(row["score"]): means}) else []
     tables.write(scored, folder / f"{NAME}.csv")
-    decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)
+    decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
     tables.write(rows, folder / f"{NAME}.md", decimals=decimals)
     return tables.table(rows, decimals=decimals)
 
@@ -112,7 +107,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
     Each line has one step per client. With several seeds it is the mean of the seeds' ordered scores if all seeds have
     equally many clients with test rows; if not, it is that of the first seed.
     """
-    metric = main_metric(_every(runs))
+    metric = metrics.main_metric(_every(runs))
     drawn = [(name, score) for name, seeds in runs.items() for score in _drawn(seeds, metric)]
     check.require(len(drawn) > 0, "runs", list(runs), "runs with scores of single clients")
     figure, axes = canvas.new(5.2, 3.6, drawing)
@@ -141,6 +136,6 @@ def _drawn(seeds: Sequence[Run], metric: str) -> list[str]:
 
 def draw_clients(runs: Runs, folder: Path, drawing: Drawing = SCREEN) -> None:
     """Save the picture ``clients`` if any runs have scores of single clients."""
-    metric = main_metric(_every(runs))
+    metric = metrics.main_metric(_every(runs))
     if any(_drawn(seeds, metric) for seeds in runs.values()):
         save_formats(distribution(runs, drawing=drawing), folder / NAME, drawing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,10 @@ def seed_values(runs: Sequence[Run]) -> Values:
     return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
 
 
-def stopped_early(runs: Sequence[Run]) -> str:
-    """How many runs ended before their budget: ``2 of 3``."""
-    return f"{sum(run.stopped is not None for run in runs)} of {len(runs)}"
-
-
-def ended_early(counters: Sequence[Mapping[str, object]]) -> str:
-    """How many runs with these counters ended before their budget, because no client was left: ``2 of 3``."""
-    return f"{sum(ENDED_EARLY in each for each in counters)} of {len(counters)}"
+def count_of(holds: Iterable[bool]) -> str:
+    """For how many of the runs it holds: ``2 of 3``."""
+    holds = list(holds)
+    return f"{sum(holds)} of {len(holds)}"
 
 
 def comparison(
@@ -88,10 +84,10 @@ def comparison(
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
     baseline = baseline_of(runs, baseline)
-    labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
-    column = "accuracy" if labelled else "loss"
-    relative = metrics.relative_time(runs, baseline, target=target, final=final)
     every_run = [run for seeds in runs.values() for run in seeds]
+    column = metrics.main_metric(every_run)
+    labelled = column == "accuracy"
+    relative = metrics.relative_time(runs, baseline, target=target, final=final)
     others = [*validation(every_run, column), *measured(every_run)]
 
     def times(name: str) -> dict[str, Cell]:
@@ -125,8 +121,8 @@ def comparison(
             **({ALL_REJECTED: sum(all_rejected(run.counters) for run in seeds)} if lost else {}),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
             **{title: spread([factor * run.evaluations[cost][-1] for run in seeds]) for title, cost, factor in costs},
-            **({"stopped early": stopped_early(seeds)} if early else {}),
-            **({ENDED: ended_early([run.counters for run in seeds])} if ended else {}),
+            **({"stopped early": count_of(run.stopped is not None for run in seeds)} if early else {}),
+            **({ENDED: count_of(ENDED_EARLY in run.counters for run in seeds)} if ended else {}),
             **(further_cells(seeds) if further else {}),
         }
         for name, seeds in runs.items()
@@ -139,7 +135,7 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
     Runs with the same seed have the same partition, minibatches and delays. Accuracies are compared in percent, or
     losses if no run has class labels.
     """
-    column = "accuracy" if metrics.has_accuracy(run for seeds in runs.values() for run in seeds) else "loss"
+    column = metrics.main_metric(run for seeds in runs.values() for run in seeds)
     values = {
         name: dict(zip((int(run.settings["seed"]) for run in seeds), seed_values(seeds)(column, final), strict=True))
         for name, seeds in runs.items()

@@ -179,14 +179,14 @@ def final_accuracy(run: Run, final: str = "last") -> float:
     return final_value(run, "accuracy", final)
 
 
-def best_accuracy(run: Run) -> float:
-    """The highest accuracy of any evaluation, in [0, 1]; NaN if all are NaN."""
-    return final_value(run, "accuracy", "best")
-
-
 def has_accuracy(runs: Iterable[Run]) -> bool:
     """Whether any run has class labels at its last evaluation; otherwise runs are compared by the loss."""
     return any(not math.isnan(final_value(run, "accuracy", "last")) for run in runs)
+
+
+def main_metric(runs: Iterable[Run]) -> str:
+    """``accuracy``, or ``loss`` if no run has class labels."""
+    return "accuracy" if has_accuracy(runs) else "loss"
 
 
 def running_mean(values: np.ndarray, length: int, start: int = 0) -> np.ndarray:

@@ -174,7 +174,7 @@ def values_in(group: Sequence[SweptRun]) -> comparisons.Values:
 
 def metric_of(found: Iterable[SweptRun]) -> str:
     """``accuracy``, or ``loss`` if no run has class labels."""
-    return "accuracy" if metrics.has_accuracy(each.run for each in found) else "loss"
+    return metrics.main_metric(each.run for each in found)
 
 
 def has_validation(group: Iterable[SweptRun]) -> bool:
@@ -220,9 +220,9 @@ def setting_rows(
         if any(each.numbers["all_rejected"] for each in found):
             row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):
-            row["stopped early"] = comparisons.stopped_early([each.run for each in group])
+            row["stopped early"] = comparisons.count_of(each.run.stopped is not None for each in group)
         if any(ENDED_EARLY in each.numbers for each in found):
-            row[comparisons.ENDED] = comparisons.ended_early([each.numbers for each in group])
+            row[comparisons.ENDED] = comparisons.count_of(ENDED_EARLY in each.numbers for each in group)
         if further:
             for column in shown:
                 row |= comparisons.further_finals(values_in(group), column, final, interval)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedjax_async.results import (
     area,
-    best_accuracy,
     comparison,
     final_accuracy,
     final_value,
@@ -45,11 +44,11 @@ def test_a_target_equal_in_float32_counts_as_reached():
 def test_final_best_and_area():
     run = make_run([0.1, 0.9, 0.5], time=[0.0, 1.0, 4.0])
     assert final_accuracy(run) == 0.5
-    assert best_accuracy(run) == np.float32(0.9)
+    assert final_accuracy(run, "best") == np.float32(0.9)
     np.testing.assert_allclose(area(run), (0.1 * 1 + 0.9 * 3) / 4, rtol=1e-6)
     assert area(make_run([0.3], time=[0.0])) == np.float32(0.3)
-    assert math.isnan(best_accuracy(make_run([math.nan, math.nan])))
-    assert best_accuracy(make_run([math.nan, 0.5])) == 0.5
+    assert math.isnan(final_accuracy(make_run([math.nan, math.nan]), "best"))
+    assert final_accuracy(make_run([math.nan, 0.5]), "best") == 0.5
 
 
 @given(st.lists(st.floats(2**-10, 1, width=32), min_size=1, max_size=60), st.integers(1, 70))
@@ -60,7 +59,7 @@ def test_final_values_and_the_end_of_the_running_mean(scores, count):
     trained = np.count_nonzero(run.evaluations["update"]) or len(scores)
     assert final_value(run) == final_value(run, final="tail") == np.mean(values[-min(tenth, trained) :])
     assert final_value(run, final=f"tail:{count}") == np.mean(values[-min(count, trained) :])
-    assert final_value(run, final="best") == best_accuracy(run) == values.max()
+    assert final_value(run, final="best") == final_accuracy(run, "best") == values.max()
     for final in ("last", "tail", f"tail:{count}"):
         assert running_mean(values, window(final, len(scores)), len(scores) - trained)[-1] == final_value(
             run, final=final
