@@ -73,7 +73,7 @@ def quoted(text: str) -> str:
     return f"{quote}{text}{quote}"
 
 
-def option_text(path: str, value: Any) -> str:
+def option_text(path: str, value: object) -> str:
     """An option's value as a spec holds it: what :func:`parse_value` reads back."""
     if isinstance(value, (bool, type(None))):
         return str(value).lower()
