@@ -15,27 +15,28 @@ Aggregation" (2022), Theorem 1; Xie, Koyejo and Gupta, "Asynchronous Federated O
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.theory.rates import Bound, require_admissible
+from fedjax_async.types import Number
 
 
 class BufferedConstants(NamedTuple):
     """The arguments of FedBuff's bound. Losses [l], parameters [w], gradients [l/w]."""
 
-    gap: Any  # f(w_0) - f* [l]
-    server_steps: Any  # T, server steps
-    local_steps: Any  # Q
-    lr: Any  # eta_l [w^2/l]
-    server_lr: Any  # eta_g
-    smoothness: Any  # L, the largest over clients [l/w^2]
-    variance: Any  # sigma_l^2 of one minibatch gradient [l^2/w^2]
-    heterogeneity: Any  # sigma_g^2 = mean of ||grad F_i - grad f||^2 [l^2/w^2]
-    squared_gradient: Any  # G^2 >= ||grad F_i||^2 [l^2/w^2]; Nguyen et al. write G for the square
-    staleness: Any  # tau_max, in server steps, with the run's size of the buffer
+    gap: Number  # f(w_0) - f* [l]
+    server_steps: Number  # T, server steps
+    local_steps: Number  # Q
+    lr: Number  # eta_l [w^2/l]
+    server_lr: Number  # eta_g
+    smoothness: Number  # L, the largest over clients [l/w^2]
+    variance: Number  # sigma_l^2 of one minibatch gradient [l^2/w^2]
+    heterogeneity: Number  # sigma_g^2 = mean of ||grad F_i - grad f||^2 [l^2/w^2]
+    squared_gradient: Number  # G^2 >= ||grad F_i||^2 [l^2/w^2]; Nguyen et al. write G for the square
+    staleness: Number  # tau_max, in server steps, with the run's size of the buffer
 
 
 def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Bound:
@@ -63,7 +64,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
     return Bound(2 * c.gap / (move * c.server_steps), noise * c.variance, late * (c.heterogeneity + c.squared_gradient))
 
 
-def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
+def largest_lr_fedbuff(constants: BufferedConstants) -> Number:
     """Largest eta_l that Theorem 1 admits: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
     c = constants
     for name in ("server_lr", "smoothness", "local_steps"):
@@ -71,7 +72,9 @@ def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
     return 1 / (c.smoothness * c.server_lr * c.local_steps)
 
 
-def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any, *, smoothness: Any) -> Any:
+def fedasync_factor(
+    mixing: Number, lr: Number, convexity: Number, local_steps: Number, *, smoothness: Number
+) -> Number:
     """``beta = 1 - a + a (1 - eta mu)^H``: the factor by which one fresh arrival reduces ``F - F*``.
 
     Args:
@@ -93,7 +96,9 @@ def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any, *, s
     return 1 - mixing + mixing * (1 - lr * convexity) ** local_steps
 
 
-def fedasync_gap_bound(gap: Any, server_steps: Any, factor: Any, *, staleness: Any = 0, noise: Any = 0.0) -> Any:
+def fedasync_gap_bound(
+    gap: Number, server_steps: Number, factor: Number, *, staleness: Number = 0, noise: Number = 0.0
+) -> Number:
     """FedAsync on strongly convex losses: ``E F(x_T) - F* <= beta^ceil(T / (S + 1)) gap + noise``.
 
     For clients that share the loss F, with ``eta <= 1 / L``. With ``e = F - F*``, by convexity

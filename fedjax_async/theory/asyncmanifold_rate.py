@@ -20,13 +20,14 @@ Source: AsyncManifold (2025), Theorem 1 and appendix A.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.theory.rates import require_admissible
+from fedjax_async.types import Number
 
 
 class ManifoldConstants(NamedTuple):
@@ -37,37 +38,37 @@ class ManifoldConstants(NamedTuple):
     others >= 0. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D and S along a run.
     """
 
-    first: Any  # L(Theta^0), the loss of the initial model [l]
-    least: Any  # L(Theta^*), the lowest loss that any model has; 0 is a lower bound of cross-entropies [l]
-    lowest: Any  # the lowest loss of the models after a server step of the run [l]
-    highest: Any  # the highest loss of these models [l]
-    server_steps: Any  # T, server steps of the run
-    local_steps: Any  # K, local steps of a job
-    lr: Any  # eta_l, the clients' learning rate [w^2/l]
-    server_lr: Any  # eta_g, the share of the way to a client's end that the server steps
-    smoothness: Any  # L_F, Lipschitz constant of the gradients of the clients' losses [l/w^2]
-    gradient: Any  # G, bound of the norm of these gradients [l/w]
-    variance: Any  # sigma_l^2, bound of the variance of a minibatch gradient [l^2/w^2]
-    staleness: Any = 0.0  # S, bound of the server steps between a client's start and its arrival
-    quality: Any = 1.0  # Q, the loss on the line over that on the curve, at the position of the step
-    divergence: Any = 1.0  # D, the distance along the curve over that along the line
-    mu: Any = 0.0  # the weight of the proximal term [l/w^2]
-    proximal_smoothness: Any = 1.0  # L_N, Lipschitz constant of the gradient of the squared proximal distance
-    curvature: Any = 0.0  # C, of the ambient manifold; 0: Euclidean [1/w]
-    penalised_gradient: Any = 0.0  # G_2, bound of the gradients of the losses with the proximal term [l/w]
+    first: Number  # L(Theta^0), the loss of the initial model [l]
+    least: Number  # L(Theta^*), the lowest loss that any model has; 0 is a lower bound of cross-entropies [l]
+    lowest: Number  # the lowest loss of the models after a server step of the run [l]
+    highest: Number  # the highest loss of these models [l]
+    server_steps: Number  # T, server steps of the run
+    local_steps: Number  # K, local steps of a job
+    lr: Number  # eta_l, the clients' learning rate [w^2/l]
+    server_lr: Number  # eta_g, the share of the way to a client's end that the server steps
+    smoothness: Number  # L_F, Lipschitz constant of the gradients of the clients' losses [l/w^2]
+    gradient: Number  # G, bound of the norm of these gradients [l/w]
+    variance: Number  # sigma_l^2, bound of the variance of a minibatch gradient [l^2/w^2]
+    staleness: Number = 0.0  # S, bound of the server steps between a client's start and its arrival
+    quality: Number = 1.0  # Q, the loss on the line over that on the curve, at the position of the step
+    divergence: Number = 1.0  # D, the distance along the curve over that along the line
+    mu: Number = 0.0  # the weight of the proximal term [l/w^2]
+    proximal_smoothness: Number = 1.0  # L_N, Lipschitz constant of the gradient of the squared proximal distance
+    curvature: Number = 0.0  # C, of the ambient manifold; 0: Euclidean [1/w]
+    penalised_gradient: Number = 0.0  # G_2, bound of the gradients of the losses with the proximal term [l/w]
 
 
 class ManifoldBound(NamedTuple):
     """The terms of the bound [l^2/w^2]."""
 
-    optimisation: Any  # of the gap between the first and the lowest loss
-    quality: Any  # of Psi: below 0 for Q > 1
-    step: Any  # of the length of a step
-    drift: Any  # A_D: of the clients, and of the server since their start
-    curvature: Any  # A_Gamma: 0 in Euclidean space
+    optimisation: Number  # of the gap between the first and the lowest loss
+    quality: Number  # of Psi: below 0 for Q > 1
+    step: Number  # of the length of a step
+    drift: Number  # A_D: of the clients, and of the server since their start
+    curvature: Number  # A_Gamma: 0 in Euclidean space
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Number:
         """The sum: the bound itself."""
         return sum(self[1:], self[0])
 
@@ -95,7 +96,7 @@ def _checked(c: ManifoldConstants) -> ManifoldConstants:
     return c
 
 
-def _numbers(value: Any) -> list[tuple[str, Any]]:
+def _numbers(value: Number) -> list[tuple[str, float]]:
     """The numbers of a field with their indices as text; none for a tracer, because its values are not known."""
     if isinstance(value, jax.core.Tracer):
         return []
@@ -104,7 +105,7 @@ def _numbers(value: Any) -> list[tuple[str, Any]]:
     return [(str(list(index)) if index else "", number.item()) for index, number in np.ndenumerate(np.asarray(value))]
 
 
-def quality_term(c: ManifoldConstants) -> Any:
+def quality_term(c: ManifoldConstants) -> Number:
     """``Psi = (1 - Q) min_t L(Theta^t)`` for Q >= 1, else ``(1 - Q) max_t L(Theta^t)`` (eq. 23)."""
     over = c.quality >= 1
     return (1 - c.quality) * (over * c.lowest + (1 - over) * c.highest)
@@ -137,7 +138,7 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyon
     )
 
 
-def largest_lr_manifold(constants: ManifoldConstants) -> Any:
+def largest_lr_manifold(constants: ManifoldConstants) -> Number:
     """Largest eta_l that eq. 63 admits, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
     c = _checked(constants._replace(lr=1.0))
     with np.errstate(divide="ignore"):

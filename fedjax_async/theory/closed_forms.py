@@ -13,7 +13,7 @@ Source: Charles and Rush (2022), section 3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.theory.surrogate import integrate
 from fedjax_async.theory.vector_fields import Field, Loss, iterate
-from fedjax_async.types import Array
+from fedjax_async.types import Array, Number
 
 Elementwise = Callable[[Array], Array]
 
@@ -64,7 +64,7 @@ def glm_iterate(sigma: Elementwise, features: Array, k: int, *, nodes: int = 64)
     return _ridge(lambda t: slope(inner(t)), features, nodes)
 
 
-def glm_displacement(sigma: Elementwise, features: Array, gamma: Any, k: int, *, nodes: int = 64) -> ClosedForm:
+def glm_displacement(sigma: Elementwise, features: Array, gamma: Number, k: int, *, nodes: int = 64) -> ClosedForm:
     """Theorem 4, corrected: ``I - (I - gamma grad f)^k`` of :func:`glm_loss` with orthogonal features, for k >= 1.
 
     With ``psi_i(t) = t - gamma ||z_i||^2 sigma'(t)``, one step of gradient descent along z_i,
@@ -110,7 +110,7 @@ def affine_iterate(matrix: Array, offset: Array, k: int) -> ClosedForm:
     return ClosedForm(lambda x: power @ x + constant, lambda x: x @ power @ x / 2 + x @ constant)
 
 
-def quadratic_displacement(curvature: Array, optimum: Array, gamma: Any, k: int) -> ClosedForm:
+def quadratic_displacement(curvature: Array, optimum: Array, gamma: Number, k: int) -> ClosedForm:
     """``I - (I - gamma grad f)^k`` of the quadratic ``f(x) = (x - b)' A (x - b) / 2``.
 
     It is ``M (x - b)`` with ``M = I - (I - gamma A)^k``. The potential ``(x - b)' M (x - b) / 2`` is another quadratic
@@ -129,7 +129,7 @@ def quadratic_displacement(curvature: Array, optimum: Array, gamma: Any, k: int)
     return ClosedForm(lambda x: moved @ (x - optimum), lambda x: (x - optimum) @ moved @ (x - optimum) / 2)
 
 
-def quadratic_fixed_point(curvature: Array, optima: Array, gamma: Any, k: int) -> Array:
+def quadratic_fixed_point(curvature: Array, optima: Array, gamma: Number, k: int) -> Array:
     """FedAvg's fixed point x_s* on C quadratics: ``(sum_c M_c)^-1 sum_c M_c b_c``; float[D].
 
     It minimises the surrogate loss, which for k >= 2 is in general not the minimiser of the mean loss.
@@ -170,7 +170,7 @@ def _derivative(sigma: Elementwise) -> Elementwise:
     return jax.grad(lambda t: jnp.sum(sigma(t)))
 
 
-def _reach(curvature: Array, gamma: Any, k: int) -> Array:
+def _reach(curvature: Array, gamma: Number, k: int) -> Array:
     """``I - (I - gamma A)^k``."""
     check.whole("k", k)
     check.positive("gamma", gamma)

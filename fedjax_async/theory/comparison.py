@@ -6,24 +6,25 @@ All hidden constants are 1, and the initial gap is left out, as in the table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async import check
+from fedjax_async.types import Number
 
 
 class Setting(NamedTuple):
     """The arguments of the rates: numbers, or arrays that broadcast."""
 
-    server_steps: Any  # T, server steps
-    local_steps: Any  # K
-    clients: Any  # n
-    participants: Any  # m <= n, of one server step
-    variance: Any  # sigma^2
-    heterogeneity: Any  # sigma_g^2
-    squared_gradient: Any  # G^2 >= ||grad||^2
-    tau_max: Any
-    tau_avgm: Any  # the larger of tau_avgm0 and tau_avgm1
-    tau_c: Any  # the largest delay that Li et al. (2024) accept
+    server_steps: Number  # T, server steps
+    local_steps: Number  # K
+    clients: Number  # n
+    participants: Number  # m <= n, of one server step
+    variance: Number  # sigma^2
+    heterogeneity: Number  # sigma_g^2
+    squared_gradient: Number  # G^2 >= ||grad||^2
+    tau_max: Number
+    tau_avgm: Number  # the larger of tau_avgm0 and tau_avgm1
+    tau_c: Number  # the largest delay that Li et al. (2024) accept
 
 
 class Analysis(NamedTuple):
@@ -31,7 +32,7 @@ class Analysis(NamedTuple):
 
     source: str
     formula: str
-    rate: Callable[[Setting], Any]
+    rate: Callable[[Setting], Number]
     non_iid: bool = True
     quantization: bool = False
     sparsification: bool = False
@@ -40,43 +41,43 @@ class Analysis(NamedTuple):
     nonuniform_participation: bool = False
 
 
-def _fedbuff(s: Setting) -> Any:
+def _fedbuff(s: Setting) -> Number:
     late = s.tau_max**2 * (s.variance + s.heterogeneity + s.squared_gradient) / s.server_steps
     return s.variance / (s.server_steps * s.local_steps) ** 0.5 + late
 
 
-def _unbounded(s: Setting) -> Any:
+def _unbounded(s: Setting) -> Number:
     both = s.variance + s.heterogeneity
     return both / s.server_steps**0.5 + s.tau_max**2 * both / s.server_steps
 
 
-def _private(s: Setting) -> Any:
+def _private(s: Setting) -> Number:
     late = s.tau_c**2 * (s.variance + s.squared_gradient) / s.server_steps
     return (s.variance + s.heterogeneity) / s.server_steps**0.5 + late
 
 
-def _relaying(s: Setting) -> Any:
+def _relaying(s: Setting) -> Number:
     return s.variance / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 * s.squared_gradient / s.server_steps
 
 
-def _cached(s: Setting) -> Any:
+def _cached(s: Setting) -> Number:
     spread = s.variance + s.local_steps**0.5 * s.heterogeneity
     return spread / (s.server_steps * s.local_steps * s.participants) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
-def _speedup(s: Setting) -> Any:
+def _speedup(s: Setting) -> Number:
     return (s.variance + s.squared_gradient) / (s.server_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
-def _asynfl(s: Setting) -> Any:
+def _asynfl(s: Setting) -> Number:
     return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max * s.tau_avgm / s.server_steps
 
 
-def _asynflc(s: Setting) -> Any:
+def _asynflc(s: Setting) -> Number:
     return s.tau_max * s.variance / (s.local_steps * s.server_steps ** (2 / 3))
 
 
-def _asynflc_ef(s: Setting) -> Any:
+def _asynflc_ef(s: Setting) -> Number:
     return s.variance / (s.server_steps * s.local_steps * s.clients) ** 0.5 + s.tau_max**2 / s.server_steps
 
 
@@ -114,7 +115,7 @@ TABLE_2: dict[str, Analysis] = {
 }  # fmt: skip
 
 
-def compare(setting: Setting) -> dict[str, Any]:
+def compare(setting: Setting) -> dict[str, Number]:
     """The rate of every row of ``TABLE_2`` in one setting, by the row's name.
 
     >>> rates = compare(Setting(10**6, 5, 100, 10, 1.0, 1.0, 1.0, 10, 8, 10))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.geometry import bezier, line
-from fedjax_async.types import Array, Key, Model, Params
+from fedjax_async.types import Array, Key, Model, Params, State
 
 BatchLoss = Callable[..., Array]  # loss(params, key, *data) -> float[], of examples drawn with the key
 
@@ -45,7 +44,7 @@ def learned_control_point(
     start: Params,
     end: Params,
     key: Key,
-    data: Sequence[Any] = (),
+    data: Sequence[Array] = (),
     *,
     steps: int = 1000,
     lr: float = 1e-3,
@@ -77,11 +76,13 @@ def learned_control_point(
 
 
 @partial(jax.jit, static_argnames=("loss",))
-def _learned(loss: BatchLoss, points: Any, keys: Key, data: Any, lr: Any) -> tuple[Params, Array]:
+def _learned(
+    loss: BatchLoss, points: Sequence[Params], keys: Key, data: Sequence[Array], lr: Array
+) -> tuple[Params, Array]:
     start, middle, end = points
     adam = optax.adam(lr)
 
-    def step(carry: tuple[Params, Any], key: Key) -> tuple[tuple[Params, Any], Array]:
+    def step(carry: tuple[Params, State], key: Key) -> tuple[tuple[Params, State], Array]:
         control, state = carry
         of_position, of_batch = jax.random.split(key)
         s = jax.random.uniform(of_position)

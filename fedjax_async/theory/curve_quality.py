@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,12 @@ from fedjax_async.geometry import bezier, line
 from fedjax_async.geometry.vectors import leaves, length
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
-from fedjax_async.types import Array, Arrival, DataParts, Model, Params, State
+from fedjax_async.types import Array, Arrival, DataParts, Model, Number, Params, State
 
 Estimate = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
-def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -> Array:
+def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Number) -> Array:
     """Q at each position: the loss on the line over the loss on the curve; [P].
 
     Args:
@@ -32,7 +31,7 @@ def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -
     return jax.lax.map(lambda at: loss(line(*ends, at)) / loss(bezier(points, at)), jnp.asarray(s, float))
 
 
-def divergence(points: Sequence[Params], s: Any) -> Array:
+def divergence(points: Sequence[Params], s: Number) -> Array:
     """D at each position s > 0: the distance from A along the curve over that along the line; [P]. NaN if A is E.
 
     Source: AsyncManifold (2025), Assumption 7, for a Euclidean ambient space.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_async import check, tree
 from fedjax_async.theory.vector_fields import Field, Loss, checked, displacement, flattened, gradient_map
-from fedjax_async.types import Array, Params
+from fedjax_async.types import Array, Number, Params, State
 
 
-def server_field(losses: Sequence[Loss], gamma: Any, k: int) -> Field:
+def server_field(losses: Sequence[Loss], gamma: Number, k: int) -> Field:
     """``V_s = (1/C) sum_c (I - (I - gamma grad f_c)^k)`` (eq. 2) of the C client losses f_c.
 
     Args:
@@ -65,7 +65,7 @@ def server_iterates(field: Field, start: Params, optimizer: optax.GradientTransf
     check.whole("server_steps", server_steps, 0)
     same = checked(field)
 
-    def step(carry: tuple[Params, Any], _: None) -> tuple[tuple[Params, Any], Params]:
+    def step(carry: tuple[Params, State], _: None) -> tuple[tuple[Params, State], Params]:
         x, state = tree.optimize(optimizer, same(carry[0]), carry[1], carry[0])
         return (x, state), x
 

@@ -29,9 +29,10 @@ Source: Charles and Rush (2022), sections 5 and 6 and appendix B.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async import check
+from fedjax_async.types import Number
 
 
 class Spectrum(NamedTuple):
@@ -102,7 +103,7 @@ def fedavg_client_lr(alpha: float, beta: float) -> float:
     return 2 / (alpha + beta)
 
 
-def fedavg_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: Any) -> Any:
+def fedavg_distance_bound(alpha: float, beta: float, k: int, t: Number, distance: Number) -> Number:
     """Theorem 12, eq. 11: ``||x_t - x_s*|| <= lambda^(k t) ||x_0 - x_s*||``.
 
     FedAvg with server learning rate 1 and local learning rate :func:`fedavg_client_lr`. Equality holds for equal
@@ -119,7 +120,7 @@ def fedavg_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: A
     return _contraction(alpha, beta, k) ** t * distance
 
 
-def fedavg_gap_bound(t: Any, distance: Any) -> Any:
+def fedavg_gap_bound(t: Number, distance: Number) -> Number:
     """Theorem 13, eq. 12: ``f_s(x_t) - f_s(x_s*) <= ||x_0 - x_s*||^2 / (2 t)`` for t >= 1.
 
     For convex clients with beta-Lipschitz gradients, gamma = 1 / beta and server learning rate 1. It needs a minimiser
@@ -145,7 +146,7 @@ def fedavgm_parameters(alpha: float, beta: float, k: int) -> HeavyBall:
     return HeavyBall(4 / (high + low) ** 2, rate**2, rate)
 
 
-def fedavgm_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: Any) -> Any:
+def fedavgm_distance_bound(alpha: float, beta: float, k: int, t: Number, distance: Number) -> Number:
     """Theorem 14, corrected: ``||x_t - x_s*|| <= (1 + (1 + q) t) q^t ||x_0 - x_s*||`` for quadratic clients.
 
     FedAvgM with :func:`fedavgm_parameters` and local learning rate :func:`fedavg_client_lr`. Eq. 14 lacks the factor.

@@ -11,7 +11,7 @@ Source: Charles and Rush (2022), section 6; the first order is ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.theory.vector_fields import Field, Loss, checked
-from fedjax_async.types import Array, Params
+from fedjax_async.types import Array, Number, Params, State
+
+Descent = tuple[Params, Params, State, Array]  # point, gradient there, state of the optimiser, iterations
 
 
 class Found(NamedTuple):
@@ -30,7 +32,7 @@ class Found(NamedTuple):
     steps: Array  # int32[], iterations; the most allowed if the residual is above the tolerance
 
 
-def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6, steps: int = 10_000) -> Found:
+def fixed_point(field: Field, start: Params, *, lr: Number = 1.0, tol: float = 1e-6, steps: int = 10_000) -> Found:
     """Iterate ``x <- x - lr V(x)`` until ``||V(x)|| <= tol``.
 
     Args:
@@ -63,10 +65,10 @@ def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(loss)
 
-    def far(state: Any) -> Array:
+    def far(state: Descent) -> Array:
         return (tree.norm(state[1]) > tol) & (state[3] < steps)
 
-    def step(state: Any) -> Any:
+    def step(state: Descent) -> Descent:
         x, _, kept, taken = state
         value, slope = value_and_grad(x, state=kept)
         moves, kept = optimizer.update(slope, kept, x, value=value, grad=slope, value_fn=loss)
@@ -80,7 +82,7 @@ def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000
     return Found(point, tree.norm(slope), taken)
 
 
-def fixed_point_shift(losses: Sequence[Loss], gamma: Any, k: int, x: Params, *, iterations: int = 200) -> Params:
+def fixed_point_shift(losses: Sequence[Loss], gamma: Number, k: int, x: Params, *, iterations: int = 200) -> Params:
     """``x_s* - x*`` to the first order in gamma: ``gamma (k - 1) / 2 H^-1 (1/C) sum_c H_c grad f_c``, all at x*.
 
     H_c is the Hessian of f_c and H their mean. Up to terms of order gamma^3, one client's part of the server field is

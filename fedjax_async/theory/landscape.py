@@ -13,13 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_async import check
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.geometry import Plane, bezier, plane_point
-from fedjax_async.types import Array, Model, Params
+from fedjax_async.types import Array, Model, Params, Tree
 
-Measure = Callable[..., Any]  # measure(params, *data) -> a pytree of scalars
+Scalars = Any  # a pytree of scalars, or of arrays of them: what was measured
+Measure = Callable[..., Scalars]  # measure(params, *data)
 
 
 @lru_cache(maxsize=32)
@@ -39,12 +41,16 @@ def scores(model: Model, total: int, *, labels: bool = True) -> Measure:
 
 
 @partial(jax.jit, static_argnames=("measure", "point", "batch"))
-def _measured(measure: Measure, point: Callable[[Any, Array], Params], models: Any, at: Array, data: Any, batch: int):  # type: ignore[no-untyped-def]
+def _measured(
+    measure: Measure, point: Callable[[Tree, Array], Params], models: Tree, at: Array, data: Sequence[Array], batch: int
+) -> Scalars:
     """``measure(point(models, at[i]), *data)`` for each i, ``batch`` of them at a time."""
     return jax.lax.map(lambda one: measure(point(models, one), *data), at, batch_size=batch)
 
 
-def loss_surface(measure: Measure, plane: Plane, x: Any, y: Any, data: Sequence[Any] = (), *, batch: int = 1) -> Any:
+def loss_surface(
+    measure: Measure, plane: Plane, x: ArrayLike, y: ArrayLike, data: Sequence[Array] = (), *, batch: int = 1
+) -> Scalars:
     """``measure`` at every point of a grid in a plane.
 
     Args:
@@ -65,7 +71,9 @@ def loss_surface(measure: Measure, plane: Plane, x: Any, y: Any, data: Sequence[
     return jax.tree.map(lambda values: np.asarray(values).reshape(rows.size, columns.size), found)
 
 
-def loss_along(measure: Measure, points: Sequence[Params], s: Any, data: Sequence[Any] = (), *, batch: int = 1) -> Any:
+def loss_along(
+    measure: Measure, points: Sequence[Params], s: ArrayLike, data: Sequence[Array] = (), *, batch: int = 1
+) -> Scalars:
     """``measure`` along the Bezier curve of ``points``: two of them are a line, three a quadratic curve.
 
     Args:
@@ -80,7 +88,7 @@ def loss_along(measure: Measure, points: Sequence[Params], s: Any, data: Sequenc
     return jax.tree.map(np.asarray, _measured(measure, bezier, tuple(points), at, tuple(data), batch))
 
 
-def barrier(s: Any, loss: Any) -> float:
+def barrier(s: ArrayLike, loss: ArrayLike) -> float:
     """The height of the barrier on a path: how far the loss rises above the line between its values at the ends.
 
     ``max_s loss(s) - ((1 - s) loss(0) + s loss(1))``; 0 for a path that never rises above the line, NaN if a loss is

@@ -7,18 +7,19 @@ delays and gamma of ``Constants``. Arrays broadcast. ``rates`` gives the source 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.theory.rates import Bound, Constants, checked, compression_factor, larger
+from fedjax_async.types import Number
 
 
 class LearningRates(NamedTuple):
     """eta and eta_g."""
 
-    lr: Any
-    server_lr: Any
+    lr: Number
+    server_lr: Number
 
 
 def slow_lrs(constants: Constants) -> LearningRates:

@@ -25,50 +25,51 @@ Source: PushCen-ADFL (2026), appendix C.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async import check
 from fedjax_async.theory.rates import larger, require_admissible
+from fedjax_async.types import Number
 
 
 class PushCenConstants(NamedTuple):
     """The arguments of the bound; arrays that broadcast, for curves. Losses [l], parameters [w], gradients [l/w]."""
 
-    gap: Any  # F(w_bar^0) - F* [l]
-    events: Any  # T, compute events
-    clients: Any  # N
-    local_steps: Any  # E
-    lr: Any  # eta [w^2/l]
-    smoothness: Any  # L [l/w^2]
-    variance: Any  # sigma^2 of one minibatch gradient [l^2/w^2]; only as printed
-    heterogeneity: Any  # zeta^2 [l^2/w^2]
-    squared_gradient: Any  # G^2, the second moment of a minibatch gradient [l^2/w^2]
-    error: Any  # eps_c, of a message [w]
-    share: Any  # the least gamma_t, the share of the mass at an event
-    largest_share: Any = 1.0  # the largest gamma_t; only as derived again
-    sent: Any = 1.0  # c, the largest share that is sent at an event, gamma_t d / (d + 1)
-    weight: Any = 0.0  # lambda, of the regulariser [l/w^2]
-    radius: Any = 0.0  # W, the largest norm of a model, also between local steps, and of an anchor [w]
-    staleness: Any = 0.0  # tau, events
-    disagreement: Any = 0.0  # E_con^0, the mean of |w_i - w_bar|^2 at the start [w^2]
-    contraction: Any = 0.0  # rho of Lemma C.3
-    of_drift: Any = 0.0  # C_1
-    of_stale_drift: Any = 0.0  # C_2
-    of_error: Any = 0.0  # C_3
+    gap: Number  # F(w_bar^0) - F* [l]
+    events: Number  # T, compute events
+    clients: Number  # N
+    local_steps: Number  # E
+    lr: Number  # eta [w^2/l]
+    smoothness: Number  # L [l/w^2]
+    variance: Number  # sigma^2 of one minibatch gradient [l^2/w^2]; only as printed
+    heterogeneity: Number  # zeta^2 [l^2/w^2]
+    squared_gradient: Number  # G^2, the second moment of a minibatch gradient [l^2/w^2]
+    error: Number  # eps_c, of a message [w]
+    share: Number  # the least gamma_t, the share of the mass at an event
+    largest_share: Number = 1.0  # the largest gamma_t; only as derived again
+    sent: Number = 1.0  # c, the largest share that is sent at an event, gamma_t d / (d + 1)
+    weight: Number = 0.0  # lambda, of the regulariser [l/w^2]
+    radius: Number = 0.0  # W, the largest norm of a model, also between local steps, and of an anchor [w]
+    staleness: Number = 0.0  # tau, events
+    disagreement: Number = 0.0  # E_con^0, the mean of |w_i - w_bar|^2 at the start [w^2]
+    contraction: Number = 0.0  # rho of Lemma C.3
+    of_drift: Number = 0.0  # C_1
+    of_stale_drift: Number = 0.0  # C_2
+    of_error: Number = 0.0  # C_3
 
 
 class PushCenBound(NamedTuple):
     """The terms of the bound [l^2/w^2]."""
 
-    optimisation: Any  # of the gap F(w_bar^0) - F*
-    heterogeneity: Any  # of sigma^2 and zeta^2
-    compression: Any  # of the error of messages in w_bar
-    mixing: Any  # of the distance between the mixed model and w_bar
-    drift: Any  # of local training
-    anchor: Any  # of the regulariser
+    optimisation: Number  # of the gap F(w_bar^0) - F*
+    heterogeneity: Number  # of sigma^2 and zeta^2
+    compression: Number  # of the error of messages in w_bar
+    mixing: Number  # of the distance between the mixed model and w_bar
+    drift: Number  # of local training
+    anchor: Number  # of the regulariser
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Number:
         """The sum: the bound itself."""
         return sum(self[1:], self[0])
 
@@ -84,19 +85,19 @@ def _checked(c: PushCenConstants) -> PushCenConstants:
     return c
 
 
-def local_drift(c: PushCenConstants) -> Any:
+def local_drift(c: PushCenConstants) -> Number:
     """``D = 2 E^2 eta^2 (G^2 + 16 lambda^2 W^2)``, the bound on ``E ||Delta||^2`` (eq. 120)."""
     return 2 * (c.local_steps * c.lr) ** 2 * (c.squared_gradient + 16 * (c.weight * c.radius) ** 2)
 
 
-def consensus(c: PushCenConstants) -> Any:
+def consensus(c: PushCenConstants) -> Number:
     """The bound on the mean of E_con over the events, by Lemma C.3 (eqs. 121, 127)."""
     each = (c.of_drift + c.of_stale_drift * c.staleness**2) * local_drift(c) + c.of_error * c.error**2
     return (c.disagreement / c.events + each) / (1 - c.contraction)
 
 
 def pushcen_bound(
-    constants: PushCenConstants, *, printed: bool = False, distance: Any = None, beyond: bool = False
+    constants: PushCenConstants, *, printed: bool = False, distance: Number | None = None, beyond: bool = False
 ) -> PushCenBound:
     """Theorem C.7, derived again; or as ``printed`` (eqs. 118, 119).
 
@@ -147,18 +148,18 @@ def pushcen_bound(
     )
 
 
-def largest_lr_pushcen(constants: PushCenConstants) -> Any:
+def largest_lr_pushcen(constants: PushCenConstants) -> Number:
     """Largest eta that Theorem C.7 admits as printed: ``min(1 / (8 L E), 1 / (4 lambda))``. ``lr`` is not used."""
     c = _checked(constants._replace(lr=1.0))
     return 1 / larger(8 * c.smoothness * c.local_steps, 4 * c.weight)
 
 
-def shares_of_masses(least: Any, most: Any, clients: Any) -> tuple[Any, Any]:
+def shares_of_masses(least: Number, most: Number, clients: Number) -> tuple[Number, Number]:
     """``(y_min / (N y_max), y_max / (N y_min))``: the paper's bounds of ``share`` and ``sent`` (eqs. 114, 116).
 
     The second may exceed 1; then use 1.
     """
     check.positive("least", least)
     check.positive("clients", clients)
-    check.require(not isinstance(most, (int, float)) or most >= least, "most", most, f"a number >= {least}")
+    check.require(not isinstance(most, (int, float)) or bool(most >= least), "most", most, f"a number >= {least}")
     return least / (clients * most), most / (clients * least)

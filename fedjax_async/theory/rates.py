@@ -28,12 +28,13 @@ Non-Convex Optimization" (2025), eqs. 11 to 18.
 from __future__ import annotations
 
 import numbers
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import DelayStatistics
+from fedjax_async.types import Number
 
 
 class Constants(NamedTuple):
@@ -42,27 +43,27 @@ class Constants(NamedTuple):
     T is ``delays.server_steps``. ``heterogeneity`` is a mean of squares over all n clients, equally weighted.
     """
 
-    gap: Any  # Delta = f(x_0) - f(x*) [l]
-    smoothness: Any  # L, the largest over clients [l/w^2]
-    variance: Any  # sigma^2 of one minibatch gradient [l^2/w^2]
-    heterogeneity: Any  # sigma_g^2 [l^2/w^2]
+    gap: Number  # Delta = f(x_0) - f(x*) [l]
+    smoothness: Number  # L, the largest over clients [l/w^2]
+    variance: Number  # sigma^2 of one minibatch gradient [l^2/w^2]
+    heterogeneity: Number  # sigma_g^2 [l^2/w^2]
     clients: int  # n
     local_steps: int  # K, of one round
-    lr: Any  # eta, local [w^2/l]
-    server_lr: Any  # eta_g [1]
+    lr: Number  # eta, local [w^2/l]
+    server_lr: Number  # eta_g [1]
     delays: DelayStatistics  # with fresh=1
-    gamma: Any = 1.0  # E||C(x) - x||^2 <= (1 - gamma) ||x||^2; 1: no compression error
+    gamma: Number = 1.0  # E||C(x) - x||^2 <= (1 - gamma) ||x||^2; 1: no compression error
 
 
 class Bound(NamedTuple):
     """The terms of a bound, by the constant to which they are proportional [l^2/w^2]."""
 
-    optimisation: Any  # Delta
-    variance: Any  # sigma^2
-    heterogeneity: Any  # sigma_g^2
+    optimisation: Number  # Delta
+    variance: Number  # sigma^2
+    heterogeneity: Number  # sigma_g^2
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Number:
         """The sum: the bound itself."""
         return self.optimisation + self.variance + self.heterogeneity
 
@@ -88,7 +89,7 @@ def checked(c: Constants) -> Constants:
     return c
 
 
-def require_admissible(field: str, value: Any, largest: Any, of: str) -> None:
+def require_admissible(field: str, value: Number, largest: Number, of: str) -> None:
     """Raise ``ValueError`` with the largest admissible value if ``value``, or an entry of an array, is above it."""
     if all(isinstance(each, (numbers.Real, np.ndarray, np.generic)) for each in (value, largest)):
         values, most = np.broadcast_arrays(value, largest)
@@ -98,7 +99,7 @@ def require_admissible(field: str, value: Any, largest: Any, of: str) -> None:
             check.require(False, field, float(values[above][0]), allowed)
 
 
-def compression_factor(gamma: Any) -> Any:
+def compression_factor(gamma: Number) -> Number:
     """``c = (1 - gamma)(2 - gamma) / gamma^2``, the cost of compression with error feedback; 0 at gamma = 1."""
     check.positive("gamma", gamma)
     check.in_range("gamma", gamma, 0, 1)
@@ -160,13 +161,13 @@ def asynflc_ef_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     return Bound(_optimisation(c, 8), variance * c.variance, spread * c.heterogeneity)
 
 
-def largest_lr_asynfl(constants: Constants) -> Any:
+def largest_lr_asynfl(constants: Constants) -> Number:
     """Largest eta that Theorem 1 admits: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; the field ``lr`` is not used."""
     c = checked(constants)
     return 1 / (36 * 2**0.5 * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
 
 
-def largest_lr_asynflc(constants: Constants) -> Any:
+def largest_lr_asynflc(constants: Constants) -> Number:
     """Largest eta that Theorem 2 admits: ``1 / (4 sqrt(2 - gamma) (tau_max + 1)^1.5 tau_max eta_g K L)``.
 
     The theorem also requires ``gamma >= smallest_gamma_asynflc(tau_max)``.
@@ -176,7 +177,7 @@ def largest_lr_asynflc(constants: Constants) -> Any:
     return 1 / (4 * (2 - c.gamma) ** 0.5 * delay * c.server_lr * c.local_steps * c.smoothness)
 
 
-def smallest_gamma_asynflc(tau_max: Any) -> Any:
+def smallest_gamma_asynflc(tau_max: Number) -> Number:
     """Smallest gamma that Theorem 2 admits: ``1 - 1 / (2 (tau_max + 1))``. Long delays allow weak compression only.
 
     >>> smallest_gamma_asynflc(1)  # synchronous: at most a quarter of the energy may be lost
@@ -186,7 +187,7 @@ def smallest_gamma_asynflc(tau_max: Any) -> Any:
     return 1 - 1 / (2 * (tau_max + 1))
 
 
-def largest_lr_asynflc_ef(constants: Constants) -> Any:
+def largest_lr_asynflc_ef(constants: Constants) -> Number:
     """Largest eta that Theorem 3 admits: ``gamma / (72 sqrt(3 (gamma - 1)^2 + 1) tau_max^1.5 eta_g K L)``.
 
     The radical is broken in print: the root covers the 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5`` follows. Read
@@ -197,11 +198,11 @@ def largest_lr_asynflc_ef(constants: Constants) -> Any:
     return c.gamma / (72 * root * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
 
 
-def _optimisation(c: Constants, factor: float) -> Any:
+def _optimisation(c: Constants, factor: float) -> Number:
     return factor * c.gap / (c.lr * c.server_lr * c.local_steps * c.delays.server_steps)
 
 
-def _factors(c: Constants) -> tuple[Any, ...]:
+def _factors(c: Constants) -> tuple[Number, ...]:
     """lambda_1, lambda_2, phi_1, phi_2, phi_3 of Theorem 1."""
     d, square = c.delays, (c.lr * c.local_steps * c.smoothness) ** 2
     global2 = c.server_lr**2
@@ -214,6 +215,6 @@ def _factors(c: Constants) -> tuple[Any, ...]:
     return lambda_1, lambda_2, phi_1, phi_2, phi_3
 
 
-def larger(a: Any, b: Any) -> Any:
+def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers, or of two arrays element by element."""
-    return (a + b + abs(a - b)) / 2
+    return (a + b + cast("Number", abs(a - b))) / 2

@@ -11,12 +11,13 @@ Source: Charles and Rush (2022), sections 2 and 6; the quadrature and its error 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.typing import DTypeLike
 
 from fedjax_async import check
 from fedjax_async.theory.vector_fields import Field, checked, flattened, require_same_form
@@ -71,7 +72,7 @@ def surrogate_loss(field: Field, x: Params, x0: Params, *, nodes: int = 32, via:
     return Surrogate(value, jnp.abs(straight(start, corner) + straight(corner, end) - value))
 
 
-def integrate(function: Callable[[Array], Array], dtype: Any, nodes: int) -> Array:
+def integrate(function: Callable[[Array], Array], dtype: DTypeLike, nodes: int) -> Array:
     """``int_0^1 function(s) ds`` by a Gauss-Legendre rule; ``function`` takes float[] and returns one array."""
     check.whole("nodes", nodes)
     points, weights = (jnp.asarray(each / 2, dtype) for each in np.polynomial.legendre.leggauss(nodes))

@@ -20,14 +20,14 @@ sections 1, 2 and 4. The paper tests only whether ``J - J'`` is zero; the relati
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_async import check
-from fedjax_async.types import Array, Key, Params
+from fedjax_async.types import Array, Key, Number, Params
 
 Field = Callable[[Params], Params]
 Loss = Callable[[Params], Array]
@@ -92,7 +92,7 @@ def require_same_form(name: str, found: Params, wanted: Params, of: str) -> None
     check.require(one == two, name, one, f"of the form of {of}, {check.shown(two)}")
 
 
-def gradient_map(loss: Loss, gamma: Any) -> Field:
+def gradient_map(loss: Loss, gamma: Number) -> Field:
     """``x -> x - gamma grad f(x)``: one step of gradient descent on ``loss`` f at learning rate gamma > 0."""
     check.positive("gamma", gamma)
 
@@ -172,7 +172,7 @@ def estimate_mean_curl(
     flat, unravel = flattened(x)
     directions = _directions(key, flat, pairs)
 
-    def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[Any, Any]:
+    def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         c, weight = one
         push, pull = _derivatives(lambda v: field(c, v), flat, unravel)
         both = jax.lax.map(lambda direction: (push(direction), pull(direction)), directions)
@@ -247,7 +247,7 @@ def flattened(x: Params) -> tuple[Array, Callable[[Array], Params]]:
     return flat, unravel
 
 
-def _form(x: Params) -> Any:
+def _form(x: Params) -> Params:
     """Dtypes and shapes, in the structure of x."""
     return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", x)
 
@@ -288,7 +288,7 @@ def _squares(forward: Array, backward: Array) -> tuple[Array, Array]:
     return _sum_of_squares(forward - backward), _sum_of_squares(forward + backward)
 
 
-def _from_squares(anti: Array, sym: Array, dim: int, rounding: Any = 0.0) -> CurlEstimate:
+def _from_squares(anti: Array, sym: Array, dim: int, rounding: Number = 0.0) -> CurlEstimate:
     """The estimate from the squares of P directions, float[P] both."""
     count = len(anti)
     value = _ratio(anti.mean(), sym.mean(), rounding)
@@ -305,7 +305,7 @@ def _rounding(k: int, square: Array, dim: int) -> Array:
     return jnp.where(jnp.isfinite(most), most, jnp.zeros_like(most))
 
 
-def _ratio(anti: Array, sym: Array, rounding: Any = 0.0) -> Array:
+def _ratio(anti: Array, sym: Array, rounding: Number = 0.0) -> Array:
     """``sqrt(anti / sym)``; 0 if ``anti`` is at most ``rounding``."""
     nothing = anti <= rounding
     return jnp.where(nothing, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(nothing, jnp.ones_like(sym), sym)))
