@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_async import disk, registry
 from fedjax_async.home import NO_HOME, default_data_dir, say_not_kept
 from fedjax_async.models.lowerings import LOWERINGS
+from fedjax_async.types import Array
 
 Pair = tuple[int, int]
 AUTO = "auto"
@@ -158,12 +159,12 @@ def job_of(name: str, shape: ConvShape, clients: int) -> tuple[Callable[..., Any
     kernel = rng.normal(size=(clients, kh, kw, c_in, c_out)).astype(np.float32)
     following = rng.normal(size=(clients, c_out, FOLLOWING)).astype(np.float32)
 
-    def job(x: Any, kernel: Any, following: Any) -> Any:
-        def layer(x: Any, kernel: Any, following: Any) -> Any:
+    def job(x: Array, kernel: Array, following: Array) -> tuple[Array, Array, Array]:
+        def layer(x: Array, kernel: Array, following: Array) -> Array:
             y = LOWERINGS[name](x, kernel, strides, ((0, 0), (0, 0)))
             return jax.nn.relu(y).reshape(-1, c_out) @ following
 
-        def step(_: Any, given: Any) -> Any:
+        def step(_: Array, given: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             y, back = jax.vjp(layer, *given)
             return jax.tree.map(lambda a, b: a - 1e-6 * b, given, back(y))
 

@@ -6,8 +6,7 @@ times as long on a CPU; other windows use flax's pooling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -22,6 +21,7 @@ from fedjax_async.types import Array
 Pair = tuple[int, int]
 PerAxis = int | tuple[int, ...]
 Padding = tuple[Pair, ...]
+GivenPadding = str | int | Sequence[Pair]
 
 
 def _two_by_two(x: Array) -> Array:
@@ -74,7 +74,7 @@ class Conv(nn.Module):
     features: int
     kernel_size: PerAxis = 3
     strides: PerAxis = 1
-    padding: Any = "SAME"
+    padding: GivenPadding = "SAME"
     use_bias: bool = True
     feature_group_count: int = 1
     lowering: str | None = None
@@ -100,7 +100,7 @@ class Conv(nn.Module):
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         return out + bias.reshape(*(1,) * (axes + 1), -1)
 
-    def _run(self, x: Array, kernel: Array, strides: Any, padding: Any) -> Array:
+    def _run(self, x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Array:
         groups = self.feature_group_count
         if groups == 1:
             name = lowering_of(self.lowering, kernel.shape, strides, _outputs(x, kernel, strides, padding))
@@ -120,7 +120,7 @@ class ConvPool(nn.Module):
 
     features: int
     kernel_size: int | Pair = 5
-    padding: Any = "VALID"
+    padding: GivenPadding = "VALID"
     pool: str = "max"
     use_bias: bool = True
     lowering: str | None = None
@@ -145,7 +145,7 @@ class ConvPool(nn.Module):
         return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
 
 
-def _outputs(x: Array, kernel: Array, strides: Any, padding: Any) -> Pair:
+def _outputs(x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Pair:
     """Rows and columns of a convolution's outputs."""
     sizes = zip(x.shape[1:3], kernel.shape[:2], strides, padding)
     rows, columns = (out_size(n + sum(pads), k, s) for n, k, s, pads in sizes)
@@ -160,7 +160,9 @@ def _sizes(value: PerAxis, axes: int) -> tuple[int, ...]:
     return tuple(int(n) for n in value)
 
 
-def _padding_pairs(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
+def _padding_pairs(
+    padding: GivenPadding, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]
+) -> Padding:
     """Convert padding (``"SAME"``, ``"VALID"``, an integer or pairs) to ``((top, bottom), (left, right))``."""
     if isinstance(padding, str):
         check.one_of("padding", padding, ("SAME", "VALID"))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from fedjax_async import check, registry
 from fedjax_async.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
@@ -83,7 +84,7 @@ class Embeddings(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike) -> Array:
         c = self.config
         rows = {"word": c.vocabulary, "position": c.positions, "type": c.token_types}
         tables = {
@@ -119,7 +120,7 @@ class Layer(nn.Module):
         return LayerNorm(c.epsilon, name="output_norm")(x + Linear(c.width, name="down")(inner))
 
 
-def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dtype: Any) -> tuple[Array, Array]:
+def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """Output of the last layer ``[B, L, width]`` and a mask of the tokens that are not padding ``[B, L]``.
 
     Must be called inside a module.
@@ -137,7 +138,7 @@ class Encoder(nn.Module):
     config: EncoderConfig
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any = jnp.float32) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike = jnp.float32) -> Array:
         return hidden_states(self.config, 0, 1.0, ids, dtype)[0]
 
 
@@ -152,7 +153,7 @@ class Classifier(nn.Module):
     hidden: bool = False
 
     @nn.compact
-    def __call__(self, ids: Array, dtype: Any = jnp.float32) -> Array:
+    def __call__(self, ids: Array, dtype: DTypeLike = jnp.float32) -> Array:
         x, mask = hidden_states(self.config, self.rank, self.scale, ids, dtype)
         x = POOLING[self.pooling](x, mask)
         if self.hidden:

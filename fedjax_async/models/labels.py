@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -42,7 +40,7 @@ def hits(outputs: Array, y: Array) -> Array:
     return right if y.ndim == 1 else _mean(right.astype(outputs.dtype), y)
 
 
-def counts(y: Array) -> Any:
+def counts(y: Array) -> Array:
     """Which labels count: all of ``[B]``, those of ``[B, L]`` that are not ``PADDING``; bool of y's shape."""
     return jnp.ones(y.shape, bool) if y.ndim == 1 else y != PADDING
 

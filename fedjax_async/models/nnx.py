@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,17 @@ from fedjax_async import check
 from fedjax_async.models.wrap import cross_entropy, from_flax
 from fedjax_async.types import Array, Key, Model, Params, Path
 
+if TYPE_CHECKING:
+    from flax import nnx
 
-def is_module(thing: Any) -> bool:
+
+def is_module(thing: object) -> bool:
     """Whether ``thing`` is a ``flax.linen`` or ``flax.nnx`` module."""
     nnx = sys.modules.get("flax.nnx")  # an nnx module exists only if flax.nnx is imported
     return isinstance(thing, linen.Module) or (nnx is not None and isinstance(thing, nnx.Module))
 
 
-def from_module(module: Any, *, input_shape: tuple[int, ...]) -> Model:
+def from_module(module: linen.Module | nnx.Module, *, input_shape: tuple[int, ...]) -> Model:
     """A classifier from a module of either kind, with the cross entropy as its loss; ``input_shape`` is for linen."""
     if isinstance(module, linen.Module):
         return from_flax(module, input_shape=input_shape)
@@ -30,7 +33,7 @@ def from_module(module: Any, *, input_shape: tuple[int, ...]) -> Model:
 
 
 def from_nnx(
-    module: Any,
+    module: nnx.Module,
     *,
     loss: Callable[[Array, Array], Array] = cross_entropy,
     private: Callable[[Path], bool] | None = None,
@@ -67,7 +70,7 @@ def from_nnx(
 class _Start:
     """``init`` of a module that already has its values; a class, so that :func:`starts_alike` can tell it."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: Params) -> None:
         self._values = values
 
     def __call__(self, key: Key) -> Params:
@@ -80,11 +83,11 @@ def starts_alike(model: Model) -> bool:
     return isinstance(inspect.unwrap(model.init), _Start)
 
 
-def _renamed(values: Any, name: Callable[[Any], str]) -> Any:
+def _renamed(values: Params, name: Callable[[Any], str]) -> Params:
     """Nested dicts with keys ``name(key)``: nnx numbers the layers of a list, and the names of params are texts."""
     return {name(k): _renamed(v, name) for k, v in values.items()} if isinstance(values, dict) else jnp.asarray(values)
 
 
-def _as_in(values: Any, params: Any) -> Any:
+def _as_in(values: Params, params: Params) -> Params:
     """``params`` under the keys of ``values``."""
     return {k: _as_in(v, params[str(k)]) for k, v in values.items()} if isinstance(values, dict) else params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,11 @@ def _expand(per_channel: Array, rank: int) -> Array:
     return per_channel.reshape(*(1,) * (rank - 1), -1)
 
 
+BatchMoments = tuple[Array, Array, Array]  # mean, variance and number of rows
+NormalisedBatch = tuple[Array, BatchMoments]
+Saved = tuple[Array, Array | None, Array, BatchMoments]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def batch_normalised(
     eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
@@ -68,12 +73,14 @@ def batch_normalised(
     return _normalised_forward(eps, x, mask, scale, bias)[0]
 
 
-def _normalised_forward(eps: float, x: Array, mask: Array | None, scale: Array, bias: Array) -> Any:
+def _normalised_forward(
+    eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
+) -> tuple[NormalisedBatch, Saved]:
     moments = batch_moments(x, mask)
     return (standardised(x, moments[0], moments[1], scale, bias, eps), moments), (x, mask, scale, moments)
 
 
-def _normalised_backward(eps: float, saved: Any, given: Any) -> tuple[Array, Array | None, Array, Array]:
+def _normalised_backward(eps: float, saved: Saved, given: NormalisedBatch) -> tuple[Array, Array | None, Array, Array]:
     """With ``u`` the standardised x and sums over all rows: ``factor (dy - valid (sum dy + u sum(dy u)) / count)``."""
     (x, mask, scale, (mean, var, count)), dy = saved, given[0]
     axes, rank, inverse = tuple(range(x.ndim - 1)), x.ndim, lax.rsqrt(var + eps)

@@ -33,7 +33,7 @@ from fedjax_async import check
 from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
-from fedjax_async.types import Model, Params, Path
+from fedjax_async.types import Array, Key, Model, Params, Path
 
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "embedding": "weight"}
@@ -87,7 +87,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
             channels = out.shape[-1] if channels_first else 0
         return out
 
-    def forward(key: Any, x: Any) -> Any:
+    def forward(key: Key, x: Array) -> Array:
         params = model.init(key)
         with nn.intercept_methods(follow):
             return model.apply(params, x)
@@ -217,7 +217,7 @@ def _leaves(
     return leaves
 
 
-def _require_given(channels: Any, renamed: Any, layers: set[str], dense: set[str]) -> None:
+def _require_given(channels: Mapping[str, int], renamed: Mapping[str, str], layers: set[str], dense: set[str]) -> None:
     """Raise ``ValueError`` unless ``flattened`` maps dense layers to channels and ``modules`` maps layers to names."""
     check.kind("flattened", channels, Mapping, "the channels of dense layers, such as {'fc1': 16}")
     check.kind("modules", renamed, Mapping, "names of layers, such as {'fc1': 'classifier'}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from fedjax_async import check
 from fedjax_async.models.labels import cross_entropy
@@ -60,7 +61,7 @@ def from_flax(
     def mode_of(key: Key | None) -> dict[str, Any]:
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}
 
-    def variables(key: Key) -> Any:
+    def variables(key: Key) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
     try:
@@ -76,7 +77,7 @@ def from_flax(
     allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
     check.require(kept <= possible, "module state", sorted(kept), allowed)
 
-    def wrapped(params: Params) -> Any:
+    def wrapped(params: Params) -> Params:
         return params if kept else {"params": params}
 
     def cast(params: Params, x: Array) -> Array:
@@ -134,7 +135,7 @@ def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
     return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, changed(key, x), key, mask))
 
 
-def in_dtype(model: Model, dtype: Any) -> Model:
+def in_dtype(model: Model, dtype: DTypeLike) -> Model:
     """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 
     Running statistics keep their own dtype.
@@ -191,7 +192,7 @@ def rematerialised(model: Model) -> Model:
     return _wrapped(model, apply, recomputed)
 
 
-def check_shape(input_shape: Any, rank: int | None = None) -> None:
+def check_shape(input_shape: Sequence[int], rank: int | None = None) -> None:
     """Raise ``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
     names = {1: "(length,)", 2: "(length, channels)", 3: "(height, width, channels)"}
     allowed = names.get(rank or 0, "a tuple of positive whole numbers")
