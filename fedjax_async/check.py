@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat, TypeGuard
 
 LONGEST = 200  # characters of a value in a message
 MANY = 20  # names; a message that suggests one does not list more
@@ -20,7 +20,7 @@ NEAR = 0.6  # the least similarity (of difflib) of a name that is suggested
 MOST = 2**63 - 1  # the largest int64
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as error messages show it: its ``repr`` on one line, without the middle if it is long.
 
     >>> shown(0.5), shown("9" * 1000)[-40:]
@@ -44,13 +44,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def require(condition: bool, field: str, value: Any, allowed: str) -> None:
+def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """Raise ``ValueError("{field} = {value}: must be {allowed}")`` unless ``condition``."""
     if not condition:
         raise ValueError(f"{field} = {shown(value)}: must be {allowed}")
 
 
-def _is_number(field: str, value: Any, allowed: str) -> bool:
+def _is_number(value: object, field: str, allowed: str) -> TypeGuard[float]:
     """Whether ``value`` is a number; False for tracers, arrays and schedules. Text, None and booleans are refused."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return True
@@ -71,91 +71,91 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
         raise ValueError(f"{names[field]} = {rest}") from None
 
 
-def kind(field: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:
+def kind(field: str, value: object, kinds: type | tuple[type, ...], allowed: str) -> None:
     """An object of one of these types; the message shows numbers and strings, of other objects only the type."""
     if not isinstance(value, kinds):
         plain = value is None or isinstance(value, (numbers.Number, str))
         require(False, field, value if plain else f"a {type(value).__name__}", allowed)
 
 
-def positive(field: str, value: Any) -> None:
+def positive(field: str, value: object) -> None:
     """A finite number > 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number > 0"
-    if _is_number(field, value, allowed):
+    if _is_number(value, field, allowed):
         require(_is_finite(value) and value > 0, field, value, allowed)
 
 
-def non_negative(field: str, value: Any) -> None:
+def non_negative(field: str, value: object) -> None:
     """A finite number >= 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number >= 0"
-    if _is_number(field, value, allowed):
+    if _is_number(value, field, allowed):
         require(_is_finite(value) and value >= 0, field, value, allowed)
 
 
-def in_range(field: str, value: Any, low: float, high: float) -> None:
+def in_range(field: str, value: object, low: float, high: float) -> None:
     """A number in the closed range [low, high] (tracers, arrays and schedules pass)."""
     allowed = f"between {low} and {high}"
-    if _is_number(field, value, allowed):
+    if _is_number(value, field, allowed):
         require(low <= value <= high, field, value, allowed)
 
 
-def below_one(field: str, value: Any) -> None:
+def below_one(field: str, value: object) -> None:
     """A number in [0, 1), such as a decay rate of moments (tracers, arrays and schedules pass)."""
     allowed = "at least 0 and below 1"
-    if _is_number(field, value, allowed):
+    if _is_number(value, field, allowed):
         require(0 <= value < 1, field, value, allowed)
 
 
-def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:
+def whole(field: str, value: object, low: int = 1, high: float = math.inf) -> None:
     """An integer in [low, high]."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     top = min(high, MOST)
-    open_ended = high == math.inf and not (is_whole and value > MOST)
+    open_ended = high == math.inf and not (number is not None and number > MOST)
     allowed = f"a whole number >= {low}" if open_ended else f"a whole number from {low} to {top}"
-    require(is_whole and low <= value <= top, field, value, allowed)
+    require(number is not None and low <= number <= top, field, value, allowed)
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a finite real number; False for booleans and for integers above the largest float."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: SupportsFloat) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:  # a whole number above the largest float
         return False
 
 
-def real_positive(field: str, value: Any) -> None:
+def real_positive(field: str, value: object) -> None:
     """A finite real number > 0; tracers, arrays and schedules are refused too."""
     require(is_real(value) and value > 0, field, value, "a finite number > 0")
 
 
-def real_non_negative(field: str, value: Any) -> None:
+def real_non_negative(field: str, value: object) -> None:
     """A finite real number >= 0; tracers, arrays and schedules are refused too."""
     require(is_real(value) and value >= 0, field, value, "a finite number >= 0")
 
 
-def share(field: str, value: Any) -> None:
+def share(field: str, value: object) -> None:
     """A finite real number in [0, 1]; tracers, arrays and schedules are refused too."""
     require(is_real(value) and 0 <= value <= 1, field, value, "between 0 and 1")
 
 
-def optional(checked: Callable[..., None], field: str, value: Any, **bounds: Any) -> None:
+def optional(checked: Callable[..., None], field: str, value: object, **bounds: object) -> None:
     """``None`` passes, any other value is checked: ``optional(whole, "updates", value, low=1)``."""
     if value is not None:
         checked(field, value, **bounds)
 
 
-def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
+def one_of(field: str, value: object, allowed: Iterable[object]) -> None:
     """One of the listed values."""
     allowed = list(allowed)
     known = getattr(value, "shape", ()) == () and value in allowed
     require(known, field, value, "one of " + ", ".join(map(str, allowed)))
 
 
-def path(field: str, value: Any) -> Path:
+def path(field: str, value: str | os.PathLike[str]) -> Path:
     """A path: a non-empty string or a ``pathlib.Path``, without control characters such as a line break.
 
     Returns it with ``~`` and ``~user`` expanded; refused if there is no such user, or no home directory.
@@ -176,7 +176,7 @@ def has_control(text: str) -> bool:
 
 
 def near_to(
-    name: Any,
+    name: object,
     known: Collection[str],
     written: Callable[[str], str] = repr,
     everything: str = "`fedjax-async list` shows all",
@@ -196,7 +196,7 @@ def near_to(
     return hint or f"; the nearest names are {', '.join(map(written, nearest(name, known)))} ({everything})"
 
 
-def nearest(name: Any, known: Iterable[str], count: int = 3) -> list[str]:
+def nearest(name: object, known: Iterable[str], count: int = 3) -> list[str]:
     """The ``count`` names that look most like ``name``: first those that contain it or are contained in it.
 
     >>> nearest("size", ["time", "batch_size", "seed"], 2)

@@ -89,7 +89,7 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
         parameters = [p for options in expanded for p in options.values()]
 
         @functools.wraps(factory)
-        def with_groups(**options: Any) -> Made:
+        def with_groups(**options: object) -> Made:
             built = {
                 name: group(**{key: options.pop(key) for key in group_options[name] if key in options})
                 for name, group in groups.items()
@@ -110,6 +110,6 @@ def regrouped(factory: Callable[..., Made], **groups: Callable[..., Any]) -> Cal
     return takes(**(factory.groups | groups))(factory.__wrapped__)  # type: ignore[attr-defined]
 
 
-def summary(entry: Any) -> str:
+def summary(entry: object) -> str:
     """The first line of an entry's docstring."""
     return (inspect.getdoc(entry) or "").split("\n", 1)[0]

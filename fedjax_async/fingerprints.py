@@ -25,7 +25,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -35,10 +35,10 @@ from fedjax_async import inputs
 
 LENGTH = 32  # characters
 
-NamedObject = tuple[str, Any]  # a name for error messages, and the object
+Contents = Iterator[bytes | tuple[str, object]]  # bytes, and objects with a name for error messages
 
 
-def fingerprint(thing: Any) -> str:
+def fingerprint(thing: object) -> str:
     """Hash what ``thing`` does: its code, constants, options and arrays; 32 hexadecimal characters.
 
     Takes functions, closures, ``functools.partial``, jitted and cached functions, bound methods, classes, NamedTuples,
@@ -81,11 +81,11 @@ class _Reader:
     """Digests of objects. Each object is read once; where it contains itself, its depth stands for it."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # the object too: while it lives, no other has its id
+        self._known: dict[int, tuple[object, bytes]] = {}  # the object too: while it lives, no other has its id
         self._open: dict[int, int] = {}
         self._path: list[str] = []
 
-    def digest(self, name: str, thing: Any) -> bytes:
+    def digest(self, name: str, thing: object) -> bytes:
         if (known := self._known.get(id(thing))) is not None:
             return known[1]
         if id(thing) in self._open:
@@ -106,7 +106,7 @@ class _Reader:
         self._known[id(thing)] = (thing, total.digest())
         return total.digest()
 
-    def _contents(self, thing: Any) -> Iterator[bytes | NamedObject]:
+    def _contents(self, thing: object) -> Contents:
         """The contents of an object: bytes, and parts that are read recursively."""
         for kinds, read in _READERS:
             if isinstance(thing, kinds):
@@ -121,7 +121,7 @@ class _Reader:
             raise TypeError("it has a state that cannot be seen from outside")
 
 
-def _shown(thing: Any) -> str:
+def _shown(thing: object) -> str:
     try:
         text = repr(thing)
     except Exception:  # an object of the user's own may raise anything
@@ -129,25 +129,25 @@ def _shown(thing: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _plain(thing: Any) -> Iterator[bytes | NamedObject]:
+def _plain(thing: object) -> Contents:
     yield type(thing).__name__.encode()
     yield repr(thing).encode(errors="surrogatepass")
 
 
-def _items(thing: Mapping[Any, Any]) -> Iterator[bytes | NamedObject]:
+def _items(thing: Mapping[object, object]) -> Contents:
     yield from _class_part(thing, dict)
     for key, value in thing.items():
         yield "a key", key
         yield str(key), value
 
 
-def _sequence(thing: Any) -> Iterator[bytes | NamedObject]:
+def _sequence(thing: Sequence[object]) -> Contents:
     yield from _class_part(thing, tuple, list, collections.deque)
     names = getattr(thing, "_fields", map(str, range(len(thing))))
     yield from ((of, one) for of, one in zip(names, thing) if one is not None or of != "class_names")  # added later
 
 
-def _class_part(thing: Any, *plain: type) -> Iterator[bytes | NamedObject]:
+def _class_part(thing: object, *plain: type) -> Contents:
     yield type(thing).__name__.encode()
     if type(thing) not in plain:
         yield "class", type(thing)
@@ -156,7 +156,7 @@ def _class_part(thing: Any, *plain: type) -> Iterator[bytes | NamedObject]:
 # --- arrays -----------------------------------------------------------------------------------------
 
 
-def _array(thing: Any) -> Iterator[bytes | NamedObject]:
+def _array(thing: Any) -> Contents:
     """Type, shape and entries; JAX's random keys by their data."""
     if (jax := sys.modules.get("jax")) is not None:
         if isinstance(thing, jax.core.Tracer):
@@ -182,7 +182,7 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambd
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
-def _code(code: types.CodeType) -> Iterator[bytes | NamedObject]:
+def _code(code: types.CodeType) -> Contents:
     yield code.co_code
     yield code.co_exceptiontable
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -198,7 +198,7 @@ def _code(code: types.CodeType) -> Iterator[bytes | NamedObject]:
         yield "a constant", constant
 
 
-def _function(thing: types.FunctionType) -> Iterator[bytes | NamedObject]:
+def _function(thing: types.FunctionType) -> Contents:
     module = thing.__globals__.get("__name__") or "__main__"
     package, inner = package_of(module), "<locals>" in thing.__code__.co_qualname
     if package is not None:
@@ -220,9 +220,9 @@ def _function(thing: types.FunctionType) -> Iterator[bytes | NamedObject]:
         yield from _used(thing.__code__, thing.__globals__)
 
 
-def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes | NamedObject]:
+def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Contents:
     """What code takes from its module: global variables, and what it imports itself."""
-    modules: dict[str, Any] = {}
+    modules: dict[str, types.ModuleType | None] = {}
     for step in dis.get_instructions(code):
         if step.opname in _GLOBAL and step.argval in variables:
             found = variables[step.argval]
@@ -243,7 +243,7 @@ def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Iterator[bytes 
             yield from _used(constant, variables)
 
 
-def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -> Iterator[bytes | NamedObject]:
+def _from_module(name: str, module: types.ModuleType | None, names: Iterable[str], seen: set[str]) -> Contents:
     """A module, as used by code that mentions ``names``; of the user's own module, the attributes with these names."""
     package = package_of(name)
     yield f"{package or ''} {name}".encode()
@@ -258,7 +258,7 @@ def _from_module(name: str, module: Any, names: Iterable[str], seen: set[str]) -
             yield f"{name}.{attribute}", found
 
 
-def _module(thing: types.ModuleType) -> Iterator[bytes | NamedObject]:
+def _module(thing: types.ModuleType) -> Contents:
     yield f"{package_of(thing.__name__) or ''} {thing.__name__}".encode()
 
 
@@ -271,7 +271,7 @@ _OF_CLASSES = frozenset((
 ))  # fmt: skip
 
 
-def _class(thing: type) -> Iterator[bytes | NamedObject]:
+def _class(thing: type) -> Contents:
     package = package_of(thing.__module__)
     yield f"class {package or ''} {thing.__qualname__}".encode()
     if package is not None:
@@ -295,19 +295,19 @@ def _class(thing: type) -> Iterator[bytes | NamedObject]:
 # --- instances --------------------------------------------------------------------------------------
 
 
-def _described(*parts: Any) -> Iterator[bytes | NamedObject]:
+def _described(*parts: object) -> Contents:
     """Strings as bytes, anything else as a part."""
     for number, part in enumerate(parts):
         yield part.encode() if isinstance(part, str) else (f"part {number}", part)
 
 
-def _builtin(thing: Any) -> Iterator[bytes | NamedObject]:
+def _builtin(thing: types.BuiltinFunctionType) -> Contents:
     yield f"built-in {thing.__module__} {thing.__qualname__}".encode()
     if thing.__self__ is not None and not isinstance(thing.__self__, types.ModuleType):
         yield thing.__qualname__, thing.__self__
 
 
-def _generator(thing: np.random.Generator) -> Iterator[bytes | NamedObject]:
+def _generator(thing: np.random.Generator) -> Contents:
     return _described("random generator", thing.bit_generator.state)
 
 
@@ -351,7 +351,7 @@ _READERS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _special(thing: Any) -> Iterable[bytes | NamedObject] | None:
+def _special(thing: object) -> Contents | None:
     """Sentinels, types, JAX's tree structures, nnx modules, wrappers (jitted functions), arrays of other libraries."""
     if type(thing) is object:  # a sentinel
         return _described("object")
@@ -367,7 +367,7 @@ def _special(thing: Any) -> Iterable[bytes | NamedObject] | None:
     return None
 
 
-def _instance(thing: Any) -> Iterable[bytes | NamedObject] | None:
+def _instance(thing: object) -> Contents | None:
     """Class and attributes of an object; ``None`` if a part of its state cannot be read."""
     kind = type(thing)
     if any(map(_written_in_c, kind.__mro__[:-1])):
@@ -393,7 +393,7 @@ def _written_in_c(kind: type) -> bool:
     return "__module__" not in vars(kind) or origin == "built-in" or origin.endswith(_SUFFIXES)
 
 
-def _attributes(kind: type, named: Mapping[str, Any]) -> Iterator[bytes | NamedObject]:
+def _attributes(kind: type, named: Mapping[str, Any]) -> Contents:
     yield "class", kind
     for name, value in named.items():
         yield name.encode()

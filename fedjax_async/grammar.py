@@ -101,7 +101,7 @@ class Name(NamedTuple):
         return self.name + ":" * bool(self.texts) + ",".join(f"{key}={text}" for key, text in self.texts.items())
 
 
-def option_text(path: str, value: Any) -> str:
+def option_text(path: str, value: object) -> str:
     """An option's value as a spec holds it: what :func:`parse_value` reads back."""
     if isinstance(value, (bool, type(None))):
         return str(value).lower()

@@ -23,7 +23,7 @@ _PLUS = r"(?<!\d[eE])\+|\+(?!\d)"  # between the parts of a spec, not in a numbe
 GONE = ("fixed_steps", "waves_per_call")
 
 
-def difference(saved: Any, wanted: Any) -> str:
+def difference(saved: object, wanted: object) -> str:
     """How a saved value differs from the wanted one, in a few words; empty if they are the same.
 
     Of mappings, such as settings, it names up to three keys, and of an input file its path.
@@ -43,7 +43,7 @@ def difference(saved: Any, wanted: Any) -> str:
     return ", ".join(found[:3]) + (f", and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def unknown_files(saved: Any, wanted: Any) -> list[str]:
+def unknown_files(saved: object, wanted: object) -> list[str]:
     """The input files of the wanted run whose content the saved description does not tell, being older."""
     if isinstance(saved, list) and isinstance(wanted, list):
         return list(dict.fromkeys(path for pair in zip(saved, wanted) for path in unknown_files(*pair)))
@@ -59,7 +59,9 @@ def content(described: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in described.items() if key != FILES} | files
 
 
-def _of_key(key: str, saved: Any, wanted: Any, saved_files: Any, wanted_files: Any) -> str:
+def _of_key(
+    key: str, saved: object, wanted: object, saved_files: Mapping[str, Any], wanted_files: Mapping[str, Any]
+) -> str:
     """How the value of one key differs; empty if it does not."""
     if key in (FILES, OWN, *GONE):
         return ""
@@ -95,15 +97,17 @@ def _of_files(described: Mapping[str, Any]) -> dict[str, Any]:
     return {field: one for field, one in files.items() if _fits(one)} if isinstance(files, Mapping) else {}
 
 
-def _fits(one: Any) -> bool:
-    pairs = one.get("sha256") if isinstance(one, Mapping) else None
+def _fits(one: object) -> bool:
+    if not isinstance(one, Mapping):
+        return False
+    pairs = one.get("sha256")
     if not isinstance(pairs, (list, tuple)) or not isinstance(one.get("spec"), str):
         return False
     known = [pair for pair in pairs if isinstance(pair, (list, tuple)) and list(map(type, pair)) == [str, str]]
     return len(known) == len(pairs)
 
 
-def _normal(value: Any) -> Any:
+def _normal(value: Any) -> object:
     """A value in its normal form: equal exactly if it means the same setting."""
     if value is None or isinstance(value, bool):
         return repr(value)

@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_async import home, registry
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LARGE = 2**23  # bytes; digests of larger files are also remembered on the disk
 LARGEST_HASHED = 2**30  # bytes of a mapped array that is hashed as it is, like arrays in memory
@@ -72,7 +75,7 @@ def digest(path: str | Path) -> str:
     return found
 
 
-def mapped(array: Any) -> str | None:
+def mapped(array: np.memmap) -> str | None:
     """What a large memory-mapped array holds, by the digest of its file, which is remembered.
 
     ``None`` for a small one, and for one that is not all that follows its offset in the file.

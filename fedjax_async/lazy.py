@@ -54,7 +54,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     """
     modules = set_all(package)
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if name in modules:
             value = getattr(importlib.import_module(modules[name]), name)
         elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):

@@ -50,12 +50,12 @@ class Method(NamedTuple):
         return not isinstance(self.rule, PeerAlgorithm) and "stays" not in positional(factory_of(self.rule))
 
 
-def factory_of(part: Any) -> Any:
+def factory_of(part: object) -> Any:
     """The factory of a spec; anything else is returned as it is."""
     return part.factory if isinstance(part, Spec) else part
 
 
-def positional(factory: Any) -> list[str]:
+def positional(factory: object) -> list[str]:
     """The names of the parameters of a factory that are not keyword-only; of anything else, none."""
     if isinstance(factory, (ServerAlgorithm, PeerAlgorithm)) or not callable(factory):
         return []

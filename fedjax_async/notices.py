@@ -7,7 +7,7 @@ the command line imports it when it starts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Counters = Mapping[str, Any]  # ``Run.counters`` of a run
@@ -115,7 +115,7 @@ def warn_of_small_buffer(method: str, size: int, jobs: int) -> None:
         )
 
 
-def _named(names: Any) -> str:
+def _named(names: Iterable[str]) -> str:
     """The names of the runs that a warning is about: ``"a, b, c and 4 more: "``; empty for a run without a name."""
     names = [name for name in names if name]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

@@ -131,7 +131,7 @@ def _hint(kind: str, spec: str, registry: Mapping[str, Any] | None) -> str:
     return f"{example} (options: {', '.join(options) or 'none'})"
 
 
-def _takes(parameter: inspect.Parameter, value: Any) -> bool:
+def _takes(parameter: inspect.Parameter, value: object) -> bool:
     """Whether an option may have a value, by its annotation and its default."""
     kinds = {*typing.get_args(parameter.annotation), parameter.annotation, type(parameter.default)}
     number = is_traced(parameter) or float in kinds
@@ -140,7 +140,7 @@ def _takes(parameter: inspect.Parameter, value: Any) -> bool:
     return number or (int in kinds and isinstance(value, int))
 
 
-def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **defaults: Any) -> Spec:
+def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **defaults: object) -> Spec:
     """The spec that a text names, ``NAME:key=value,key=value``; its ``make`` calls the factory.
 
     ``defaults`` are options for a factory that has them; the text's options take precedence. ``ValueError`` for an
@@ -162,7 +162,7 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     return Spec(factory, **merged).called(name, kind=kind, text=text, own=own, given=tuple(options))
 
 
-def require_kind(field: str, value: Any, parameter: inspect.Parameter) -> None:
+def require_kind(field: str, value: object, parameter: inspect.Parameter) -> None:
     """``ValueError`` for a text where an option is annotated as a number, and for a fraction where it is whole."""
     kinds = {parameter.annotation, *typing.get_args(parameter.annotation)}
     number = is_traced(parameter) or bool(kinds & {int, float})

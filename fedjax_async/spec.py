@@ -58,7 +58,7 @@ class Spec:
     text: str
     own: bool  # whether the user registered the factory
 
-    def __init__(self, factory: Callable[..., Any], /, *args: Any, **options: Any) -> None:
+    def __init__(self, factory: Callable[..., Any], /, *args: object, **options: object) -> None:
         _require_factory(factory)
         known, name = options_of(factory), _name(factory)
         for option, value in options.items():
@@ -70,23 +70,23 @@ class Spec:
         traced = tuple(key for key in filled if is_traced(known[key]) and _is_leaf(filled[key]))
         self._fill(factory, args, filled, tuple(options), traced, "", False, name, "", "", False)
 
-    def _fill(self, *values: Any) -> None:
+    def _fill(self, *values: object) -> None:
         for field, value in zip(_FIELDS, values, strict=True):
             object.__setattr__(self, field, value)
 
     def __copy__(self) -> Spec:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Spec:
+    def __deepcopy__(self, memo: object) -> Spec:
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., Spec], tuple[object, ...]]:
         return _read, tuple(getattr(self, field) for field in _FIELDS)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: a Spec does not change; put(option, value) gives another one")
 
-    def _with(self, **changes: Any) -> Spec:
+    def _with(self, **changes: object) -> Spec:
         """The same spec with other fields."""
         made = object.__new__(Spec)
         made._fill(*(changes.get(field, getattr(self, field)) for field in _FIELDS))
@@ -96,11 +96,11 @@ class Spec:
         """The same spec, with a scope for the names of its leaves."""
         return self._with(scope=scope)
 
-    def called(self, name: str, **about: Any) -> Spec:
+    def called(self, name: str, **about: object) -> Spec:
         """The same spec under another name; ``about``: kind, text, own and given, for messages."""
         return self._with(name=name, **about)
 
-    def on(self, *args: Any) -> Spec:
+    def on(self, *args: object) -> Spec:
         """The same spec, whose factory gets these positional arguments."""
         return self._with(args=args)
 
@@ -117,7 +117,7 @@ class Spec:
         traced, given = (tuple(name for name in names if name in kept) for names in (self.traced, self.given))
         return self._with(late=True, options=kept, traced=traced, given=given)
 
-    def with_numbers(self, **numbers: Any) -> Spec:
+    def with_numbers(self, **numbers: object) -> Spec:
         """The same spec of a factory of any keywords, with these numbers, all of them leaves."""
         return self._with(options=numbers, given=tuple(numbers), traced=tuple(numbers))
 
@@ -131,7 +131,7 @@ class Spec:
         """The options that do not have their defaults, by name."""
         return {option: self.options[option] for option in self.given}
 
-    def put(self, path: str, value: Any) -> Spec:
+    def put(self, path: str, value: object) -> Spec:
         """The same spec with one option set: ``put("mixing", 0.4)``, of a nested spec ``put("swa.start", 0.25)``."""
         check.kind("option", path, str, "the name of an option")
         option, _, rest = path.partition(".")
@@ -143,7 +143,7 @@ class Spec:
         changed = Spec(self.factory, *self.args, **{**self.options_given(), option: value})
         return changed._with(scope=self.scope, late=self.late, name=self.name, kind=self.kind, own=self.own)
 
-    def make(self, *more: Any) -> Any:
+    def make(self, *more: object) -> Any:
         """What the factory returns; nested specs are made first. ``more``: further positional arguments.
 
         Raises ``ValueError`` naming the setting and the text for a value that the factory refuses.
@@ -201,19 +201,19 @@ def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
         raise ValueError(f"{kind} = {spec!r}: {error}") from error
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return option_text("option", value)
     except ValueError:  # no text of a spec has this value
         return check.shown(value)
 
 
-def _name(factory: Any) -> str:
+def _name(factory: object) -> str:
     function = getattr(factory, "func", factory)  # of a functools.partial
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _require_factory(factory: Any) -> None:
+def _require_factory(factory: Callable[..., Any]) -> None:
     """``ValueError`` unless it is a function whose parameters can be read."""
     allowed = "a function of keyword-only options: the factory itself, not its name and not what it returns"
     check.require(callable(factory), "factory", f"a {type(factory).__name__}", allowed)
@@ -223,7 +223,7 @@ def _require_factory(factory: Any) -> None:
         check.require(False, "factory", _name(factory), allowed)
 
 
-def _read(*fields: Any) -> Spec:
+def _read(*fields: object) -> Spec:
     made = object.__new__(Spec)
     made._fill(*fields)
     return made
@@ -237,19 +237,19 @@ def require_option(name: str, option: str, known: Mapping[str, Any], before: str
         raise ValueError(f"{before}{name} has no option {option!r}{hint} (options: {', '.join(known) or 'none'})")
 
 
-def made(value: Any) -> Any:
+def made(value: object) -> Any:
     """What a spec makes; anything else is returned as it is."""
     return value.make() if isinstance(value, Spec) else value
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     """Whether the value of a traced option is a number that may vary: zero, None and texts decide what is computed."""
     if isinstance(value, numbers.Real):
         return not isinstance(value, bool) and value != 0
     return hasattr(value, "dtype")  # an array, or a tracer
 
 
-def _same(mine: Any, its: Any) -> bool:
+def _same(mine: object, its: object) -> bool:
     """Whether two leaves are equal: numbers by value, NaN included, arrays and tracers only if they are the same."""
     if isinstance(mine, float) and isinstance(its, float):
         return repr(mine) == repr(its)
@@ -274,7 +274,7 @@ class _Held(NamedTuple):
     """A value as it is now, with its type: 1, 1.0 and True are equal in Python, and lists and arrays may change."""
 
     value: Any
-    key: Any
+    key: object
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Held) and self.key == other.key
@@ -286,7 +286,7 @@ class _Held(NamedTuple):
         return hash(self.key)
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any) -> object:
     """What two values have in common if they mean the same; it has a hash unless the value is of an unknown kind."""
     kind = type(value)
     if isinstance(value, numbers.Number):
@@ -302,7 +302,7 @@ def _frozen(value: Any) -> Any:
     return kind, value
 
 
-def _frozen_array(array: Any) -> Any:
+def _frozen_array(array: object) -> object:
     import numpy as np  # noqa: PLC0415 (the command line shows its help without it)
 
     try:
@@ -319,7 +319,7 @@ def flatten(spec: Spec) -> tuple[list[Any], Static]:
     """Its leaves and nested specs, in order, and the rest."""
     leaves: list[Any] = []
 
-    def held(value: Any, leaf: bool) -> _Held:
+    def held(value: object, leaf: bool) -> _Held:
         if not leaf and not isinstance(value, Spec):
             return _Held(value, _frozen(value))
         leaves.append(float(value) if isinstance(value, numbers.Real) else value)
@@ -330,7 +330,7 @@ def flatten(spec: Spec) -> tuple[list[Any], Static]:
     return leaves, Static(spec.factory, args, options, spec.traced, spec.scope, spec.late)
 
 
-def unflatten(static: Static, leaves: Any) -> Spec:
+def unflatten(static: Static, leaves: Iterable[object]) -> Spec:
     """The inverse of :func:`flatten`; the leaves may be anything."""
     left = iter(leaves)
 

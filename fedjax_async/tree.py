@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,16 @@ import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async import spec
-from fedjax_async.types import Array, Facts, Params, Path
+from fedjax_async.types import Array, Facts, Number, Params, Path, State, Stays, Structure, Tree, Whole
+
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
+    from jax.tree_util import KeyPath
 
 # what decides shapes and programs is a part of the structure; ``types.py`` knows no JAX
 jax.tree_util.register_dataclass(Facts, ("updates", "server_steps"), ("num_clients", "every_closes", "longest_step"))
 
+Kinds = tuple[tuple[tuple[int, ...], jnp.dtype], ...]  # shapes and dtypes of leaves
 # Prefix of a column's name -> the setting that adds such columns.
 ADDED_BY = {
     "validation": "validation_fraction",
@@ -31,7 +36,7 @@ ADDED_BY = {
 class Columns(dict[str, Any]):
     """The columns of a table by name; a dictionary whose ``KeyError`` lists the names that exist."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> NoReturn:
         start = next((start for start in ADDED_BY if str(name).startswith(start)), "")
         there = not start or any(column.startswith(start) for column in self)
         hint = "" if there else f"; runs with the setting {ADDED_BY[start]} have it"
@@ -42,7 +47,7 @@ class Columns(dict[str, Any]):
         return tuple((jax.tree_util.DictKey(name), column) for name, column in self.items()), tuple(self)
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Columns:
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Columns:
         """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, values, strict=True))
 
@@ -57,12 +62,12 @@ def _with_keys(one: spec.Spec) -> tuple[list[Any], spec.Static]:
 jax.tree_util.register_pytree_with_keys(spec.Spec, _with_keys, spec.unflatten, spec.flatten)
 
 
-def gather(tree: Any, index: Any) -> Any:
+def gather(tree: Tree, index: Whole | tuple[Array, ...]) -> Tree:
     """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar; no range check."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
-def scatter(tree: Any, index: Any, rows: Any) -> Any:
+def scatter(tree: Tree, index: Whole, rows: Tree) -> Tree:
     """A copy of ``tree`` with ``rows`` written to the row(s) ``index``; no range check."""
 
     def written(leaf: Array, row: Array) -> Array:
@@ -74,7 +79,7 @@ def scatter(tree: Any, index: Any, rows: Any) -> Any:
     return jax.tree.map(written, tree, rows)
 
 
-def scatter_where(tree: Any, index: Any, rows: Any, active: Array) -> Any:
+def scatter_where(tree: Tree, index: Array, rows: Tree, active: Array) -> Tree:
     """:func:`scatter` of several rows; rows with ``active`` (bool[W]) false are not written."""
 
     def written(leaf: Array, row: Array) -> Array:
@@ -83,12 +88,12 @@ def scatter_where(tree: Any, index: Any, rows: Any, active: Array) -> Any:
     return jax.tree.map(written, tree, rows)
 
 
-def where(condition: Array, yes: Any, no: Any) -> Any:
+def where(condition: Array, yes: Tree, no: Tree) -> Tree:
     """Leafwise ``jnp.where`` with one scalar condition for the whole tree."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
+def when(condition: Array, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
     """``change(tree)`` if ``condition`` (bool[]) holds, else ``tree``; ``change`` is computed only if it holds.
 
     On a CPU this is a loop of one or zero iterations, because a loop works in place: there ``lax.cond`` copies the
@@ -100,13 +105,13 @@ def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
 
 
-def num_operations(jaxpr: Any) -> int:
+def num_operations(jaxpr: Jaxpr) -> int:
     """Operations of a traced function, those of the functions that it calls among them."""
     inner = [each for eqn in jaxpr.eqns for value in eqn.params.values() for each in _jaxprs(value)]
     return len(jaxpr.eqns) + sum(map(num_operations, inner))
 
 
-def _jaxprs(value: Any) -> list[Any]:
+def _jaxprs(value: Any) -> list[Jaxpr]:
     """The traced functions in a parameter of an operation."""
     if isinstance(value, tuple | list):
         return [found for one in value for found in _jaxprs(one)]
@@ -114,7 +119,7 @@ def _jaxprs(value: Any) -> list[Any]:
     return [inner] if hasattr(inner, "eqns") else []
 
 
-def loop(name: str, first: Any, last: Any, body: Callable[[Array, Any], Any], start: Any) -> Any:
+def loop(name: str, first: Whole, last: Whole, body: Callable[[Array, Tree], Tree], start: Tree) -> Tree:
     """``jax.lax.fori_loop(first, last, body, start)`` with a name, by which a loop is known in a compiled program.
 
     ``experiments/benchmarks/gpu_programs.py`` reads from the run's plan how often a loop of this name runs.
@@ -123,7 +128,7 @@ def loop(name: str, first: Any, last: Any, body: Callable[[Array, Any], Any], st
         return jax.lax.fori_loop(first, last, body, start)
 
 
-def path_of(path: Any) -> Path:
+def path_of(path: KeyPath) -> Path:
     """A path of JAX's keys as names: ``("layer", "0", "kernel")``."""
     names = (
         next(value for field in ("key", "name", "idx") if (value := getattr(k, field, None)) is not None) for k in path
@@ -131,31 +136,31 @@ def path_of(path: Any) -> Path:
     return tuple(map(str, names))
 
 
-def split(tree: Any, chosen: Callable[[Path], bool]) -> tuple[Any, Any]:
+def split(tree: Tree, chosen: Callable[[Path], bool]) -> tuple[Tree, Tree]:
     """``(the other leaves, the chosen leaves)``: two trees, with ``None`` in place of the leaves that are missing."""
     others = jax.tree_util.tree_map_with_path(lambda path, leaf: None if chosen(path_of(path)) else leaf, tree)
     picked = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if chosen(path_of(path)) else None, tree)
     return others, picked
 
 
-def join(first: Any, second: Any) -> Any:
+def join(first: Tree, second: Tree) -> Tree:
     """The inverse of :func:`split`: the leaves of ``first``, and those of ``second`` where ``first`` has ``None``."""
     return jax.tree.map(lambda a, b: b if a is None else a, first, second, is_leaf=lambda leaf: leaf is None)
 
 
-def shared(tree: Any, params: Any, private: Callable[[Path], bool] | None) -> Any:
+def shared(tree: Tree, params: Params, private: Stays | None) -> Tree:
     """``tree`` with ``None`` for the private leaves of each subtree that has the structure of ``params``."""
     if private is None:
         return tree
-    structure: Any = jax.tree.structure(params)
+    structure: Structure = jax.tree.structure(params)
 
-    def is_model(part: Any) -> bool:
+    def is_model(part: object) -> bool:
         return bool(jax.tree.structure(part) == structure)
 
     return jax.tree.map(lambda part: split(part, private)[0] if is_model(part) else part, tree, is_leaf=is_model)
 
 
-def leaves_read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
+def leaves_read(function: Callable[..., Any], *arguments: object) -> list[bool]:
     """For each leaf of the arguments (arrays, or their shapes): whether the results of ``function`` depend on it.
 
     The function is traced and not run, once for a function and shapes as in :func:`shapes`.
@@ -164,13 +169,13 @@ def leaves_read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
 
 
 @lru_cache(maxsize=256)
-def _reads(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> tuple[bool, ...]:
+def _reads(function: Callable[..., Any], structure: Structure, kinds: Kinds, real: jnp.dtype) -> tuple[bool, ...]:
     del real
     traced = jax.make_jaxpr(function)(*_shaped(structure, kinds)).jaxpr
     return tuple(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
 
 
-def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
+def shapes(function: Callable[..., Tree], *arguments: object) -> Tree:
     """``jax.eval_shape``, traced once for a function and shapes; the function must last, not be made anew each time.
 
     Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again.
@@ -178,49 +183,49 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
     return _shapes(function, *_kinds(arguments))
 
 
-def _kinds(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _kinds(arguments: tuple[object, ...]) -> tuple[Structure, Kinds, jnp.dtype]:
     """What tracing a function depends on: structure, shapes and dtypes, and JAX's default float type (64-bit mode)."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), jnp.result_type(float)
 
 
-def _shaped(structure: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+def _shaped(structure: Structure, kinds: Kinds) -> tuple[Any, ...]:
     found: tuple[Any, ...] = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     return found
 
 
 @lru_cache(maxsize=256)
-def _shapes(function: Callable[..., Any], structure: Any, kinds: tuple[Any, ...], real: Any) -> Any:
+def _shapes(function: Callable[..., Tree], structure: Structure, kinds: Kinds, real: jnp.dtype) -> Tree:
     del real
     return jax.eval_shape(function, *_shaped(structure, kinds))
 
 
-def frozen(tree: Any) -> tuple[Any, tuple[Any, ...]]:
+def frozen(tree: object) -> tuple[Structure, Kinds]:
     """The structure of a tree, and the shapes and dtypes of its leaves: a value that has a hash."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
 
 
-def thawed(frozen: tuple[Any, tuple[Any, ...]]) -> Any:
+def thawed(frozen: tuple[Structure, Kinds]) -> Any:
     """The tree of shapes that :func:`frozen` describes."""
     structure, leaves = frozen
     return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
 
-def norm(tree: Any) -> Array:
+def norm(tree: object) -> Array:
     """Euclidean norm over all leaves, in JAX's default float type; float[]."""
     real = jnp.result_type(float)
     squares = [jnp.sum(jnp.square(leaf.astype(real))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, jnp.zeros((), real)))
 
 
-def is_finite(tree: Any) -> Array:
+def is_finite(tree: object) -> Array:
     """Whether all floats of all leaves are finite; bool[]. Leaves of other types count as finite."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_))
 
 
-def stack_zeros(tree: Any, rows: int) -> Any:
+def stack_zeros(tree: Tree, rows: int) -> Tree:
     """Zeros shaped like ``rows`` copies of ``tree`` (arrays, keys, or their shapes) on a new leading axis."""
     return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), tree)
 
@@ -228,11 +233,11 @@ def stack_zeros(tree: Any, rows: int) -> Any:
 def optimize(
     optimizer: optax.GradientTransformation,
     gradient: Params,
-    state: Any,
+    state: State,
     params: Params,
-    factor: Any = None,
+    factor: Number | None = None,
     **given: Any,
-) -> tuple[Params, Any]:
+) -> tuple[Params, State]:
     """One optax step: ``(params + factor * updates, state)``; ``given``: further arguments of the optimiser's update.
 
     optax mixes integer step counts with floats, which strict promotion forbids; this is the only place of the package
@@ -240,7 +245,7 @@ def optimize(
     with bfloat16 moments.
     """
 
-    def kept(new: Any, old: Any) -> Any:
+    def kept(new: Array, old: Array) -> Array:
         return new if new.dtype == old.dtype else new.astype(old.dtype)
 
     with jax.numpy_dtype_promotion("standard"):

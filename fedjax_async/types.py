@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 else:
     Array = Any
 
+Tree = TypeVar("Tree")  # a pytree of any structure, where a function keeps it
 Params = Any  # a pytree of arrays with D scalars in total
 State = Any  # a pytree that only its algorithm interprets; () if it has no state
 Key = Any  # a JAX random key
 Path = tuple[str, ...]  # the path of a leaf in a pytree, such as ("head", "kernel")
 Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node
+AnyArray = np.ndarray | Array  # an array on the host, on the device or traced
+Number = float | AnyArray  # a number, or an array of numbers
+Whole = int | np.integer | AnyArray  # a whole number, or an array of them
+Structure = Any  # of a pytree: JAX's PyTreeDef
 Traced = Annotated[Any, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
@@ -106,7 +111,7 @@ class ClientData(NamedTuple):
     order: Array  # int32[M]
     offset: Array  # int32[]
     size: Array  # int32[]
-    weight: Any = None  # float[M] or float[], factors of the training examples' losses; None: 1
+    weight: Array | None = None  # float[M] or float[], factors of the training examples' losses; None: 1
 
 
 class Model(NamedTuple):
@@ -136,24 +141,24 @@ class Facts:
 
     num_clients: int = 1  # N
     every_closes: bool = False  # whether every arrival completes its server step
-    updates: Any = 0  # int32[], arrivals in total; 0: unknown
-    server_steps: Any = 0  # int32[], server steps in total; 0: unknown
+    updates: Whole = 0  # int32[], arrivals in total; 0: unknown
+    server_steps: Whole = 0  # int32[], server steps in total; 0: unknown
     longest_step: int | None = None  # the most arrivals of one server step; set only for the checks before a run
 
     @property
     def static(self) -> Facts:
         """What is known when a run is compiled: the facts without totals, so a pytree without leaves, for a state."""
-        return Facts(self.num_clients, self.every_closes, None, None)
+        return Facts(self.num_clients, self.every_closes, None, None)  # type: ignore[arg-type]
 
 
 class Request(NamedTuple):
     """The job that needs a message. A rule without memory may use ``version`` only, see ``ServerAlgorithm``."""
 
-    client: Any = 0  # int32[]
-    time: Any = 0.0  # float[], virtual seconds, in JAX's default float type (float32 resolves 0.06 s at 1e6 s)
-    version: Any = 0  # int32[], server steps closed so far
-    local_steps: Any = 1  # int32[], K of the job
-    weight: Any = 1.0  # float[], the client's example count
+    client: Whole = 0  # int32[]
+    time: Number | np.floating = 0.0  # float[], virtual seconds, in JAX's default float type (float32: 0.06 s at 1e6 s)
+    version: Whole = 0  # int32[], server steps closed so far
+    local_steps: Whole = 1  # int32[], K of the job
+    weight: Number | np.floating = 1.0  # float[], the client's example count
 
 
 class Message(NamedTuple):
@@ -161,7 +166,7 @@ class Message(NamedTuple):
 
     params: Params
     extra: State = ()  # any pytree: control variates, moments ...
-    version: Any = 0  # int32[], server steps closed when it was sent; the engine fills it in
+    version: Whole = 0  # int32[], server steps closed when it was sent; the engine fills it in
     local_steps: Any = ()  # int32[], K of the job that it starts, for ``begin`` and ``step``; never sent
 
 
@@ -176,16 +181,16 @@ class Arrival(NamedTuple):
     statistics. ``server.rule`` does this.
     """
 
-    upload: Any  # any pytree; by default the model delta, trained - start
+    upload: State  # any pytree; by default the model delta, trained - start
     start: Params  # the params of the message from which the client started
     staleness: Array  # int32[]
     weight: Array  # float[], the client's example count
     client: Array  # int32[]
     time: Array  # float[], virtual seconds, as in Request
     closes: Array  # bool[], whether it completes its server step
-    local_steps: Any = 1  # int32[], K of its job
+    local_steps: Whole = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
-    key: Any = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
+    key: Key = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
     malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
 
 
@@ -256,7 +261,7 @@ class Event(NamedTuple):
     """What a node knows of its compute event when it mixes and when it sends."""
 
     key: Key  # of the job, the same as the client's ``begin`` gets
-    mass: Any  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
+    mass: Array  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
 
 
 class PeerAlgorithm(NamedTuple):

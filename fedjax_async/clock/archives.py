@@ -71,7 +71,7 @@ def single_numbers(path: str | Path, columns: Mapping[str, Any], kinds: Mapping[
     return {name: kind(columns[name]) for name, kind in kinds.items()}
 
 
-def check_columns(path: str | Path, plan: Any, kinds: Mapping[str, Any], length: int) -> None:
+def check_columns(path: str | Path, plan: NamedTuple, kinds: Mapping[str, Any], length: int) -> None:
     """Raise ``ValueError`` for the first column of a plan without this length or without its dtype in ``kinds``."""
     for name, kind in kinds.items():
         column = getattr(plan, name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.record import APPLIED, SLACK, Outcome, job_numbers, order_by_client, with_derived_columns
 from fedjax_async.types import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 JOBS = {
     "client": np.int32,
@@ -33,21 +36,21 @@ LARGEST = np.finfo(np.float64).max  # virtual seconds
 def make_schedule(
     *,
     num_clients: int,
-    client: Any,
-    local_steps: Any,
-    dispatch_time: Any,
-    upload_time: Any,
-    dispatched_after: Any,
-    job: Any,
-    time: Any,
-    closes: Any,
-    number: Any = None,
-    version: Any = None,
-    step: Any = None,
-    outcome: Any = None,
-    freed_time: Any = None,
-    corrupt: Any = None,
-    copies: Any = None,
+    client: ArrayLike,
+    local_steps: ArrayLike,
+    dispatch_time: ArrayLike,
+    upload_time: ArrayLike,
+    dispatched_after: ArrayLike,
+    job: ArrayLike,
+    time: ArrayLike,
+    closes: ArrayLike,
+    number: ArrayLike | None = None,
+    version: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    outcome: ArrayLike | None = None,
+    freed_time: ArrayLike | None = None,
+    corrupt: ArrayLike | None = None,
+    copies: ArrayLike | None = None,
 ) -> Schedule:
     """Make a ``Schedule`` from its columns: sequences or arrays of the shapes given at ``Schedule``.
 
@@ -66,32 +69,28 @@ def make_schedule(
     jobs, arrivals = np.shape(client), np.shape(job)
     given = {"client": client, "closes": _spread(closes, arrivals)}
     columns: dict[str, Any] = {name: _cast(name, value, (JOBS | ARRIVALS)[name]) for name, value in given.items()}
-    given = {"outcome": outcome, "freed_time": freed_time, "corrupt": corrupt, "copies": copies}
-    optional: dict[str, Any] = {name: np.zeros(0) if value is None else value for name, value in given.items()}
-    dispatched_after = _cast("dispatched_after", dispatched_after, np.int64)
+    optional = {"outcome": outcome, "freed_time": freed_time, "corrupt": corrupt, "copies": copies}
+    columns |= {name: np.zeros(0) if value is None else value for name, value in optional.items()}
+    before = _cast("dispatched_after", dispatched_after, np.int64)
     if columns["closes"].shape != arrivals:
         raise ValueError(
             f"schedule.closes: has length {np.size(closes)}, must have one entry per arrival ({arrivals[0]})"
         )
     closed = np.concatenate([[0], np.cumsum(columns["closes"], dtype=np.int64)])
-    _within("dispatched_after", dispatched_after, 0, len(closed) - 1)
+    _within("dispatched_after", before, 0, len(closed) - 1)
     _within("client", columns["client"], 0, num_clients - 1)
-    return check_schedule(
-        Schedule(
-            num_clients=num_clients,
-            **columns,
-            number=job_numbers(columns["client"]) if number is None else number,
-            local_steps=_spread(local_steps, jobs),
-            dispatch_time=dispatch_time,
-            upload_time=upload_time,
-            dispatched_after=dispatched_after,
-            version=closed[dispatched_after] if version is None else version,
-            job=job,
-            time=time,
-            step=closed[:-1] if step is None else step,
-            **optional,
-        )
-    )
+    columns |= {
+        "number": job_numbers(columns["client"]) if number is None else number,
+        "local_steps": _spread(local_steps, jobs),
+        "dispatch_time": dispatch_time,
+        "upload_time": upload_time,
+        "dispatched_after": before,
+        "version": closed[before] if version is None else version,
+        "job": job,
+        "time": time,
+        "step": closed[:-1] if step is None else step,
+    }
+    return check_schedule(Schedule(num_clients=num_clients, **columns))
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
@@ -122,11 +121,11 @@ def check_schedule(schedule: Schedule) -> Schedule:
     return filled
 
 
-def _spread(value: Any, shape: tuple[int, ...]) -> Any:
+def _spread(value: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     return np.broadcast_to(value, shape) if np.ndim(value) == 0 else value
 
 
-def _cast(name: str, value: Any, kind: type[np.generic]) -> np.ndarray:
+def _cast(name: str, value: ArrayLike, kind: type[np.generic]) -> np.ndarray:
     """A column as a 1-d array of its type; ``ValueError`` if the conversion changes a value."""
     found = np.asarray(value)
     if found.ndim != 1 or found.dtype.kind not in "biuf":

@@ -122,7 +122,7 @@ class Decisions:
         if record.applied > known:
             self._arrivals.append(_observed(record, known) | rows)
 
-    def _losses(self, clients: Any) -> np.ndarray:
+    def _losses(self, clients: object) -> np.ndarray:
         """The losses that a policy asks for; ``ValueError`` unless ``clients`` are client numbers."""
         asked, count = _array(clients), self.record.num_clients
         whole = asked is not None and asked.ndim == 1 and (asked.dtype.kind in "iu" or not len(asked))
@@ -130,7 +130,7 @@ class Decisions:
         check.require(good, "view.losses(clients)", clients, f"a list or an array of clients, from 0 to {count - 1}")
         return self._executor.losses(np.asarray(asked, np.int64)) if len(asked) else np.zeros(0)
 
-    def _answer(self, call: str, kind: str, function: Callable[..., Any], *given: Any) -> Any:
+    def _answer(self, call: str, kind: str, function: Callable[..., Any], *given: object) -> Any:
         """What a policy's function returns. Its errors except ``Ended`` become a ``ValueError`` that names ``call``."""
         begin = clock_time.perf_counter()
         try:
@@ -232,7 +232,7 @@ def _array(value: Any) -> Any:
         return None
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     """The score; a read-only copy if it is an array."""
     return read_only(value.copy()) if isinstance(value, np.ndarray) else value
 
@@ -240,7 +240,7 @@ def _frozen(value: Any) -> Any:
 _CHOOSE, _CHOICE = "policy.choose(view, idle, count)", "a Choice(clients, scores)"
 
 
-def _checked(choice: Any, idle: np.ndarray, count: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
+def _checked(choice: Choice, idle: np.ndarray, count: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
     field = _CHOOSE
     check.kind(field, choice, Choice, _CHOICE)
     clients, scores = _array(choice.clients), _array(choice.scores)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -206,7 +206,7 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
 }
 
 
-def checked_faults(found: Any, num_clients: int) -> Faults:
+def checked_faults(found: Faults, num_clients: int) -> Faults:
     """The faults that a model returned; ``ValueError`` unless its functions draw ``JobFaults`` for two jobs."""
     check.kind("faults", found, Faults, "a model that returns clock.Faults")
     clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])

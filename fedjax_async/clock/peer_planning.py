@@ -34,7 +34,7 @@ def plan_peers(
     local_steps: int | np.ndarray,
     until: Until,
     seed: int = 0,
-    topology: Any = "gossip",
+    topology: topologies.GivenTopology = "gossip",
     message_bytes: int = 0,
     availability: AvailabilityModel | str | None = None,
     faults: FaultModel | str | None = None,

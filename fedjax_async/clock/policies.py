@@ -175,7 +175,7 @@ POLICIES: dict[str, Callable[..., PolicyModel]] = {
 }
 
 
-def _check_every(every: Any) -> None:
+def _check_every(every: object) -> None:
     check.whole("every", every)
 
 

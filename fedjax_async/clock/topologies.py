@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_async import check, notices, registry
 from fedjax_async.clock import chance, csv_tables
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 USUAL_RECEIVERS = 10  # of gossip
 _TRIES = 100  # draws of a random graph until one is strongly connected
@@ -48,9 +52,10 @@ class Topology(NamedTuple):
 
 
 TopologyModel = Callable[[int, int], Topology]
+GivenTopology: TypeAlias = "str | TopologyModel | Topology | nx.Graph | Sequence[nx.Graph]"
 
 
-def _networkx() -> Any:
+def _networkx() -> ModuleType:
     """The library of graphs, imported when the first one is made: it takes a third of a second."""
     import networkx  # noqa: PLC0415
 
@@ -65,12 +70,12 @@ def make_graph(num_clients: int, senders: np.ndarray, receivers: np.ndarray) -> 
     return Graph(bounds, (keys % num_clients).astype(np.int32))
 
 
-def _fixed(make: Callable[[int, int], Any]) -> TopologyModel:
+def _fixed(make: Callable[[int, int], nx.Graph]) -> TopologyModel:
     """A topology of the networkx graph ``make(num_clients, seed)``."""
     return lambda num_clients, seed: Topology(num_clients, (from_networkx(make(num_clients, seed), num_clients),))
 
 
-def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
+def _connected(make: Callable[[int, int], nx.Graph], what: str) -> TopologyModel:
     """A topology of the first of the random graphs ``make(num_clients, seed)`` that is connected."""
 
     def model(num_clients: int, seed: int) -> Topology:
@@ -110,7 +115,7 @@ def ring(*, directed: bool = False) -> TopologyModel:
 def torus() -> TopologyModel:
     """A grid with wrap-around, 4 neighbours; its sides are as equal as the factors of N allow (a ring for prime N)."""
 
-    def make(n: int, seed: int) -> Any:
+    def make(n: int, seed: int) -> nx.Graph:
         nx, rows = _networkx(), max(side for side in range(1, math.isqrt(n) + 1) if n % side == 0)
         grid = nx.grid_2d_graph(rows, n // rows, periodic=True)
         return nx.relabel_nodes(grid, {(i, j): i * (n // rows) + j for i, j in grid})
@@ -150,7 +155,7 @@ def random_regular(*, degree: int = 4) -> TopologyModel:
     """A random graph in which each node has `degree` neighbours (N times `degree` must be even)."""
     check.whole("degree", degree)
 
-    def make(n: int, seed: int) -> Any:
+    def make(n: int, seed: int) -> nx.Graph:
         check.require(degree < n and n * degree % 2 == 0, "degree", degree, f"below {n}, and even times {n} nodes")
         return _networkx().random_regular_graph(degree, n, seed)
 
@@ -162,7 +167,7 @@ def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyMo
     check.optional(check.share, "p", p)
     check.kind("directed", directed, bool, "true or false")
 
-    def make(n: int, seed: int) -> Any:
+    def make(n: int, seed: int) -> nx.Graph:
         share = min(1.0, 2 * math.log(n) / n) if p is None else p
         return _networkx().fast_gnp_random_graph(n, share, seed, directed)
 
@@ -174,7 +179,7 @@ def small_world(*, neighbours: int = 4, p: float = 0.1) -> TopologyModel:
     check.whole("neighbours", neighbours, low=2)
     check.share("p", p)
 
-    def make(n: int, seed: int) -> Any:
+    def make(n: int, seed: int) -> nx.Graph:
         check.require(neighbours <= n, "neighbours", neighbours, f"at most the {n} nodes")
         return _networkx().watts_strogatz_graph(n, neighbours, p, seed)
 
@@ -213,7 +218,7 @@ TOPOLOGIES: dict[str, Callable[..., TopologyModel]] = {
 }
 
 
-def from_networkx(graph: Any, num_clients: int) -> Graph:
+def from_networkx(graph: nx.Graph, num_clients: int) -> Graph:
     """The graph of a networkx graph with the nodes 0..N-1; an undirected edge counts as one in each direction."""
     if set(graph) != set(range(num_clients)):
         missing = len(set(range(num_clients)) - set(graph))
@@ -225,7 +230,7 @@ def from_networkx(graph: Any, num_clients: int) -> Graph:
     return make_graph(num_clients, edges[:, 0], edges[:, 1])
 
 
-def is_graphs(given: Any) -> bool:
+def is_graphs(given: object) -> bool:
     """Whether it is a networkx graph, or a list of at least one."""
     graphs = list(given) if isinstance(given, (list, tuple)) else [given]
     return bool(graphs) and all(hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs)
@@ -267,7 +272,7 @@ def warned_of(topology: Topology) -> Topology:
     return topology
 
 
-def bind(topology: Any, num_clients: int, seed: int) -> Topology:
+def bind(topology: GivenTopology, num_clients: int, seed: int) -> Topology:
     """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
 
     Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``notices.NotConnected``) if the

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_async import check, disk
 from fedjax_async.clock.archives import Format, check_columns, read_archive, single_numbers, write_archive
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
-from fedjax_async.types import Schedule
+from fedjax_async.types import Schedule, Tree
 
 _FORMAT = Format("fedjax_async schedule", 2)  # 2: with the outcomes of jobs
 
@@ -82,7 +82,7 @@ def load_schedule_csv(path: str | Path) -> Schedule:
     return _checked(path, schedule)
 
 
-def _parse(kind: Callable[[Any], Any], text: str) -> Any:
+def _parse(kind: Callable[[Any], Tree], text: str) -> Tree | int:
     return int(text) if kind is np.bool_ else kind(text)
 
 

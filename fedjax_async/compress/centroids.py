@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,26 +19,26 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import clustering, sizes
 from fedjax_async.compress.payload import MOST_CENTROIDS, Centroids, Compressor, Dense, Payload, require_vector
-from fedjax_async.types import Array, Key, Params, Path, Traced
+from fedjax_async.types import Array, Key, Params, Path, Structure, Traced
 
-IsClustered = Callable[[Path, Any], bool]
+IsClustered = Callable[[Path, Array], bool]
 
 
 class Clustered(NamedTuple):
     """A model as centroids: the message ``(V, A, U)`` of PushCen-ADFL. ``None`` stands for missing leaves."""
 
-    tables: Any  # V: like the params, for each clustered leaf float[K]: zero in slot 0, the others ascending
-    indices: Any  # A: like the params, for each clustered leaf uint8 of its shape
-    rest: Any  # U: the leaves that are not clustered
+    tables: Params  # V: like the params, for each clustered leaf float[K]: zero in slot 0, the others ascending
+    indices: Params  # A: like the params, for each clustered leaf uint8 of its shape
+    rest: Params  # U: the leaves that are not clustered
 
 
-def is_weight(path: Path, leaf: Any) -> bool:
+def is_weight(path: Path, leaf: Array) -> bool:
     """Whether a leaf is a weight layer: floats with two axes or more. Biases and scales have one."""
     del path
     return jnp.ndim(leaf) >= 2 and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 
 
-def is_weight_released(path: Path, leaf: Any) -> bool:
+def is_weight_released(path: Path, leaf: Array) -> bool:
     """As :func:`is_weight`, but the convolutions of a ResNet's shortcuts are not clustered, as in the released code."""
     return is_weight(path, leaf) and "shortcut" not in path
 
@@ -52,7 +52,7 @@ def parts_of(params: Params, chosen: IsClustered = is_weight) -> tuple[Params, P
 
 def random_tables(
     params: Params, k: int, key: Key, *, reference: str = "paper", chosen: IsClustered = is_weight
-) -> Any:
+) -> Params:
     """Tables to start from: zero in slot 0, and K - 1 random entries of each weight layer, ascending.
 
     ``wcp`` starts from them by default. If the reference subtracts the mean, it is subtracted here too.
@@ -73,7 +73,7 @@ def wcp(
     params: Params,
     k: int,
     *,
-    init: Any = None,
+    init: Params | None = None,
     key: Key | None = None,
     max_iter: Traced = 3,
     tolerance: Traced = 0.05,
@@ -123,7 +123,7 @@ def wcp(
     return Clustered(structure.unflatten(tables_found), structure.unflatten(indices), rest)
 
 
-def _structure(params: Params) -> Any:
+def _structure(params: Params) -> Structure:
     return jax.tree.structure(params)
 
 

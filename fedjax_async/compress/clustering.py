@@ -82,8 +82,13 @@ def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
 
 
-def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tuple[Array, Array]) -> Any:
-    real: Any = real_of(x)
+Iteration = tuple[Array, tuple[Array, Array], Array, Array]  # number, table with the index of zero, loss, done
+
+
+def _cluster(
+    reference: Reference, x: Array, start: Array, key: Key, limits: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    real = real_of(x)
     max_iter, tolerance = limits
     if reference.zero_first:
         start = jnp.append(jnp.zeros(1, start.dtype), start[1:])
@@ -92,11 +97,11 @@ def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tup
     scaled, given = centred(x.astype(real) / unit, reference), start.astype(real) / unit
     table, zero = sorted_with(given[1:], given[0])
 
-    def unfinished(state: Any) -> Array:
+    def unfinished(state: Iteration) -> Array:
         number, _, _, done = state
         return (number < max_iter) & ~done
 
-    def iterate(state: Any) -> Any:
+    def iterate(state: Iteration) -> Iteration:
         number, (table, zero), before, _ = state
         rank, value = nearest(scaled, table)
         sums, counts = per_cluster(rank, scaled - value, table.shape[0])

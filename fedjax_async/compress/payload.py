@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, hashing
-from fedjax_async.types import Array, Key
+from fedjax_async.types import Array, Key, Params
 
 Payload = Any  # Dense | Signs | Levels | Buckets | Sparse | Centroids, or a tuple of them
 
@@ -31,8 +31,8 @@ class Compressor(NamedTuple):
     not finite, neither is x_hat, so that the server can reject it.
     """
 
-    compress: Callable[[Key, Any], Payload]
-    decompress: Callable[[Payload], Any]
+    compress: Callable[[Key, Params], Payload]
+    decompress: Callable[[Payload], Params]
     bits: Callable[[Payload], Array]
 
 
@@ -94,13 +94,13 @@ class Centroids:
     index: Any  # uint8[D], below K
 
 
-def require_vector(x: Any) -> None:
+def require_vector(x: Array) -> None:
     """Raise ``ValueError`` unless x is a vector of floats."""
     fits = jnp.ndim(x) == 1 and jnp.issubdtype(x.dtype, jnp.floating)
     check.require(fits, "x", f"{jnp.result_type(x)}{list(jnp.shape(x))}", "a vector of floats (on_tree takes pytrees)")
 
 
-def real_of(x: Array) -> Any:
+def real_of(x: Array) -> jnp.dtype:
     """The float type for calculations: that of x, but at least float32."""
     return x.dtype if x.dtype.itemsize >= 4 else jnp.float32
 

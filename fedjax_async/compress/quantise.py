@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +61,7 @@ def _decompress_signs(payload: Signs) -> Array:
 
 def mean_magnitude(x: Array) -> Array:
     """``||x||_1 / D`` without overflow, 0 for an empty vector, in the type of x."""
-    x_real: Any = jnp.abs(x).astype(real_of(x))
+    x_real = jnp.abs(x).astype(real_of(x))
     largest = jnp.max(x_real, initial=0)
     unit = jnp.where(largest > 0, largest, jnp.ones_like(largest))
     return (largest * (jnp.sum(x_real / unit) / max(1, len(x)))).astype(x.dtype)

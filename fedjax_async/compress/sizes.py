@@ -7,21 +7,22 @@ counts true sizes without leaving the device. Sizes that depend on lengths alone
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
 from fedjax_async.compress.payload import MOST_STEPS, Buckets, Centroids, Dense, Levels, Payload, Signs, Sparse
-from fedjax_async.types import Array
+from fedjax_async.types import AnyArray, Array, Whole
 
 MAGIC = b"FA\x01"  # the format's version is its last byte
 CHECKSUM = 4  # bytes
 BYTE = 8
+Count = TypeVar("Count", int, Array)
 
 
-def bytes_of_bits(count: Any) -> Any:
+def bytes_of_bits(count: Count) -> Count:
     """Whole bytes that hold ``count`` bits."""
     return (count + BYTE - 1) // BYTE
 
@@ -56,30 +57,30 @@ _LENGTH: dict[type, Callable[[Any], int]] = {
 }
 
 
-def bit_length(number: Any) -> Array:
+def bit_length(number: Whole) -> Array:
     """Binary digits of int32 numbers >= 0: 0 has 0, 1 has 1, 2 and 3 have 2."""
     return 32 - jax.lax.clz(jnp.asarray(number, jnp.int32))
 
 
-def _real_bytes(array: Any) -> int:
+def _real_bytes(array: AnyArray) -> int:
     return array.dtype.itemsize
 
 
-def _dense(payload: Dense) -> Any:
+def _dense(payload: Dense) -> int:
     size = payload.values.shape[0]
     return 1 + varint_bytes(size) + size * _real_bytes(payload.values)
 
 
-def _signs(payload: Signs) -> Any:
+def _signs(payload: Signs) -> int:
     size = payload.negative.shape[0]
     return 1 + varint_bytes(size) + bytes_of_bits(size) + payload.scaled * _real_bytes(payload.scale)
 
 
-def _fixed_levels(size: int, steps: Any) -> Any:
+def _fixed_levels(size: int, steps: Whole) -> Array:
     return bytes_of_bits(size * bit_length(2 * jnp.asarray(steps, jnp.int32)))
 
 
-def _levels(payload: Levels | Buckets) -> Any:
+def _levels(payload: Levels | Buckets) -> Array:
     """The shorter of a fixed width and Elias' gamma code of 1, 2, 3, ... for the levels 0, +1, -1, ..."""
     size, level = payload.level.shape[0], jnp.asarray(payload.level).astype(jnp.int32)
     suffix = jnp.sum(bit_length(2 * jnp.abs(level) + jnp.less(level, 1).astype(jnp.int32)) - 1, dtype=jnp.int32)
@@ -99,11 +100,11 @@ def plain_index_bytes(size: int, k: int) -> tuple[int, int]:
     return bytes_of_bits(size), bytes_of_bits(k * index_width(size))
 
 
-def _rice(size: int, k: int, quotients: Any) -> Any:
+def _rice(size: int, k: int, quotients: Count) -> Count:
     return bytes_of_bits(k + quotients) + bytes_of_bits(k * rice_width(size, k))
 
 
-def _sparse(payload: Sparse) -> Any:
+def _sparse(payload: Sparse) -> Array:
     """The shortest of a bitmap, a fixed width and Rice's code of the gaps."""
     index, size = jnp.asarray(payload.index), payload.size
     k = index.shape[0]
@@ -118,13 +119,13 @@ def centroid_width(count: int) -> int:
     return max(1, index_width(count))
 
 
-def _centroids(payload: Centroids) -> Any:
+def _centroids(payload: Centroids) -> int:
     size, sent = payload.index.shape[0], payload.centroid.shape[0]
     indices = bytes_of_bits(size * centroid_width(sent + 1))
     return 2 + varint_bytes(size) + sent * _real_bytes(payload.centroid) + indices
 
 
-_BYTES: dict[type, Callable[[Any], Any]] = {
+_BYTES: dict[type, Callable[[Any], Array | int]] = {
     Dense: _dense,
     Signs: _signs,
     Levels: _levels,
@@ -134,7 +135,7 @@ _BYTES: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _part(payload: Payload) -> Any:
+def _part(payload: Payload) -> Array | int:
     return _BYTES[type(payload)](payload)
 
 
@@ -172,7 +173,7 @@ def values_bits(payload: Payload) -> Array:
     return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
 
 
-_VALUES: dict[type, Callable[[Any], Any]] = {
+_VALUES: dict[type, Callable[[Any], Array | int]] = {
     Dense: lambda payload: BYTE * _real_bytes(payload.values) * payload.values.shape[0],
     Signs: lambda payload: payload.negative.shape[0],
     **dict.fromkeys(

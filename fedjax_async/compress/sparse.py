@@ -10,7 +10,6 @@ listed by counting bits in words of 32.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ def kept(ratio: float, size: int) -> int:
     return min(size, math.ceil(ratio * size * (1 - 1e-12)))
 
 
-def _require_ratio(ratio: Any) -> None:
+def _require_ratio(ratio: object) -> None:
     allowed = "a number above 0 and at most 1"
     fits = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 0 < ratio <= 1
     check.require(fits, "ratio", ratio, allowed)

@@ -105,7 +105,7 @@ def decode(data: bytes, *, size: int | Sequence[int] | None = None) -> Payload:
     return payload
 
 
-def _require_size(size: Any) -> None:
+def _require_size(size: int | Sequence[int] | None) -> None:
     if size is None:
         return
     lengths = size if isinstance(size, Sequence) else [size]
@@ -286,7 +286,9 @@ def _read_buckets(source: ByteReader, detail: int, size: int, stream: ReadChunks
     return Buckets(level, norm, steps, bucket)
 
 
-def _read_leveled(source: ByteReader, detail: int, size: int, norms: int, stream: ReadChunks) -> tuple[Any, Any, Any]:
+def _read_leveled(
+    source: ByteReader, detail: int, size: int, norms: int, stream: ReadChunks
+) -> tuple[np.ndarray, np.ndarray, np.integer]:
     """The norms, the levels and the steps."""
     steps = int.from_bytes(source.read(2), "little")
     norm = read_real(source, detail, norms)

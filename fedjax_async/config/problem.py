@@ -282,7 +282,7 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
         check.require(renamed is None, "initial_rename", s.initial_rename, allowed)
         return filled(params, arrays_of(given), "initial"), key
     allowed = f"a file of weights ({', '.join(READERS)}) or the folder of a run, but there is none"
-    check.require(check.path("initial", s.initial).exists(), "initial", s.initial, allowed)
+    check.require(check.path("initial", str(s.initial)).exists(), "initial", s.initial, allowed)
     try:
         return _read_start(s, params, data, renamed), key
     except ValueError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,10 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild, require_alike, root
-from fedjax_async.types import Array, Params, Traced
+from fedjax_async.types import Array, Number, Params, Traced
 
 
-def line(start: Params, end: Params, s: Any) -> Params:
+def line(start: Params, end: Params, s: Number) -> Params:
     """The point ``(1 - s) start + s end``, in the dtypes of ``start``.
 
     It is exactly ``start`` at s = 0, exactly ``end`` at s = 1, and exactly ``start`` everywhere if both are equal.
@@ -44,7 +43,7 @@ def _between(start: Params, end: Params, s: Array) -> Params:
     return rebuild(mixed, start)
 
 
-def bezier(points: Sequence[Params], s: Any) -> Params:
+def bezier(points: Sequence[Params], s: Number) -> Params:
     """The Bezier curve ``B(s) = sum_j C(n, j) s^j (1 - s)^(n - j) P_j`` of degree n, by de Casteljau's algorithm.
 
     For three points: ``B(s) = (1 - s)^2 A + 2 s (1 - s) phi + s^2 E``. The ends ``B(0)`` and ``B(1)`` are exact. With
@@ -76,7 +75,7 @@ def bezier_points(points: Sequence[Params], count: int) -> Params:
     return jax.vmap(lambda s: bezier(points, s))(jnp.linspace(0.0, 1.0, count))
 
 
-def bezier_derivative(points: Sequence[Params], s: Any) -> Params:
+def bezier_derivative(points: Sequence[Params], s: Number) -> Params:
     """The derivative ``B'(s) = n sum_j C(n - 1, j) s^j (1 - s)^(n - 1 - j) (P_{j+1} - P_j)``; zeros for one point.
 
     For three points: ``2 (1 - s) (phi - A) + 2 s (E - phi)``. Arguments and result as in :func:`bezier`.
@@ -115,7 +114,7 @@ def bezier_length(points: Sequence[Params], *, nodes: int = 32) -> Array:
     return jnp.sum(jnp.asarray(weight / 2.0, real) * speed) / inverse
 
 
-def polygon(points: Sequence[Params], s: Any) -> Params:
+def polygon(points: Sequence[Params], s: Number) -> Params:
     """The polygonal chain through ``points``; every side takes the same share of s in [0, 1].
 
     ``P_j + (n s - j) (P_{j+1} - P_j)`` for ``j <= n s <= j + 1``, with n the number of sides. A position outside
@@ -159,7 +158,7 @@ def _checked(points: Sequence[Params]) -> list[Params]:
     return list(points)
 
 
-def _position(s: Any) -> Array:
+def _position(s: Number) -> Array:
     """A position as a scalar in JAX's default float type."""
     check.require(jnp.shape(s) == (), "s.shape", jnp.shape(s), "(): jax.vmap evaluates at several positions")
     return jnp.asarray(s, jnp.result_type(float))

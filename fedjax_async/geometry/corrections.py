@@ -12,7 +12,7 @@ Start with :func:`ortho_correct`. :class:`Correction` is the form that all share
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_async import check, factories, registry
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
-from fedjax_async.types import Array, Facts, Params, State, Traced
+from fedjax_async.types import Array, Facts, Number, Params, State, Traced
 
 
 def ortho_correct(
@@ -330,7 +330,7 @@ def _stateless(function: Callable[[Params, Params], Params]) -> Correction:
     return Correction(lambda params: (), lambda delta, shift, state: (function(delta, shift), state))
 
 
-def _compensated(delta: Params, shift: Params, strengths: Sequence[Any]) -> Params:
+def _compensated(delta: Params, shift: Params, strengths: Sequence[Number]) -> Params:
     """``delta - lambda delta * delta * shift``, with a lambda for every leaf."""
     terms = zip(strengths, leaves(delta), leaves(shift), strict=True)
     return rebuild([d - jnp.asarray(strength, d.dtype) * d * d * b for strength, d, b in terms], delta)
@@ -359,6 +359,6 @@ def _phase(switch: Switch, seen: tuple[Any, ...], last: int) -> Array:
     return jnp.asarray(phase).astype(jnp.int32)
 
 
-def _passed(marks: Any) -> Array:
+def _passed(marks: Iterable[Array]) -> Array:
     """How many of the conditions hold; int32[]."""
     return sum((mark.astype(jnp.int32) for mark in marks), jnp.int32(0))

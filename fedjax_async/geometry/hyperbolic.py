@@ -6,7 +6,7 @@ pytree is a point and every point has one pytree. The curvature of the space is 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from fedjax_async.geometry.vectors import (
     power_of_two,
     require_alike,
 )
-from fedjax_async.types import Array, Params, Traced
+from fedjax_async.types import Array, Number, Params, Traced
 
 
 class LorentzPoint(NamedTuple):
@@ -101,7 +101,7 @@ def lorentz_penalty(x: Params, y: Params, *, sigma: Traced = 1.0, beta: Traced =
     return jnp.exp(jnp.minimum(square, sigma * limit) / sigma)
 
 
-def radius_of(beta: Any) -> Array:
+def radius_of(beta: Number) -> Array:
     """The root of beta, in JAX's default float type. Raises ``ValueError`` unless beta > 0."""
     check.positive("beta", beta)
     return jnp.sqrt(jnp.asarray(beta, jnp.result_type(float)))
@@ -113,7 +113,7 @@ def _distance(x: Array, y: Array, radius: Array) -> Array:
 
 
 @_distance.defjvp
-def _distance_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _distance_jvp(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     distance, x_gradient, y_gradient = _distance_and_gradients(*primals)
     return distance, jnp.sum(x_gradient * tangents[0]) + jnp.sum(y_gradient * tangents[1])
 
@@ -226,7 +226,9 @@ def _square_apart(x: Params, y: Params, beta: Array) -> Array:
 
 
 @_square_apart.defjvp
-def _square_apart_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _square_apart_jvp(
+    primals: tuple[Params, Params, Array], tangents: tuple[Params, Params, Array]
+) -> tuple[Array, Array]:
     """The gradient by x is ``2 (x - y) - 2 (x_0 - y_0) x / x_0``, that by y the same with x and y exchanged."""
     x, y = map(leaves, primals[:2])
     square, four, x_share, y_share = _apart(x, y, primals[2])

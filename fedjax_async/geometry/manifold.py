@@ -7,7 +7,7 @@ of a model need no conversion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedjax_async import check
 from fedjax_async.geometry.hyperbolic import lorentz_distance, radius_of
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import hypotenuse, inner, leaves, length, rebuild, unit
-from fedjax_async.types import Array, Params, Traced
+from fedjax_async.types import Array, Number, Params, State, Traced
 
 
 class Manifold(NamedTuple):
@@ -104,7 +104,7 @@ def lorentz(*, beta: Traced = 1.0) -> Manifold:
 MANIFOLDS: dict[str, Callable[..., Manifold]] = {"euclidean": euclidean, "lorentz": lorentz}
 
 
-def geodesic(manifold: Manifold, start: Params, end: Params, s: Any) -> Params:
+def geodesic(manifold: Manifold, start: Params, end: Params, s: Number) -> Params:
     """The point ``exp(start, s log(start, end))`` of the geodesic; s in [0, 1] is the share of the way.
 
     Source: AsyncManifold (2025), eq. 20: the server's step along a geodesic.
@@ -130,7 +130,7 @@ def riemannian_sgd(lr: Traced, manifold: Manifold) -> optax.GradientTransformati
     """
     check.positive("lr", lr)
 
-    def update(partials: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+    def update(partials: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
         check.require(params is not None, "params", params, "given: a step along a geodesic depends on where it starts")
         rate = jnp.asarray(lr, jnp.result_type(float))
         slope = manifold.gradient(params, partials)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import inner, leaves, length, rebuild, unit
@@ -55,7 +56,7 @@ def _axes(one: Params, two: Params, three: Params) -> tuple[Params, Params, Arra
     return *directions, *(length(leaves(side)) for side in (along, aside, rest))  # type: ignore[return-value]
 
 
-def plane_point(plane: Plane, at: Any) -> Params:
+def plane_point(plane: Plane, at: ArrayLike) -> Params:
     """The model at the coordinates ``at`` = (x, y), float[2]; in the dtypes of the plane's origin."""
     x, y = jnp.asarray(at, jnp.result_type(float))
     sides = zip(*map(leaves, plane), strict=True)

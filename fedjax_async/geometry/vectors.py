@@ -7,7 +7,6 @@ defined as zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +59,7 @@ def require_alike(trees: Mapping[str, Params]) -> None:
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
-def _form(leaf: Any) -> Any:
+def _form(leaf: object) -> object:
     """A leaf as messages show it: type and shape of an array, any other value as it is."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, _ARRAYS) else leaf
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,29 +21,29 @@ _CLUSTERING = 2**31 + 2  # folded into the job's key: the random entries of a cl
 class Dictionary(NamedTuple):
     """The centroids that a client receives, in the message's ``extra``."""
 
-    tables: Any  # G: like the params, float[K] for each leaf that is clustered, ``None`` for the others
-    known: Any  # bool[], whether G has values yet
+    tables: Params  # G: like the params, float[K] for each leaf that is clustered, ``None`` for the others
+    known: Array  # bool[], whether G has values yet
 
 
 class Rules(NamedTuple):
     """How weights are clustered: options of ``compress.centroids.wcp``."""
 
-    max_iter: Any = 3
-    tolerance: Any = 0.05
+    max_iter: Traced = 3
+    tolerance: Traced = 0.05
     reference: str = "paper"
 
 
 class Anchor(NamedTuple):
     """What the steps of one job are pulled to."""
 
-    weights: Any  # w~: of the clustered leaves, ``None`` for the others
-    mask: Any  # bool, like them: the weights that are not pruned
+    weights: Params  # w~: of the clustered leaves, ``None`` for the others
+    mask: Params  # bool, like them: the weights that are not pruned
 
 
 class Work(NamedTuple):
     """Local variables of one job."""
 
-    inner: Any  # of plain local training
+    inner: State  # of plain local training
     anchor: Anchor
 
 
@@ -95,7 +95,7 @@ def anchored_training(
     pulls = not (isinstance(anchor, (int, float)) and anchor == 0)
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
-        def added(target: Any, slope: Array, weight: Array) -> Array:
+        def added(target: Array | None, slope: Array, weight: Array) -> Array:
             return slope if target is None else slope + jnp.asarray(2 * anchor, slope.dtype) * pull(weight - target)
 
         return jax.tree.map(added, message.extra.weights, gradient, weights, is_leaf=lambda leaf: leaf is None)
@@ -138,7 +138,7 @@ def anchored_training(
 def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:
     """The params; if ``now``, with zeros for pruned weights."""
 
-    def pruned(kept: Any, weight: Array) -> Array:
+    def pruned(kept: Array | None, weight: Array) -> Array:
         return weight if kept is None else jnp.where(now & ~kept, jnp.zeros_like(weight), weight)
 
     weights = jax.tree.map(pruned, mask, without_statistics(model, params), is_leaf=lambda leaf: leaf is None)
@@ -152,7 +152,7 @@ def clustered(params: Params, given: Dictionary, key: Key, rules: Rules) -> cent
     sizes = {table.shape[0] for _, table in tables}
     check.require(len(sizes) == 1, "tables", f"of {len(sizes)} lengths", "at least one, all of the same length")
 
-    def chosen(path: Path, leaf: Any) -> bool:
+    def chosen(path: Path, leaf: Array) -> bool:
         return path in paths
 
     own = jax.random.fold_in(key, _CLUSTERING)

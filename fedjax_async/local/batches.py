@@ -14,14 +14,13 @@ shards of millions of examples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.hashing import GOLDEN, mix
-from fedjax_async.types import Array, ClientData, Model, Params
+from fedjax_async.types import Array, ClientData, Model, Params, Tree
 
 PASSES = 24
 
@@ -79,7 +78,7 @@ def seed_of(key: Array) -> Array:
     return jnp.stack([words[0], words[-1]])
 
 
-def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_size: int = 256) -> Any:
+def part_mean(measure: Callable[[Array, Array], Tree], part: ClientData, batch_size: int = 256) -> Tree:
     """Mean of ``measure(x, y)`` (a pytree of ``[B, ...]``) over all rows of ``part``; NaN for an empty part.
 
     The rows are read ``batch_size`` at a time, and the last batch is masked. ``part.size`` may be traced.
@@ -88,7 +87,7 @@ def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_si
     real = jnp.result_type(float)
     offset = jnp.arange(batch_size, dtype=jnp.int32)
 
-    def measured(start: Array) -> Any:
+    def measured(start: Array) -> Tree:
         mask = start + offset < part.size
         rows = part.order[part.offset + jnp.where(mask, start + offset, 0)]
 

@@ -27,7 +27,7 @@ from fedjax_async.local.training import (
     without_statistics,
 )
 from fedjax_async.local.warm import READINGS, require_adam, warmed
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced, Tree
 
 _CONTROL = 2**31 + 1  # folded into the job's key: minibatches and positions of the control point's steps
 ORDERS = ("alternate", "after")
@@ -161,9 +161,9 @@ class _Parts(NamedTuple):
     """The parts that all steps of a client share."""
 
     model: Model
-    optimizer: Any  # of the end
+    optimizer: optax.GradientTransformation  # of the end
     control: optax.GradientTransformation
-    pulled: Callable[[Any, Any, Any], Any]  # adds the gradient of the proximal term
+    pulled: Callable[[Params, Params, Params], Params]  # adds the gradient of the proximal term
     batch_size: int
     gamma: Traced
     scale: Scale
@@ -191,7 +191,7 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
 
     def end_moves(end: tuple[Params, State]) -> tuple[Params, State]:
-        def total(weights: Params, _: Any = None) -> Params:
+        def total(weights: Params, _: object = None) -> Params:
             return parts.pulled(gradient_at(weights)[0], weights, parted(start, weights))
 
         pull = parted(parts.pulled(jnp.zeros_like(old), old, start), weights)
@@ -212,7 +212,7 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     return Work(params, optimizer, displacement, control, chord, work.keys, work.seeds)
 
 
-def _when(condition: Array, change: Callable[[Any], Any], values: Any) -> Any:
+def _when(condition: Array, change: Callable[[Tree], Tree], values: Tree) -> Tree:
     return jax.lax.cond(condition, change, lambda values: values, values)
 
 

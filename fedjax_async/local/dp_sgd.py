@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ from optax import contrib
 from fedjax_async import check
 from fedjax_async.local.job import noise_key
 from fedjax_async.local.sharpness import gradients_a_step
-from fedjax_async.types import Array, Key, Model, Params
+from fedjax_async.types import Array, Key, Model, Number, Params
 
 
 class DPSGDOptions(NamedTuple):
     """Options of DP-SGD."""
 
-    clip: Any  # C > 0, bound of the norm of an example's gradient
-    noise: Any  # z >= 0, standard deviation of the noise of a minibatch's sum, as a multiple of C
+    clip: Number  # C > 0, bound of the norm of an example's gradient
+    noise: Number  # z >= 0, standard deviation of the noise of a minibatch's sum, as a multiple of C
 
 
 def require_usable(model: Model, optimizer: optax.GradientTransformation) -> None:

@@ -25,7 +25,7 @@ class Sending(NamedTuple):
     values_bits: Array  # int32[], size of the values alone
 
 
-def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]], Hashable]:
+def grouping(per: str, upload: State, params: Params) -> Callable[[tuple[Any, ...]], Hashable]:
     """A function from a leaf's path to its group; an upload unlike ``params`` is grouped in each of its parts.
 
     The parts may have different scales, and top-k of all parts together might send only the largest one.
@@ -48,7 +48,7 @@ def feedback(
     *,
     per: str = "whole",
     private: Callable[[Path], bool] | None = None,
-    like: Any = None,
+    like: State = None,
     error_feedback: bool = True,
 ) -> ClientAlgorithm:
     """Wrap ``client``: compress its uploads, and add the compression error to its next upload.
@@ -92,7 +92,7 @@ def sending(
     *,
     per: str,
     private: Callable[[Path], bool] | None,
-    like: Any,
+    like: State,
     keeps: bool,
     returned: bool = False,
 ) -> ClientAlgorithm:
@@ -156,7 +156,7 @@ def ef21(
     *,
     per: str = "whole",
     private: Callable[[Path], bool] | None = None,
-    like: Any = None,
+    like: State = None,
 ) -> ClientAlgorithm:
     """Wrap ``client``: its upload is an estimate g of the true upload, updated by compressed differences.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -11,11 +10,13 @@ import optax
 from fedjax_async import check, registry
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.local.training import WithinJob
-from fedjax_async.types import Array, Traced
+from fedjax_async.types import Array, Number, Traced
+
+LearningRate = Number | Callable[[Array], Array]  # or a schedule of optax
 
 
 def sgd(
-    lr: Any, *, momentum: Traced = 0.0, nesterov: bool = False, weight_decay: Traced = 0.0
+    lr: LearningRate, *, momentum: Traced = 0.0, nesterov: bool = False, weight_decay: Traced = 0.0
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent, with optional momentum and L2 weight decay."""
     check.positive("lr", lr)
@@ -30,21 +31,21 @@ def sgd(
     return optax.chain(optax.add_decayed_weights(weight_decay), descent)
 
 
-def _moments(lr: Any, b1: Any, b2: Any, eps: Any) -> None:
+def _moments(lr: LearningRate, b1: Number, b2: Number, eps: Number) -> None:
     check.positive("lr", lr)
     check.below_one("b1", b1)
     check.below_one("b2", b2)
     check.positive("eps", eps)
 
 
-def adam(lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8) -> optax.GradientTransformation:
+def adam(lr: LearningRate, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8) -> optax.GradientTransformation:
     """Adam; its moments start at zero in every job."""
     _moments(lr, b1, b2, eps)
     return optax.adam(lr, b1=b1, b2=b2, eps=eps)
 
 
 def adamw(
-    lr: Any,
+    lr: LearningRate,
     *,
     b1: Traced = 0.9,
     b2: Traced = 0.999,
@@ -66,7 +67,7 @@ def adamw(
 BASES: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
 
 
-def sam(lr: Any, *, rho: Traced = 0.05, base: str = "sgd") -> optax.GradientTransformation:
+def sam(lr: LearningRate, *, rho: Traced = 0.05, base: str = "sgd") -> optax.GradientTransformation:
     """Sharpness-aware minimisation (Foret et al. 2021): steps of ``base`` along ``grad F(w + rho g / ||g||)``.
 
     Args:
@@ -76,7 +77,7 @@ def sam(lr: Any, *, rho: Traced = 0.05, base: str = "sgd") -> optax.GradientTran
     return sharpness_aware(registry.find("base", BASES, base)(lr), nearby(rho))
 
 
-def asam(lr: Any, *, rho: Traced = 0.5, eta: Traced = 0.01, base: str = "sgd") -> optax.GradientTransformation:
+def asam(lr: LearningRate, *, rho: Traced = 0.5, eta: Traced = 0.01, base: str = "sgd") -> optax.GradientTransformation:
     """Adaptive SAM (Kwon et al. 2021): the neighbourhood scales with ``|w| + eta``, entry by entry.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_usa
 from fedjax_async.local.private import keeping
 from fedjax_async.local.proximal_metrics import ProximalMetric, metric_of
 from fedjax_async.local.sharpness import gradients_a_step
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Number, Params, State
 
 
 class WithinJob(NamedTuple):
@@ -42,7 +42,7 @@ def local_training(
     *,
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
-    proximal: Any = 0.0,
+    proximal: Number = 0.0,
     scale: Scale = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
     metric: ProximalMetric | str | None = None,
@@ -128,7 +128,7 @@ def local_training(
     return plain if model.private is None else keeping(plain, model.private)
 
 
-def require_parts(model: Model, optimizer: Any, batch_size: Any, scale: Any) -> None:
+def require_parts(model: Model, optimizer: object, batch_size: object, scale: object) -> None:
     """Raise ``ValueError`` for the first invalid one of these options of local training."""
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
@@ -187,7 +187,7 @@ def batch_gradient(
     return jax.grad(objective, has_aux=True)
 
 
-def proximal_term(proximal: Any, metric: ProximalMetric | str | None) -> Callable[[Params, Params, Params], Params]:
+def proximal_term(proximal: Number, metric: ProximalMetric | str | None) -> Callable[[Params, Params, Params], Params]:
     """``pulled(gradient, weights, start) -> gradient``, the gradient plus that of ``(mu/2) metric(weights, start)``."""
     check.non_negative("proximal", proximal)
     distance = metric_of(metric) if isinstance(metric, str) else metric

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +61,7 @@ def from_flax(
     def mode_of(key: Key | None) -> dict[str, Any]:
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}
 
-    def variables(key: Key) -> Any:
+    def variables(key: Key) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
     try:
@@ -77,7 +77,7 @@ def from_flax(
     allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
     check.require(kept <= possible, "module state", sorted(kept), allowed)
 
-    def wrapped(params: Params) -> Any:
+    def wrapped(params: Params) -> Params:
         return params if kept else {"params": params}
 
     def cast(params: Params, x: Array) -> Array:
@@ -192,7 +192,7 @@ def rematerialised(model: Model) -> Model:
     return _wrapped(model, apply, recomputed)
 
 
-def check_shape(input_shape: Any, rank: int | None = None) -> None:
+def check_shape(input_shape: Sequence[int], rank: int | None = None) -> None:
     """Raise ``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
     names = {1: "(length,)", 2: "(length, channels)", 3: "(height, width, channels)"}
     allowed = names.get(rank or 0, "a tuple of positive whole numbers")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.compress import Compressor, on_tree
+from fedjax_async.compress.payload import Payload
 from fedjax_async.peers.full_models import Stays, changed
 from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, Traced
 
@@ -56,7 +57,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
         zeros = jax.tree.map(jnp.zeros_like, compressed(params)[1])
         return Node(params, zeros, zeros)
 
-    def add(inbox: Inbox, row: Node, message: Any, weight: Array) -> Inbox:
+    def add(inbox: Inbox, row: Node, message: Payload, weight: Array) -> Inbox:
         decoded = compressed(row.params)[0].decompress(message)
         change = jax.tree.map(lambda total, q: total + weight.astype(total.dtype) * q, inbox.change, decoded)
         return Inbox(change, inbox.weight + weight.astype(inbox.weight.dtype))
@@ -70,7 +71,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
 
         return row._replace(params=changed(row.params, jax.tree.map(pull, others, row.copy)), others=others)
 
-    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Any, Mapping[str, Array]]:
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Payload, Mapping[str, Array]]:
         params = jax.tree.map(jnp.add, row.params, upload)
         code, sent = compressed(params)
         gap = jax.tree.map(jnp.subtract, sent, row.copy)

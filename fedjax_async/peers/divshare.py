@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm
 class Fragment(NamedTuple):
     """A message: some entries of every tensor."""
 
-    number: Any  # int32[]
-    values: Any  # like the params, the fragment's entries of each leaf, padded with zeros
+    number: Array  # int32[]
+    values: Params  # like the params, the fragment's entries of each leaf, padded with zeros
 
 
 def cut(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -52,7 +52,7 @@ def divshare(stays: Stays, *, omega: float = 0.2, cut_seed: int = 0) -> PeerAlgo
     fragments = fragments_of(omega)
     check.whole("cut_seed", cut_seed, low=0)
 
-    def entries(params: Params) -> Any:
+    def entries(params: Params) -> Params:
         rng = np.random.default_rng(cut_seed)
         return jax.tree.map(lambda leaf: cut(leaf.size, fragments, rng), tree.split(params, stays)[0])
 

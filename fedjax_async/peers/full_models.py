@@ -8,7 +8,6 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ def sgp(stays: Stays) -> PeerAlgorithm:
 
 
 def _full_models(stays: Stays, step: Callable[[Params, Array], Params]) -> PeerAlgorithm:
-    def push(row: Params, upload: Params, event: Event) -> tuple[Params, Any, Mapping[str, Array]]:
+    def push(row: Params, upload: Params, event: Event) -> tuple[Params, Params, Mapping[str, Array]]:
         change = tree.split(upload, stays)
         trained = jax.tree.map(jnp.add, row, tree.join(step(change[0], jnp.asarray(event.mass)), change[1]))
         return trained, jax.tree.map(lambda leaf: leaf[None], tree.split(trained, stays)[0]), {}
@@ -71,7 +70,7 @@ def change_towards(change: Params, params: Params, message: Params, weight: Arra
 def changed(params: Params, change: State) -> Params:
     """``params + change``; leaves that are ``None`` in ``change`` stay as they are."""
 
-    def moved(step: Any, leaf: Array) -> Array:
+    def moved(step: Array | None, leaf: Array) -> Array:
         return leaf if step is None else leaf + step
 
     return jax.tree.map(moved, change, params, is_leaf=lambda leaf: leaf is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class Inbox(NamedTuple):
     """What an inbox adds up to."""
 
     change: Params  # sum_j c_j (w_hat_j - w_i)
-    tables: Any  # sum_j c_j V_j
+    tables: Params  # sum_j c_j V_j
     weight: Array  # sum_j c_j, float[]
 
 
@@ -61,7 +61,7 @@ def pushcen(
     check.one_of("reference", reference, REFERENCES)
     rules, released = Rules(max_iter, tolerance, reference), reference == "released"
 
-    def chosen(path: Path, leaf: Any) -> bool:
+    def chosen(path: Path, leaf: Array) -> bool:
         dense = released and any(part.startswith(SHORTCUTS) for part in path)
         return centroids.is_weight(path, leaf) and not dense and not stays(path)
 
@@ -77,7 +77,7 @@ def pushcen(
         zeros = jax.tree.map(jnp.zeros_like, row.dictionary.tables)
         return Inbox(no_change(row.params, stays), zeros, jnp.zeros((), jnp.result_type(float)))
 
-    def add(inbox: Inbox, row: Node, message: Any, weight: Array) -> Inbox:
+    def add(inbox: Inbox, row: Node, message: centroids.Clustered, weight: Array) -> Inbox:
         decoded = centroids.lookup(message)
         tables = jax.tree.map(lambda t, v: t + weight.astype(t.dtype) * v, inbox.tables, message.tables)
         change = change_towards(inbox.change, row.params, decoded, weight, stays)
@@ -102,7 +102,7 @@ def pushcen(
             )
         return row._replace(params=params, dictionary=Dictionary(tables, row.dictionary.known | heard))
 
-    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Any, Mapping[str, Array]]:
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, centroids.Clustered, Mapping[str, Array]]:
         dictionary = row.dictionary
         if released:  # the clustering with which the client began, once more
             first = clustered(row.params, dictionary, event.key, rules).tables
@@ -120,6 +120,6 @@ def pushcen(
     return PeerAlgorithm(init, open_inbox, add, wake, start, push, lambda row: row.params, wire=_wire)
 
 
-def _wire(message: Any) -> int:
+def _wire(message: centroids.Clustered) -> int:
     """Bytes of a message, eq. 13, with header and checksum; from its shapes."""
     return most_bits(jax.eval_shape(centroids.payloads, message)) // 8

@@ -24,6 +24,7 @@ from fedjax_async.types import (
     Info,
     Key,
     Message,
+    Number,
     Params,
     Path,
     Request,
@@ -32,7 +33,6 @@ from fedjax_async.types import (
     Traced,
 )
 
-Number = Any  # float, or a tracer
 LEAST_NOISE = 1e-6  # below it, float32 loses the noise beside an upload
 
 
@@ -40,10 +40,10 @@ class Uploads(NamedTuple):
     """Options of :func:`dp`."""
 
     clip: Number
-    noise: Number
-    quantile: Number | None
+    noise: float
+    quantile: float | None
     rate: Number
-    count_noise: Number | None
+    count_noise: float | None
 
 
 class Privacy(NamedTuple):
