@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
+
+
+def _paced(level: float, pace: float, collected: Sequence[float], window: int) -> float:
+    """The percentile of the seconds, higher by ``pace`` where the last ``window`` decisions collected less utility."""
+    if len(collected) < 2 * window or len(collected) % window:
+        return level
+    before, after = sum(collected[-2 * window : -window]), sum(collected[-window:])
+    return min(100.0, level + pace) if before > after else level
 
 
 def oort(
@@ -47,8 +56,7 @@ def oort(
     """
     check.real_non_negative("penalty", penalty)
     for field, value in (("exploration", exploration), ("least", least), ("cutoff", cutoff), ("clip", clip)):
-        check.real_non_negative(field, value)
-        check.in_range(field, value, 0, 1)
+        check.share(field, value)
     check.real_positive("decay", decay)
     check.in_range("decay", decay, 0, 1)
     check.require(least <= exploration, "least", least, f"at most exploration, {exploration}")
@@ -66,16 +74,10 @@ def oort(
         collected: list[float] = []  # statistical utility of the chosen clients, one entry per decision
         epsilon, level = fractions[0], percentile
 
-        def pace_of(level: float) -> float:
-            if len(collected) < 2 * window or len(collected) % window:
-                return level
-            before, after = sum(collected[-2 * window : -window]), sum(collected[-window:])
-            return min(100.0, level + pace) if before > after else level
-
         def choose(view: View, idle: np.ndarray, count: int) -> Choice:
             nonlocal epsilon, level
             clients.observe(view)
-            decision, level = len(collected) + 1, pace_of(level)
+            decision, level = len(collected) + 1, _paced(level, pace, collected, window)
             tried, fresh = idle[clients.known[idle]], idle[~clients.known[idle]]
             exact, epsilon = epsilon * count, max(least, epsilon * decay)
             explored = int(exact) + int(rng.random() < exact - int(exact))

@@ -101,8 +101,6 @@ def make_run(
         schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
         records = {name: column[: len(schedule.job)] for name, column in records.items()}
     used = used_arrivals(schedule) if waits else len(schedule.job)
-    accepted = records["accepted"] & (records["weight"] != 0)
-    counted = np.bincount(schedule.step, weights=accepted) > 0
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
     scores = {name: values for name, values in result.scores.items() if not name.startswith("client_")}
     clients = {name.removeprefix("client_"): v for name, v in result.scores.items() if name.startswith("client_")}
@@ -117,42 +115,61 @@ def make_run(
         **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),
         **_costs(devices, whole, energy_until, points.time, traffic.down, up),
     }
-    job = schedule.job
-    steps = schedule.local_steps[job]
-    work = steps if gradients is None else gradients[job]
-    updates = {
-        "client": schedule.client[job],
-        "job": schedule.number[job],
-        "dispatch_time": schedule.dispatch_time[job],
-        "arrival_time": schedule.time,
-        "step": schedule.step,
-        "staleness": schedule.staleness,
-        "local_steps": steps,
-        "gradients": work,
-        "closes": schedule.closes,
-        **records,
-        **{name: column[job] for name, column in _costs(devices, whole, job_energy, traffic.down, up).items()},
-        "accepted": accepted,
-        "step_changed": counted[schedule.step],
-        "used": np.arange(len(job)) < used,
-    }
-    faults = fault_counts(schedule)
+    costs = _costs(devices, whole, job_energy, traffic.down, up)
+    updates = _updates(schedule, records, schedule.local_steps if gradients is None else gradients, costs, used)
     counters = {
-        "updates": used,
-        "unused": len(job) - used,
-        "server_steps": int(closed[-1]),
-        "local_steps": int(steps.sum(dtype=np.int64)),
-        "gradients": int(work.sum(dtype=np.int64)),
-        "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
-        "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
+        **_counters(schedule, updates, used),
         "trained_in_vain": _followed(schedule, result.in_vain),
-        **{name: faults[name] for name in FAULTS},
+        **{name: fault_counts(schedule)[name] for name in FAULTS},
         **_phase_changes(records),
         **({} if attackers is None else {"attackers": attackers, "malicious": int(records["malicious"].sum())}),
         **result.counters,
     }
     tables = Columns(evaluations), Columns(updates)
     return Run(settings, result.params, *tables, clients, counters, schedule, dict(result.probes))
+
+
+def _updates(
+    schedule: Schedule,
+    records: Mapping[str, np.ndarray],
+    gradients: np.ndarray,
+    costs: Mapping[str, np.ndarray],
+    used: int,
+) -> dict[str, np.ndarray]:
+    """The table of the updates; ``gradients`` and ``costs``: of each job, ``used``: how many uploads are."""
+    job = schedule.job
+    accepted = records["accepted"] & (records["weight"] != 0)
+    counted = np.bincount(schedule.step, weights=accepted) > 0
+    return {
+        "client": schedule.client[job],
+        "job": schedule.number[job],
+        "dispatch_time": schedule.dispatch_time[job],
+        "arrival_time": schedule.time,
+        "step": schedule.step,
+        "staleness": schedule.staleness,
+        "local_steps": schedule.local_steps[job],
+        "gradients": gradients[job],
+        "closes": schedule.closes,
+        **records,
+        **{name: column[job] for name, column in costs.items()},
+        "accepted": accepted,
+        "step_changed": counted[schedule.step],
+        "used": np.arange(len(job)) < used,
+    }
+
+
+def _counters(schedule: Schedule, updates: Mapping[str, np.ndarray], used: int) -> dict[str, int]:
+    """What the table of the updates adds up to."""
+    changed = updates["step_changed"][schedule.closes]
+    return {
+        "updates": used,
+        "unused": len(schedule.job) - used,
+        "server_steps": int(schedule.closes.sum()),
+        "local_steps": int(updates["local_steps"].sum(dtype=np.int64)),
+        "gradients": int(updates["gradients"].sum(dtype=np.int64)),
+        "unchanged_steps": int(np.sum(~changed)),
+        "rejected": int(np.sum(~updates["accepted"])) + fault_counts(schedule)["dropped_stale"],
+    }
 
 
 def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:

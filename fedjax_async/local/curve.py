@@ -59,6 +59,14 @@ class Work(NamedTuple):
     seeds: tuple[Array, Array]  # of their minibatches
 
 
+def _check_options(control_lr: Traced, gamma: Traced, warm: str, optimizer: optax.GradientTransformation) -> None:
+    check.positive("control_lr", control_lr)
+    check.in_range("gamma", gamma, 0.0, 1.0)
+    check.one_of("warm", warm, READINGS)
+    if warm != "off":
+        require_adam(jax.eval_shape(optimizer.init, jnp.zeros(())))
+
+
 def curve_training(
     model: Model,
     *,
@@ -101,11 +109,7 @@ def curve_training(
     with the last chord; Adam adds eps to the root of the second moment.
     """
     require_parts(model, optimizer, batch_size, scale)
-    check.positive("control_lr", control_lr)
-    check.in_range("gamma", gamma, 0.0, 1.0)
-    check.one_of("warm", warm, READINGS)
-    if warm != "off":
-        require_adam(jax.eval_shape(optimizer.init, jnp.zeros(())))
+    _check_options(control_lr, gamma, warm, optimizer)
     epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)

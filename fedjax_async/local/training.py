@@ -37,6 +37,23 @@ class Work(NamedTuple):
     seed: Array  # uint32[2], orders the minibatches
 
 
+def _total(
+    model: Model, pulled: Callable[..., Params], correct: Callable[..., Params] | None, message: Message
+) -> Callable[[Params, Params], Params]:
+    """``total(gradient, weights)``: the gradient with the proximal term, as ``correct`` changes it."""
+
+    def total(gradient: Params, weights: Params) -> Params:
+        gradient = pulled(gradient, weights, without_statistics(model, message.params))
+        if correct is None:
+            return gradient
+        found = correct(gradient, weights, message)
+        have, want = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (found, gradient))
+        check.require(have == want, "what correct returned", jax.tree.map(jnp.shape, found), "like the gradient")
+        return found
+
+    return total
+
+
 def local_training(
     model: Model,
     *,
@@ -78,13 +95,11 @@ def local_training(
       per_example: DP-SGD, see ``dp_sgd.noised_gradient``: clip the gradient of each example, add noise to their sum.
 
     Returns: a ``ClientAlgorithm``. Its state between jobs holds the leaves that the model declares ``private`` (see
-    :func:`keeping`), and with ``keep_optimizer`` the optimiser's state.
-
-    Raises: ``ValueError`` for an invalid option.
+    :func:`keeping`), and with ``keep_optimizer`` the optimiser's state. Raises ``ValueError`` for an invalid option.
     """
     require_parts(model, optimizer, batch_size, scale)
-    for name, value in {"keep_optimizer": keep_optimizer, "shuffle": shuffle}.items():
-        check.one_of(name, value, (False, True))
+    check.one_of("keep_optimizer", keep_optimizer, (False, True))
+    check.one_of("shuffle", shuffle, (False, True))
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
     if per_example is not None:
         require_usable(model, optimizer)
@@ -99,23 +114,15 @@ def local_training(
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         local_step = (work.seed, work.key, k)
         loss_gradient = batch_gradient(model, work.params, data, local_step, batch_size, shuffle, per_example)
-        old = without_statistics(model, work.params)
-
-        def total(gradient: Params, weights: Params) -> Params:
-            gradient = pulled(gradient, weights, without_statistics(model, message.params))
-            return gradient if correct is None else correct(gradient, weights, message)
-
+        old, total = without_statistics(model, work.params), _total(model, pulled, correct, message)
         gradient, moved = loss_gradient(old)
         factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
-        weights, state = tree.optimize(
-            optimizer,
-            total(gradient, old),
-            work.optimizer,
-            old,
-            factor,
-            grad_fn=lambda weights, _: total(loss_gradient(weights)[0], weights),
-        )
-        return work._replace(params=replaced(model, weights, moved), optimizer=state)
+
+        def slope(weights: Params, _: object) -> Params:
+            return total(loss_gradient(weights)[0], weights)
+
+        new, state = tree.optimize(optimizer, total(gradient, old), work.optimizer, old, factor, grad_fn=slope)
+        return work._replace(params=replaced(model, new, moved), optimizer=state)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
         kept = work.optimizer if keep_optimizer else client_state

@@ -34,6 +34,10 @@ class Inbox(NamedTuple):
     weight: Array  # sum_j c_j, float[]
 
 
+def _first_message(row: Node) -> Message:
+    return Message(row.params, row.dictionary)
+
+
 def pushcen(
     stays: Stays, *, k: int = 32, max_iter: int = 3, tolerance: Traced = 0.05, reference: str = "paper"
 ) -> PeerAlgorithm:
@@ -67,9 +71,8 @@ def pushcen(
 
     def init(params: Params) -> Node:
         leaves = centroids.parts_of(params, chosen)[1]
-        check.require(
-            bool(jax.tree.leaves(leaves)), "model", "without leaves of two axes", "one with weights to cluster"
-        )
+        found = bool(jax.tree.leaves(leaves))
+        check.require(found, "model", "without leaves of two axes", "one with weights to cluster")
         nothing = Dictionary(jax.tree.map(lambda leaf: jnp.zeros(k, leaf.dtype), leaves), jnp.zeros((), jnp.bool_))
         return Node(params, nothing, nothing)
 
@@ -114,10 +117,7 @@ def pushcen(
         row = Node(params, dictionary, Dictionary(found.tables, jnp.ones((), jnp.bool_)))
         return row, jax.tree.map(lambda leaf: leaf[None], found), {"quantisation_error": tree.norm(gap)}
 
-    def start(row: Node) -> Message:
-        return Message(row.params, row.dictionary)
-
-    return PeerAlgorithm(init, open_inbox, add, wake, start, push, lambda row: row.params, wire=_wire)
+    return PeerAlgorithm(init, open_inbox, add, wake, _first_message, push, lambda row: row.params, wire=_wire)
 
 
 def _wire(message: centroids.Clustered) -> int:
