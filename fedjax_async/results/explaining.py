@@ -61,11 +61,6 @@ class Explanation(NamedTuple):
     drift: float  # relative distance between the final parameters of both runs; NaN if a callback stopped the first
     why: str = ""  # what may have caused it: input files of unknown content, other versions
 
-    @property
-    def examples(self) -> str:
-        """The examples in words, such as ``test examples``."""
-        return f"{self.part} examples"
-
 
 def explain(
     run: Run | str | Path,
