@@ -1,8 +1,9 @@
 """Theory: convergence bounds, for comparison with runs.
 
 Start with :func:`compare` (``comparison.py``): the rates of ten analyses. ``rates.py`` has the bounds of the AsynFLC
-paper as functions of a problem's constants, ``asynchronous_rates.py`` those of FedBuff and FedAsync. ``estimate.py``
-measures these constants on a model and its data.
+paper as functions of a problem's constants, ``orders.py`` the terms inside the O of its corollaries,
+``asynchronous_rates.py`` the bounds of FedBuff and FedAsync. ``estimate.py`` measures these constants on a model and
+its data.
 
 ``vector_fields.py`` measures how far an iterated map, such as local training, is from the gradient of a loss; start
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
@@ -45,7 +46,7 @@ constants is no guarantee.
 - The gap needs the lowest loss. Where a loss is never negative, the loss itself is an upper bound of the gap.
 - alpha and mu: a weight decay is a lower bound of both for convex losses. There is no such bound for networks.
 
-The orders of ``compare`` have hidden constants, here 1. Use them only to compare methods.
+The orders of ``compare`` and of the corollaries have hidden constants, here 1. Use them only to compare methods.
 """
 
 # fmt: off
@@ -81,6 +82,9 @@ from fedjax_async.theory.fixed_points import (Found as Found, fixed_point as fix
     fixed_point_shift as fixed_point_shift, minimiser as minimiser)
 from fedjax_async.theory.landscape import (barrier as barrier, loss_along as loss_along, loss_surface as loss_surface,
     scores as scores)
+from fedjax_async.theory.orders import (LearningRates as LearningRates, corollary_1 as corollary_1,
+    corollary_2 as corollary_2, corollary_3 as corollary_3, corollary_4 as corollary_4, fast_lrs as fast_lrs,
+    residual_order as residual_order, slow_lrs as slow_lrs)
 from fedjax_async.theory.pushcen_rate import (PushCenBound as PushCenBound, PushCenConstants as PushCenConstants,
     largest_lr_pushcen as largest_lr_pushcen, pushcen_bound as pushcen_bound, shares_of_masses as shares_of_masses)
 from fedjax_async.theory.rates import (Bound as Bound, Constants as Constants, asynfl_bound as asynfl_bound,

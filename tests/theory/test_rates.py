@@ -21,19 +21,17 @@ from fedjax_async.theory import (
     compare,
     compression_factor,
     constant_delays,
-    largest_lr_asynfl,
-    largest_lr_asynflc,
-    largest_lr_asynflc_ef,
-    smallest_gamma_asynflc,
-)
-from tests.theory.corollaries import (
     corollary_1,
     corollary_2,
     corollary_3,
     corollary_4,
     fast_lrs,
+    largest_lr_asynfl,
+    largest_lr_asynflc,
+    largest_lr_asynflc_ef,
     residual_order,
     slow_lrs,
+    smallest_gamma_asynflc,
 )
 
 BOUNDS = {"asynfl": asynfl_bound, "asynflc": asynflc_bound, "asynflc_ef": asynflc_ef_bound}
