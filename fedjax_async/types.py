@@ -33,7 +33,7 @@ AnyArray = np.ndarray | Array  # an array on the host, on the device or traced
 Number = float | AnyArray  # a number, or an array of numbers
 Whole = int | np.integer | AnyArray  # a whole number, or an array of them
 Structure = Any  # of a pytree: JAX's PyTreeDef
-Traced = Annotated[Any, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
+Traced = Annotated[Number, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
 

@@ -6,14 +6,15 @@ Every error is a ``ValueError`` that names the part, what it returned and what i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_async import check
-from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, check_schedule
+from fedjax_async.clock import Availability, Delays, Faults, Network, Scenario, Timing, check_schedule
 from fedjax_async.config import objects, own
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.checking import layout
@@ -22,13 +23,7 @@ from fedjax_async.engine.components import row_of
 from fedjax_async.engine.record import RESERVED
 from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
-from fedjax_async.types import (
-    FederatedData,
-    Key,
-    Model,
-    Params,
-    Schedule,
-)
+from fedjax_async.types import Array, FederatedData, Key, Model, Params, Schedule
 
 ROWS = 3  # examples of the trial batch; an unusual number, so that a missing batch axis is noticed
 
@@ -44,7 +39,7 @@ def has_own_timing(s: Settings) -> bool:
     return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
 
 
-def returned(part: str, contract: str, function: Callable[..., Any], *given: Any, note: str = "") -> Any:
+def returned(part: str, contract: str, function: Callable[..., Any], *given: object, note: str = "") -> Any:
     """What a part returns; if it raises, the error names the part. ``note``: what it was given, for the error."""
     try:
         return function(*given)
@@ -56,13 +51,13 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error
 
 
-def fits(good: bool, part: str, found: Any, contract: str) -> None:
+def fits(good: bool, part: str, found: object, contract: str) -> None:
     """``ValueError`` that shows what ``part`` returned, unless ``good``."""
     if not good:
         raise ValueError(f"{part} returned {shown(found)}: must return {contract}")
 
 
-def shown(found: Any) -> str:
+def shown(found: object) -> str:
     """A result in a few words: shapes of arrays, types of all else."""
     if found is None or isinstance(found, (bool, int, float, str)):
         return repr(found)
@@ -76,7 +71,7 @@ def shown(found: Any) -> str:
     return objects.shown(found)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> TypeGuard[Array]:
     """Whether it has a shape and a dtype."""
     return isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")
 
@@ -87,7 +82,7 @@ def pair(part: str, found: Any, contract: str) -> Any:
     return found
 
 
-def alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> None:
+def alike(part: str, found: object, like: object, contract: str, note: str = "") -> None:
     """``ValueError`` unless ``found`` has structure, shapes and dtypes of ``like``; ``note``: where that is from."""
     same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
     note = f" ({note})" if note else ""
@@ -105,7 +100,7 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
     if not is_own(s, "model"):
         return
 
-    def tried(key: Key, x: Any, y: Any) -> None:
+    def tried(key: Key, x: Array, y: Array) -> None:
         params = returned("model.init", "init(key) -> params", model.init, key)
         leaves = jax.tree.leaves(params)
         floats = all(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -132,7 +127,7 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
     jax.eval_shape(tried, jax.eval_shape(jax.random.key, 0), x, y)
 
 
-def _check_labels(outputs: Any, y: Any, note: str) -> None:
+def _check_labels(outputs: Array, y: Array, note: str) -> None:
     """Check what the cross entropy needs: a row of logits for each label, and integer labels."""
     labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
     sequences = y.ndim == 2 and outputs.shape[:-1] == y.shape
@@ -149,13 +144,13 @@ def _rows(rows: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((ROWS, *row.shape[1:]), row.dtype)
 
 
-def is_scalar(value: Any) -> bool:
+def is_scalar(value: object) -> bool:
     """Whether it is a number or a scalar array of numbers."""
     plain = isinstance(value, (bool, int, float))
     return plain or (is_array(value) and value.shape == () and _is_number(value))
 
 
-def check_columns(part: str, columns: Any) -> None:
+def check_columns(part: str, columns: Mapping[str, object]) -> None:
     """Check the columns that a part adds to a table: ``{name: number}``, with names that are not taken."""
     fits(isinstance(columns, Mapping), part, columns, "{name: number}")
     for name, value in columns.items():
@@ -168,7 +163,7 @@ def check_metric(name: str, metric: Metric, model: Model, params: Params, data: 
     """Check a metric on the model's outputs for a few test rows; ``params``: their shapes."""
     part, finish = f"metrics[{name!r}]", metric.finish
 
-    def tried(params: Params, x: Any, y: Any) -> None:
+    def tried(params: Params, x: Array, y: Array) -> None:
         kind = "(outputs, y) -> [B], a number per example"
         values = returned(part, kind, metric.values, model.apply(params, x), y)
         many = f"arrays of one row per example, [{ROWS}, ...] for {ROWS} of them"
@@ -191,7 +186,7 @@ def check_metric(name: str, metric: Metric, model: Model, params: Params, data: 
     jax.eval_shape(tried, params, _rows(data.test_x), _rows(data.test_y))
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_)
 
 
@@ -202,7 +197,7 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
     """Check the user's own delay, availability, fault and network models: their types, and what they give two jobs."""
     clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])
 
-    def made(field: str, kind: type, *given: Any) -> Any:
+    def made(field: str, kind: type, *given: object) -> Any:
         model = own.thing_of(field, getattr(s, field))
         if model is None and field != "delay":
             return None  # the clock makes registered ones
@@ -246,7 +241,7 @@ def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers
             )
 
 
-def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) -> np.ndarray:
+def _seconds(part: str, call: str, function: Callable[..., Any], *given: ArrayLike) -> np.ndarray:
     contract = "an array of virtual seconds, one per job"
     found = returned(part, f"{call} of integers and arrays that broadcast, which returns {contract}", function, *given)
     shape = np.broadcast_shapes(*map(np.shape, given))
@@ -258,10 +253,10 @@ def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) ->
     return np.asarray(found)
 
 
-def checked_timing(timing: Any) -> Timing:
+def checked_timing(timing: Timing) -> Timing:
     """A timing of the user's own, with a check that it returns a consistent ``Schedule``."""
 
-    def planned(scenario: Any) -> Schedule:
+    def planned(scenario: Scenario) -> Schedule:
         found = returned("timing", objects.KINDS["timing"], timing, scenario)
         fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
         count, have = scenario.num_clients, found.num_clients
@@ -271,7 +266,7 @@ def checked_timing(timing: Any) -> Timing:
     return planned
 
 
-def checked_partition(partition: Any) -> Partitioner:
+def checked_partition(partition: Partitioner) -> Partitioner:
     """A partitioner of the user's own, with a check that it returns one index array per client."""
 
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ Requirement = Callable[[str, Any], Any]  # f(field, value) raises ValueError for
 
 
 def setting(
-    default: Any,
+    default: object,
     about: str,
     role: str,
     *,
@@ -45,7 +45,7 @@ def one_of(*names: str) -> Requirement:
     return lambda field, value: check.one_of(field, value, names)
 
 
-def known(field: str, value: Any) -> None:
+def known(field: str, value: object) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
     from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
@@ -65,7 +65,7 @@ def known(field: str, value: Any) -> None:
     check.one_of(field, value, registries[field])
 
 
-def size(field: str, value: Any) -> None:
+def size(field: str, value: str) -> None:
     """A size of memory, such as ``4GB``."""
     from fedjax_async.engine.devices import parse_size  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def whole(low: int = 1, high: float = math.inf) -> Requirement:
     return lambda field, value: check.whole(field, value, low, high)
 
 
-def fraction(field: str, value: Any) -> None:
+def fraction(field: str, value: object) -> None:
     """A number in (0, 1)."""
     check.require(check.is_real(value) and 0 < value < 1, field, value, "a number between 0 and 1, both excluded")
 

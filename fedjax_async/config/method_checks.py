@@ -23,7 +23,7 @@ LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot se
 NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
 
 
-def client_options(client: Any) -> dict[str, inspect.Parameter]:
+def client_options(client: object) -> dict[str, inspect.Parameter]:
     """The options of local training that belong to the method; the run's settings give the others."""
     return {key: p for key, p in factories.options_of(factory_of(client)).items() if key not in LOCAL}
 
@@ -70,7 +70,7 @@ _RULE = (
 )
 
 
-def _check_spec(field: str, spec: Any) -> None:
+def _check_spec(field: str, spec: object) -> None:
     """``ValueError`` for a spec with positional arguments, which the run gives, or with an array as a number."""
     if not isinstance(spec, Spec):
         return
@@ -80,7 +80,7 @@ def _check_spec(field: str, spec: Any) -> None:
         check.require(getattr(value, "shape", ()) == (), f"{field}: option {option}", value, "a single number")
 
 
-def _is_rule(rule: Any) -> bool:
+def _is_rule(rule: object) -> bool:
     """Whether it is an algorithm, or a factory that a run can call."""
     if isinstance(rule, (ServerAlgorithm, PeerAlgorithm)):
         return True
@@ -99,7 +99,7 @@ def check_fields(given: Method, kind: str) -> None:
     """``ValueError`` naming ``KIND.FIELD`` for a field other than the rule that is out of range."""
     nodes = "the rule is of nodes without a server"
     for field, known, name in _CLOCKS:
-        spec: Any = getattr(given, field)
+        spec = getattr(given, field)
         if given.has_server is not (field == "timing"):
             allowed = f"left out: {nodes if field == 'timing' else 'the rule is of a server'}"
             check.require(spec is None, f"{kind}.{field}", spec, allowed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
 
 from fedjax_async import check
 
@@ -36,14 +35,14 @@ SPECS = (
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # types that settings do not take as objects
 
 
-def shown(thing: Any) -> str:
+def shown(thing: object) -> str:
     """How error messages show an object."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
     return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else check.shown(thing)
 
 
-def is_params(thing: Any) -> bool:
+def is_params(thing: object) -> bool:
     """Whether it is an array or a container of arrays, such as ``Run.params``."""
     parts = list(thing.values()) if isinstance(thing, Mapping) else thing
     if not isinstance(parts, (list, tuple)):

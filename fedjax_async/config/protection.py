@@ -20,7 +20,7 @@ from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.spec import Spec, naming
-from fedjax_async.types import FederatedData, Path, Schedule, ServerAlgorithm
+from fedjax_async.types import FederatedData, Number, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
 
@@ -151,16 +151,17 @@ class Multipliers(NamedTuple):
     below: float  # sigma_b, for the number of uploads within the clip; 0 if it is not counted
 
 
-def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:
+def multipliers(noise: Number, quantile: Number | None, count_noise: Number | None, uploads: int) -> Multipliers:
     """``z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` and ``sigma_b``: Andrew et al. (2021), Theorem 1.
 
     Computed as ``z (1 - (z / (2 sigma_b))^2)^(-1/2)``, which neither overflows nor divides by zero. A client's term in
     the count is shifted by 1/2, so it is at most 1/2 in size and its noise multiplier is ``2 sigma_b``.
     """
-    if quantile is None or noise == 0:
-        return Multipliers(float(noise), 0.0)
-    count = max(float(noise), uploads / 20) if count_noise is None else float(count_noise)
-    return Multipliers(noise * (1 - (noise / (2 * count)) ** 2) ** -0.5, count)
+    z = float(noise)
+    if quantile is None or z == 0:
+        return Multipliers(z, 0.0)
+    count = max(z, uploads / 20) if count_noise is None else float(count_noise)
+    return Multipliers(z * (1 - (z / (2 * count)) ** 2) ** -0.5, count)
 
 
 # --- what depends on the schedule -------------------------------------------------------------------

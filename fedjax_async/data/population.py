@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_async import hashing
 from fedjax_async.check import in_range, non_negative, require, whole
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, generate, generated
-from fedjax_async.types import Array, FederatedData
+from fedjax_async.types import AnyArray, Array, FederatedData
 
 MANY = 1_000_000  # clients
 
@@ -21,12 +21,12 @@ MANY = 1_000_000  # clients
 class Problem(NamedTuple):
     """The parameters that determine every example of a population; all leaves may be traced."""
 
-    seed: Any  # uint32[2]
-    directions: Any  # float32[C, d], orthonormal: the directions m_c of the class means
-    separation: Any  # float32[]
-    shift: Any  # float32[]
-    skew: Any  # float32[]
-    favourites: Any  # uint32[]
+    seed: AnyArray  # uint32[2]
+    directions: AnyArray  # float32[C, d], orthonormal: the directions m_c of the class means
+    separation: Array | np.floating  # float32[]
+    shift: Array | np.floating  # float32[]
+    skew: Array | np.floating  # float32[]
+    favourites: Array | np.integer  # uint32[]
 
 
 def gaussian_example(problem: Problem, client: Array, position: Array) -> tuple[Array, Array]:

@@ -25,15 +25,16 @@ from fedjax_async.engine.components import bound, shapes_of_client, shapes_of_se
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
+from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.outset import Outset
-from fedjax_async.engine.probes import described
+from fedjax_async.engine.probes import Probes, described
 from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.run import OTHER_PROGRAMS
 from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import default_batching, default_lanes, default_width, make_member
 from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher
-from fedjax_async.types import Schedule
+from fedjax_async.types import Schedule, Structure
 
 WAVES_AHEAD = 3  # full waves of trained uploads that may wait in the stores until they arrive
 
@@ -86,7 +87,7 @@ class WavesExecutor:
         self._scores: dict[tuple[int, int], dict[str, Any]] = {}
         self._extensions, self.seconds = 0, 0.0
         self._evaluated = -1  # arrivals applied before the newest evaluation, -1 if there is none
-        self._snapshot: Any = None  # Snapshot, if there is a checkpoint
+        self._snapshot: Snapshot | None = None  # if there is a checkpoint
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
             keeper.identify("probes", described(member.probes))
@@ -182,7 +183,7 @@ class WavesExecutor:
         device.held = Held(carry, stores)
         jax.block_until_ready((carry.rejected, [store.norm for store in stores]))
 
-    def _evaluate(self, carry: Any, arrivals: int) -> None:
+    def _evaluate(self, carry: Carry, arrivals: int) -> None:
         """Evaluate after ``arrivals`` arrivals."""
         device = self._device
         found = self._scores[0, arrivals] = device.evaluate(carry, self._o.evaluations.moment(arrivals))
@@ -239,13 +240,13 @@ class WavesExecutor:
             self._told.read(told, self._snapshot.leaves[count:])
             self._scores = dict(self._snapshot.scores)
 
-    def _repeat(self, work: ExtensionWork, probes: Any) -> None:
+    def _repeat(self, work: ExtensionWork, probes: Probes) -> None:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         self._told.repeat(work)
         self._device.measure_up(work)
-        if self._extensions < self._snapshot.turns:
+        if self._snapshot is None or self._extensions < self._snapshot.turns:
             return
-        structure: Any = jax.tree.structure(self._device.held)
+        structure: Structure = jax.tree.structure(self._device.held)
         held = jax.tree.unflatten(structure, self._snapshot.leaves[: structure.num_leaves])
         self._device.take_over(held, work, probes)
         of_params = jax.tree.structure(self._o.params)

@@ -66,7 +66,7 @@ class Keeper:
         self._identity = json.loads(json.dumps({**identity, **around}, default=str))
         self._last = 0
 
-    def identify(self, name: str, value: Any) -> None:
+    def identify(self, name: str, value: object) -> None:
         """Add to the identity; a run can resume only from a checkpoint with the same identity."""
         self._identity[name] = json.loads(json.dumps(value, default=str))
 

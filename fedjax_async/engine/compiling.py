@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.stages import Wrapped
 
 # ``+WHILE``, which adds to XLA's default, is understood in XLA_FLAGS only, so this lists everything.
 IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
@@ -44,6 +45,6 @@ def options(*, once: bool = False) -> dict[str, str | int | bool]:
     return {name: value for name, value in wanted.items() if f"--{name}" not in named}
 
 
-def jitted(function: Callable[..., Any], *, once: bool = False, **arguments: Any) -> Any:
+def jitted(function: Callable[..., Any], *, once: bool = False, **arguments: Any) -> Wrapped:
     """``jax.jit(function, **arguments)``, compiled with :func:`options`. ``once``: it is not called often."""
     return jax.jit(function, compiler_options=options(once=once) or None, **arguments)

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
 
 from fedjax_async import check
 from fedjax_async.clock.budget import host_memory
+from fedjax_async.types import Array, Params, Tree
 
 JOBS = "jobs"  # the only axis of the mesh
 LONGEST = 200  # at most so many characters of the original message are quoted
@@ -54,12 +56,12 @@ def spread(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(JOBS))
 
 
-def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
+def to_devices(tree: object, sharding: NamedSharding | None) -> Any:
     """``jax.device_put``, also for devices of other processes; every process must pass the same values."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Array) -> Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.jit(jax.random.wrap_key_data)(one(jax.random.key_data(leaf)))
         values = np.asarray(jnp.asarray(leaf))  # in JAX's dtype for it
@@ -68,7 +70,7 @@ def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
     return jax.tree.map(one, tree)
 
 
-def placed(shapes: Any, sharding: NamedSharding | None) -> Any:
+def placed(shapes: Tree, sharding: NamedSharding | None) -> Tree:
     """The same shapes and dtypes with this sharding, to compile for."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
 
@@ -91,12 +93,12 @@ def parse_size(field: str, text: str) -> int:
     return int(size)
 
 
-def bytes_of(tree: Any) -> int:
+def bytes_of(tree: object) -> int:
     """Bytes of all arrays of a tree; its leaves are arrays or their shapes."""
     return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def temporary_bytes(compiled: Any) -> int:
+def temporary_bytes(compiled: Compiled) -> int:
     """Bytes of temporary memory of one call of a compiled program; 0 where the backend does not say."""
     found = compiled.memory_analysis()
     return 0 if found is None else int(found.temp_size_in_bytes)
@@ -108,7 +110,7 @@ def device_memory() -> int:
     return int(statistics.get("bytes_limit", 2**33))
 
 
-def require_fits(model: str, params: Any) -> None:
+def require_fits(model: str, params: Params) -> None:
     """Raise ``ValueError`` unless four copies of the params (arrays or their shapes) fit the first device's memory.
 
     Training needs at least four: the global model, a start model, the local model and its gradient.

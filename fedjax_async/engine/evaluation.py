@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
@@ -35,6 +36,7 @@ from fedjax_async.types import (
     Schedule,
     ServerAlgorithm,
     State,
+    Tree,
 )
 
 
@@ -144,7 +146,7 @@ BATCH = 500  # test rows that are read at a time
 TOGETHER = 2**31  # bytes of the activations of the runs that are evaluated side by side
 
 
-def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, Array], Any], Array, Array], Any]:
+def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, Array], Tree], Array, Array], Tree]:
     """``each(measure, x, y)``: ``measure`` of all ``total`` rows, computed in batches; a pytree of [total, ...]."""
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
@@ -153,8 +155,8 @@ def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, 
     row[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
-    def each(measure: Callable[[Array, Array], Any], x: Array, y: Array) -> Any:
-        def one(start: Array) -> Any:
+    def each(measure: Callable[[Array, Array], Tree], x: Array, y: Array) -> Tree:
+        def one(start: Array) -> Tree:
             part = (jax.lax.dynamic_slice_in_dim(rows, start, batch_size) for rows in (x, y))
             return measure(*part)
 
@@ -191,10 +193,10 @@ def make_evaluate(
     """
     each = each_row(total, batch_size)
 
-    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
+    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
         loss, hit = each(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y)
         out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
-        if num_clients is not None:
+        if num_clients is not None and owner is not None:
             count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
             for name, values in (("client_loss", loss), ("client_accuracy", hit)):
                 out[name] = jax.ops.segment_sum(values, owner, num_clients + 1)[:-1] / count
@@ -214,11 +216,10 @@ def validation_part(data: FederatedData, length: int | None = None) -> ClientDat
     rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
     if len(rows) == 0:
         return None
-    order: Any = np.zeros(max(len(rows), length or 0), np.int32)
+    order = np.zeros(max(len(rows), length or 0), np.int32)
     order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
-    whole: Any = (order, np.int32(0), np.int32(len(rows)))
-    pool: Any = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
-    return ClientData(*pool, *whole)
+    pool = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
+    return ClientData._make((*pool, order, np.int32(0), np.int32(len(rows)), None))
 
 
 def make_validate(model: Model, labels: bool, batch_size: int = BATCH) -> Callable[..., dict[str, Array]]:
@@ -302,11 +303,15 @@ def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
 class OwnTests(NamedTuple):
     """The test rows of each client, and what a request for a message to it says."""
 
-    order: Any  # int32[T], rows of the test set
-    offset: Any  # int32[N]
-    size: Any  # int32[N]
-    local_steps: Any  # int32[N], K of each client's first job; 1 if it has none
-    weight: Any  # float[N], example counts
+    order: Array  # int32[T], rows of the test set
+    offset: Array  # int32[N]
+    size: Array  # int32[N]
+    local_steps: Array  # int32[N], K of each client's first job; 1 if it has none
+    weight: Array  # float[N], example counts
+
+
+# test inputs, targets, the owner of each test example, own tests, validation part
+RunTests = tuple[Array, Array, Array | None, OwnTests | None, ClientData | None]
 
 
 def differs(components: Components, params: Params) -> bool:
@@ -322,10 +327,12 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
     rows[: len(order)] = order
     steps = np.ones(len(data.size), np.int32)
     steps[schedule.client[::-1]] = schedule.local_steps[::-1]
-    return OwnTests(rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float))))
+    return OwnTests._make((rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float)))))
 
 
-def now_of(points: EvaluationPoints, schedule: Schedule, position: int, real: Any) -> tuple[np.ndarray, np.ndarray]:
+def now_of(
+    points: EvaluationPoints, schedule: Schedule, position: int, real: DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
     """Virtual time, in dtype ``real``, and server steps closed, at the evaluation after ``position`` arrivals."""
     time = points.time[np.searchsorted(points.position, position)]
     return np.asarray(time, real), np.asarray(np.count_nonzero(schedule.closes[:position]), np.int32)
@@ -380,6 +387,6 @@ def _full(rule: ServerAlgorithm, state: State, params: Params) -> Params:
     return jax.tree.map(lambda sent, kept: sent.astype(kept.dtype), params, rule.params(state))
 
 
-def rows_at(table: State, first: Any) -> Callable[[Array], State]:
+def rows_at(table: State, first: Array) -> Callable[[Array], State]:
     """``row(i)``: row ``first + i`` of a table of clients."""
     return lambda i: tree.gather(table, first + i)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fedjax_async.engine.evaluation import now_of
 from fedjax_async.engine.kernels import Carry
@@ -22,7 +23,7 @@ class OneOf:
     def __init__(self, values: jax.Array, index: int) -> None:
         self._values, self._index = values, index
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """The score on the host."""
         return np.array(np.asarray(self._values)[self._index], dtype, copy=copy)
 
@@ -68,7 +69,7 @@ class Evaluator:
         for run, local in due:
             time[run], steps[run] = self._now(run, local)
         seen = evaluated(carry, stack.tests[0][3] is not None)
-        scores = whole(stack.tables, seen, runs, (time, steps), *stack.every_test)
+        scores = whole(stack.tables, seen, runs, (time, steps), *(stack.every_test or ()))
         return [{name: OneOf(values, run) for name, values in scores.items()} for run, _ in due]
 
     def _model(self, carry: Carry, run: int) -> Params | None:
@@ -77,7 +78,7 @@ class Evaluator:
         return None if copying is None else copying(self._stack.tables, carry.server, np.int32(run))
 
 
-def measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
+def measured(stack: Stack, carry: Carry, run: int, now: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     """What a run measures besides loss and accuracy, by name."""
     programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
     if programs.measure is None:

@@ -6,6 +6,7 @@ of two and the programs are compiled again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,16 @@ from fedjax_async.engine.evaluation import differs
 from fedjax_async.engine.evaluator import measured
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.kernels import Carry, JobBuffers
-from fedjax_async.engine.measures import inputs_of
+from fedjax_async.engine.layout import Layout
+from fedjax_async.engine.measures import Inputs, inputs_of
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.scoring import Measuring, evaluated
 from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import Member, Stack, held_out
-from fedjax_async.engine.tables import StackShape, event_columns, make_tables, padded_length
+from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
+from fedjax_async.types import Tree
 
 LEAST = 128  # the tables of an extension have room for at least so many positions and writes
 CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # probes' tables that extensions do not change
@@ -50,7 +53,7 @@ class GrowingStack:
         self._o, self._member, self._facts = outset, member, facts
         self._lanes, self._rows, self._models = lanes, rows, models
         self._trainers: Any = None  # Trainers, once programs are compiled
-        self._shape: Any = None  # Shape, from the first extension on
+        self._shape: Any = None  # StackShape, from the first extension on
         self.stack: Any = None
         self.tables: Any = None
         self.held: Any = None
@@ -67,7 +70,7 @@ class GrowingStack:
         self.tables = tables._replace(**to_devices({n: np.array([v], np.int32) for n, v in totals.items()}, None))
         own = o.per_client and differs(o.components, o.params)
         tests = held_out([self._member], per_client=o.per_client, own=own, sharding=None)
-        inputs: list[Any] = [None]
+        inputs: list[Inputs | None] = [None]
         if o.measures.wants_anything():
             inputs = to_devices(inputs_of([data], [o.nominal], [o.measures], o.per_client), None)
         uncompiled: Any = None
@@ -85,7 +88,7 @@ class GrowingStack:
         scratch = self._store = shapes.buffers
         if not layout.whole:  # vmap writes its i-th job to row i of the buffers, so the results are copied to the store
 
-            def stored(leaf: Any) -> Any:
+            def stored(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
                 return jax.ShapeDtypeStruct((self._rows, *leaf.shape[1:]), leaf.dtype)
 
             self._store = jax.tree.map(stored, scratch)._replace(before=(), work=())
@@ -107,7 +110,7 @@ class GrowingStack:
         )
         self.stack = stack._replace(programs=compiled, shape=shape)
 
-        def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
+        def train(width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
             return compiled.train[width](tables, carry.slots, carry.clients, buffers, span)
 
         self.close()
@@ -129,7 +132,7 @@ class GrowingStack:
         """Record the sizes that an extension needs. It is not executed: the checkpoint has its results."""
         self._shape = self._needed(work)
 
-    def take_over(self, held: Any, work: ExtensionWork, probes: Probes) -> None:
+    def take_over(self, held: Held, work: ExtensionWork, probes: Probes) -> None:
         """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
         self.held = to_devices(held, None)
         self.put(work, probes)
@@ -169,7 +172,9 @@ class GrowingStack:
         sent: Carry = programs.send(self._o.components.server, self._facts)(self.tables, carry)
         return sent
 
-    def train(self, layout: Any, turn: list[Batch], carry: Carry, stores: Any) -> tuple[JobBuffers, ...]:
+    def train(
+        self, layout: Layout, turn: list[Batch], carry: Carry, stores: Sequence[JobBuffers]
+    ) -> tuple[JobBuffers, ...]:
         """Train the batches of a turn; returns the stores with their uploads."""
         if layout.whole:  # the buffers of the lanes are the stores
             return tuple(self._trainers.train(turn, carry))
@@ -208,11 +213,11 @@ class GrowingStack:
             self._trainers.close()
 
 
-def _zeros(shapes: Any) -> Any:
+def _zeros(shapes: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def _longer(table: Any, length: int) -> Any:
+def _longer(table: Tree, length: int) -> Tree:
     """The table padded with rows of zeros to ``length``."""
     return jax.tree.map(
         lambda leaf: jnp.concatenate([leaf, jnp.zeros((length - len(leaf), *leaf.shape[1:]), leaf.dtype)]), table

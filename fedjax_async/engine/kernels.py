@@ -7,7 +7,7 @@ tables of N clients. A stack of R runs shares one set of tables; the run of a jo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_async.engine.devices import JOBS
 from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import statistics_in, weights_in
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, State, Tree
 
 
 class Carry(NamedTuple):
@@ -37,14 +37,20 @@ class JobBuffers(NamedTuple):
     """The results of the jobs of one lane, for the server; C rows each (donated from call to call)."""
 
     # the next three are for jobs that go on in the next call; () if each job ends in the call that begins it
-    message: Any  # Message; also kept if the server reads start models
+    message: Message | tuple[()]  # also kept if the server reads start models
     before: State  # the clients' states before the job
     work: State  # of unfinished jobs
-    upload: Any
+    upload: State
     after: State  # the clients' states after the job
     norm: Array  # float[C]
     accepted: Array  # bool[C]
     info: dict[str, Array]  # columns that clients record about their uploads, [C] each
+
+
+FinishedJob = tuple[State, State, Array, Array, dict[str, Array]]  # upload, client state, norm, accepted, info
+Unfinished = TypeVar("Unfinished")  # the state of unfinished jobs
+MakeBuffers = Callable[[DeviceTables, Carry], JobBuffers]
+TrainJobs = Callable[[DeviceTables, Message, State, JobBuffers, Array], JobBuffers]
 
 
 def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
@@ -52,7 +58,7 @@ def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
-def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, whole: bool, starts: bool) -> Any:
+def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
     """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes.
 
     ``whole``: each job ends in the call that begins it. Then ``starts`` says whether start models are kept.
@@ -90,7 +96,7 @@ def finished(
     limit: Array,
     corrupt: Array,
     applied: Array,
-) -> tuple[Any, State, Array, Array, dict[str, Array]]:
+) -> FinishedJob:
     """End one job: ``(upload, client state, norm of the upload, accepted, info)``.
 
     ``work``: after the last local step. ``state``: the client's state before the job. An upload is rejected if it or
@@ -110,7 +116,7 @@ def finished(
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
-def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
+def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Callable[..., State]:
     """One local step of one job, without effect once the job has done its steps. Unchanged leaves cost nothing."""
 
     def advance(
@@ -129,7 +135,7 @@ def device_index(devices: int) -> Array:
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
+def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> TrainJobs:
     """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
@@ -148,10 +154,12 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         hyper = hyper_of(tables, run)
         each = None if len(tables.key) == 1 else 0  # the axis of hyper
 
-        def begin(hyper: Any, key: Any, message: Message, before: State, data: ClientData, steps: Array) -> State:
+        def begin(
+            hyper: dict[str, Array], key: Key, message: Message, before: State, data: ClientData, steps: Array
+        ) -> State:
             return bound(client, hyper).begin(key, message._replace(local_steps=steps), before, data)
 
-        def end(hyper: Any, *job: Any) -> Any:
+        def end(hyper: dict[str, Array], *job: Any) -> FinishedJob:
             return finished(bound(client, hyper), *job)
 
         def fresh() -> tuple[Message, State, State]:
@@ -167,7 +175,7 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             message, before, work = held
             return message, before, step(hyper, work, k, steps, message, data.offset, data.size)
 
-        def finish(rows: Any, held: tuple[Message, State, State]) -> Any:
+        def finish(rows: Callable[[Any], Any], held: tuple[Message, State, State]) -> tuple[State, ...]:
             message, before, work = held
             known = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
             given = (hyper if each is None else rows(hyper), work, message, before, *rows(known))
@@ -182,12 +190,12 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
 def run_segment(
     span: tuple[Array, Array],
     steps: Array,
-    kept: Any,
-    done: Any,
-    fresh: Callable[[], Any],
-    advance: Callable[[Array, Any], Any],
-    end: Callable[[Callable[[Any], Any], Any], Any],
-) -> tuple[Any, Any]:
+    kept: State,
+    done: Tree,
+    fresh: Callable[[], Unfinished],
+    advance: Callable[[Array, Unfinished], Unfinished],
+    end: Callable[[Callable[[Any], Any], Unfinished], Tree],
+) -> tuple[State, Tree]:
     """Run local steps ``span[0] .. span[1]-1`` of W jobs at once; returns ``(kept, done)`` afterwards.
 
     ``steps``: local steps of each job, from long to short, int32[W]. ``kept`` [C, ...]: the state of unfinished jobs
@@ -197,13 +205,13 @@ def run_segment(
     """
     (first, last), own = span, len(steps)
 
-    def resumed() -> Any:
+    def resumed() -> Unfinished:
         return jax.tree.map(lambda leaf: leaf[:own], kept)
 
     held = tree.loop("local steps", first, last, advance, jax.lax.cond(first == 0, fresh, resumed))
     after = jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), kept, held)
 
-    def finish(i: Array, done: Any) -> Any:
+    def finish(i: Array, done: Tree) -> Tree:
         begin = jnp.minimum(i * part, own - part)
 
         def rows(tree: Any) -> Any:
@@ -218,7 +226,7 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
+def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> TrainJobs:
     """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import Scores
 from fedjax_async.engine.record import Progress, refuse
-from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.trainers import Moved, Results, Tables, Trainers
 from fedjax_async.engine.watching import Watcher
+from fedjax_async.types import Array, Params
 
 # About how many turns the host may be ahead of the device. The limit bounds memory, and without it the progress bar
 # would run ahead of the training.
@@ -24,23 +26,24 @@ TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
 
-class Calls(NamedTuple):
+class Calls(NamedTuple, Generic[Moved, Results]):
     """The functions that the loop calls, beside the training of the lanes; ``carry`` is the state between programs."""
 
-    apply: Callable[[Any, Any, int, int], tuple[Any, Any]]  # (carry, buffers, low, high) -> (carry, rejected so far)
+    # (carry, buffers, low, high) -> (carry, rejected so far)
+    apply: Callable[[Moved, Results, int, int], tuple[Moved, Array]]
     # (carry, [(run, its arrivals so far; without a server: the row of the evaluation)]) -> scores of each
-    evaluate: Callable[[Any, list[tuple[int, int]]], list[dict[str, Any]]]
+    evaluate: Callable[[Moved, list[tuple[int, int]]], list[dict[str, Any]]]
     # (carry, high) -> rejected uploads among positions 0 .. high-1, without those after a run's stop; waits
-    rejected: Callable[[Any, int], int]
-    enough: Callable[[Any], int]  # carry -> how many positions give all stopped runs their results
+    rejected: Callable[[Moved, int], int]
+    enough: Callable[[Moved], int]  # carry -> how many positions give all stopped runs their results
     status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
 
 
 def advance(
-    calls: Calls,
+    calls: Calls[Moved, Results],
     dealt: Lanes,
-    carry: Any,
-    trainers: Trainers,
+    carry: Moved,
+    trainers: Trainers[Tables, Moved, Results],
     scores: Scores,
     watcher: Watcher,
     *,
@@ -48,13 +51,13 @@ def advance(
     on_bad: str = "reject",
     progress: Progress | None = None,
     keeper: Keeper | None = None,
-) -> Any:
+) -> Moved:
     """Train all turns but the first ``turns``, which are done; returns the last carry.
 
     The host waits for the device only to stay within about ``TURNS_AHEAD`` turns and a few observed evaluations
     of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
-    high, tokens, total, done = 0, deque[Any](), len(dealt.train_order), turns
+    high, tokens, total, done = 0, deque[Array](), len(dealt.train_order), turns
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
 
@@ -81,8 +84,9 @@ def advance(
 
 
 def restored(
-    keeper: Keeper | None, carry: Any, scores: Scores, watcher: Watcher, model: Any, sharding: Any
-) -> tuple[Any, int]:
+    keeper: Keeper | None, carry: Moved, scores: Scores, watcher: Watcher, model: Params,
+    sharding: NamedSharding | None,
+) -> tuple[Moved, int]:  # fmt: skip
     """The carry of the newest checkpoint, and how many turns are done; ``(carry, 0)`` without a checkpoint.
 
     Its evaluations are put into ``scores`` and handed to the observers again. ``model``: any model of the structure
@@ -101,7 +105,7 @@ def restored(
     return carry, snapshot.turns
 
 
-def _snapshot(turns: int, carry: Any, scores: Scores, watcher: Watcher) -> Snapshot:
+def _snapshot(turns: int, carry: object, scores: Scores, watcher: Watcher) -> Snapshot:
     watcher.hand_over(wait=True)
     models = {moment: jax.tree.leaves(model) for moment, model in watcher.models.items()}
     leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))

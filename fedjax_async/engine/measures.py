@@ -121,9 +121,9 @@ def _sample(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
     return _on_host(None, None, order, zero, count)
 
 
-def _on_host(*fields: Any) -> ClientData:
-    """``ClientData`` on the host; takes ``Any``, since its fields are declared as device arrays."""
-    return ClientData(*fields)
+def _on_host(*fields: object) -> ClientData:
+    """``ClientData`` on the host, although its fields are declared as device arrays."""
+    return ClientData._make((*fields, None))
 
 
 def values_of(metrics: Sequence[tuple[str, Metric]], outputs: Array, y: Array) -> dict[str, Any]:
@@ -164,10 +164,10 @@ def make_metrics(
     """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.make_evaluate``."""
     each = each_row(total)
 
-    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
+    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
         found = each(lambda x, y: values_of(metrics, model.apply(params, x), y), test_x, test_y)
         out = finished(metrics, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found), jnp.int32(total))
-        if num_clients is None:
+        if num_clients is None or owner is None:
             return out
 
         def sums(leaf: Array) -> Array:
@@ -224,7 +224,7 @@ def make_tuned(
             data = training._replace(offset=training.offset[i], size=training.size[i])
             work = run_steps(tuner, job_key(root, i, jnp.int32(0)), message, (), data, measures.fine_tune)
 
-            def measure(x: Array, y: Array) -> Any:
+            def measure(x: Array, y: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
                 scores = loss_and_hit(model, labels, work.params, x, y)
                 return scores, values_of(measures.metrics, model.apply(work.params, x), y)
 

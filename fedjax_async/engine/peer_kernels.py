@@ -24,6 +24,8 @@ from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event, PeerAlgorithm
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, DataParts, Key, Message, Params, State
 
+Noted = dict[str, dict[str, Array]]  # probe -> column -> value
+
 
 class Algorithms(NamedTuple):
     """What the compiled programs of a run depend on."""
@@ -49,7 +51,7 @@ class Nodes(NamedTuple):
 class Slots(NamedTuple):
     """Messages that will still be read, as they were sent."""
 
-    message: Any  # [S, ...]
+    message: State  # [S, ...]
     finite: Array  # bool[S]; a message that is not finite is never mixed
 
 
@@ -68,7 +70,7 @@ class Woken(NamedTuple):
 
     row: State
     refused: Array  # int32[], messages of its inbox that were not added
-    seen: dict[str, dict[str, Array]]  # probe -> column -> value
+    seen: Noted
 
 
 class PeerBuffers(NamedTuple):
@@ -80,13 +82,16 @@ class PeerBuffers(NamedTuple):
     woken: Woken | tuple[()]
     before: State  # the clients' states before the event
     work: State
-    messages: Any  # [C, F, ...]
+    messages: State  # [C, F, ...]
     finite: Array  # bool[C, F]
     nodes: Nodes  # after the event
     norm: Array  # float[C]
     accepted: Array  # bool[C]
     columns: dict[str, Array]  # what algorithm and client record, [C] each
-    probes: dict[str, dict[str, Array]]
+    probes: Noted
+
+
+TrainPeers = Callable[[PeerTables, Slots, Nodes, PeerBuffers, Array], PeerBuffers]
 
 
 # --- one event -------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ def ended(
     return messages, jax.vmap(tree.is_finite)(messages), Nodes(row, after), norm, accepted, columns, woken.seen
 
 
-def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, position: Array) -> Any:
+def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, position: Array) -> Noted:
     """The columns of every probe at the event at ``position``."""
     low, high = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
     entry = jnp.minimum(low + jnp.arange(what.longest, dtype=jnp.int32), len(tables.inbox_slot) - 1)
@@ -165,13 +170,13 @@ def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, po
     return {name: checked(name, function, EVENT)(*given) for name, function in what.probes}
 
 
-def _probed(what: Algorithms, tables: PeerTables, slots: Slots, rows: State, position: Array, active: Array) -> Any:
+def _probed(what: Algorithms, tables: PeerTables, slots: Slots, rows: State, position: Array, active: Array) -> Noted:
     """The columns of every probe at the events at ``position`` (int32[W]); zeros where none of them is chosen."""
     seen = {}
     for name, function in what.probes:
         one = what._replace(probes=((name, function),))
 
-        def values(rows: State, one: Algorithms = one, name: str = name) -> Any:
+        def values(rows: State, one: Algorithms = one, name: str = name) -> dict[str, Array]:
             return jax.vmap(lambda row, position: values_of(one, tables, slots, row, position)[name])(rows, position)
 
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, rows))
@@ -181,7 +186,7 @@ def _probed(what: Algorithms, tables: PeerTables, slots: Slots, rows: State, pos
 
 
 # --- batches of events -----------------------------------------------------------------------
-def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
+def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> TrainPeers:
     """``train(tables, slots, nodes, buffers, span) -> buffers`` for the ``width`` longest events of a batch.
 
     ``span`` = (index of the batch's first event in ``train_order``, number of its events, first local step, end of the
@@ -198,7 +203,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
         number, data = tables.number[position], client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0, None))
 
-        def begin(key: Any, row: State, number: Array, before: State, data: ClientData, steps: Array) -> State:
+        def begin(key: Key, row: State, number: Array, before: State, data: ClientData, steps: Array) -> State:
             message = message_of(peer, row, number)._replace(local_steps=steps)
             return client.begin(key, message, before, data)
 
@@ -222,7 +227,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
             message = jax.vmap(lambda row, number: message_of(peer, row, number))(woken.row, number)
             return woken, before, step(hyper, work, k, steps, message, data.offset, data.size)
 
-        def finish(rows: Any, held: tuple[Woken, State, State]) -> Any:
+        def finish(rows: Callable[[Any], Any], held: tuple[Woken, State, State]) -> tuple[Any, ...]:
             return jax.vmap(lambda *event: ended(peer, client, tables, *event))(*held, rows(position))
 
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
@@ -231,7 +236,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
     return train
 
 
-def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
+def make_peer_loop(what: Algorithms, devices: int = 1) -> TrainPeers:
     """As :func:`make_peer_train`, for batches of any number of events: one event after the other, all their steps."""
 
     def train(tables: PeerTables, slots: Slots, nodes: Nodes, buffers: PeerBuffers, span: Array) -> PeerBuffers:
@@ -258,7 +263,7 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
     return train
 
 
-def make_peer_write() -> Any:
+def make_peer_write() -> Callable[[PeerTables, PeerCarry, PeerBuffers, Array], tuple[PeerCarry, Array]]:
     """``write(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
     ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``.
@@ -306,7 +311,7 @@ def one_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffe
     return PeerBuffers(woken, before, work, *ended(peer, client, tables, woken, before, work, zero))
 
 
-def make_peer_buffers(what: Algorithms, capacity: int, batching: str) -> Any:
+def make_peer_buffers(what: Algorithms, capacity: int, batching: str) -> Callable[[PeerTables, Params], PeerBuffers]:
     """``buffers(tables, params) -> buffers``: empty buffers of the right shapes."""
 
     def buffers(tables: PeerTables, params: Params) -> PeerBuffers:
@@ -319,7 +324,7 @@ def make_peer_buffers(what: Algorithms, capacity: int, batching: str) -> Any:
     return buffers
 
 
-def make_peer_start(what: Algorithms, nodes: int, slots: int) -> Any:
+def make_peer_start(what: Algorithms, nodes: int, slots: int) -> Callable[[PeerTables, Params], PeerCarry]:
     """``start(tables, params) -> carry``: every node has the same model, and nothing has been sent."""
 
     def start(tables: PeerTables, params: Params) -> PeerCarry:

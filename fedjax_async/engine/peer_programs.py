@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Compiled, Wrapped
 
 from fedjax_async.engine import peer_evaluation, peer_kernels
 from fedjax_async.engine.compiling import jitted
@@ -19,23 +20,23 @@ from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_tables import PeerShape, PeerTables
 from fedjax_async.engine.programs import shed
-from fedjax_async.types import Array, Model, Params
+from fedjax_async.types import Array, Model, Params, State
 
 
 @lru_cache(maxsize=64)
-def start(what: Algorithms, nodes: int, slots: int, mesh: Mesh | None) -> Any:
+def start(what: Algorithms, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_start`."""
     return jitted(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def buffers(what: Algorithms, capacity: int, batching: str, mesh: Mesh | None) -> Any:
+def buffers(what: Algorithms, capacity: int, batching: str, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_buffers`; each device holds its share of the rows."""
     return jitted(peer_kernels.make_peer_buffers(what, capacity, batching), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Any:
+def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_train` or ``make_peer_loop``; donates the batch's buffers."""
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
     made = peer_kernels.make_peer_train(what, width, devices) if vmapped else peer_kernels.make_peer_loop(what, devices)
@@ -49,11 +50,11 @@ def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Any
 
 
 @lru_cache(maxsize=64)
-def write(mesh: Mesh | None) -> Any:
+def write(mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_write`; donates the carry."""
     made = peer_kernels.make_peer_write()
 
-    def gathered(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> Any:
+    def gathered(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> tuple[PeerCarry, Array]:
         """Every device writes all events: it holds all nodes and slots."""
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
@@ -61,18 +62,18 @@ def write(mesh: Mesh | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def own_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Any:
+def own_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_own_scores`."""
     return _over_nodes(peer_evaluation.make_own_scores(what, model, scoring), mesh)
 
 
 @lru_cache(maxsize=64)
-def global_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Any:
+def global_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_global_scores`."""
     return _over_nodes(peer_evaluation.make_global_scores(what, model, scoring), mesh)
 
 
-def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Any:
+def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
     """Jitted ``score(tables, rows, nodes)``; each device evaluates its share of the nodes."""
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
@@ -87,21 +88,23 @@ def together(
     scoring: PeerScoring,
     probes: tuple[tuple[str, NodesProbe], ...],
     mesh: Mesh | None,
-) -> Any:
+) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_together`."""
     made = peer_evaluation.make_together(what, model, scoring, probes)
 
-    def gathered(tables: PeerTables, rows: Any, online: Array, parts: Any, now: Array) -> Any:
+    def gathered(
+        tables: PeerTables, rows: State, online: Array, parts: list[dict[str, Array]], now: Array
+    ) -> dict[str, Array]:
         return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
 
     return jitted(made if mesh is None else gathered, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def models_of(what: Algorithms) -> Any:
+def models_of(what: Algorithms) -> Wrapped:
     """Jitted ``models_of(tables, rows) -> params`` of all nodes [N, ...]: a copy that outlives the rows' donation."""
 
-    def models(tables: PeerTables, rows: Any) -> Params:
+    def models(tables: PeerTables, rows: State) -> Params:
         return jax.tree.map(jnp.copy, jax.vmap(what.at(tables)[0].params)(rows))
 
     return jitted(models)
@@ -110,14 +113,14 @@ def models_of(what: Algorithms) -> Any:
 class PeerPrograms(NamedTuple):
     """All programs that a run calls: compiled, so that no thread traces."""
 
-    start: Callable[..., Any]
-    buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]  # by width
-    write: Callable[..., Any]
-    own: Callable[..., Any]  # scores of nodes on their own tests
-    whole: Any  # scores of nodes on the global test set; None under global_tests = "never"
-    together: Callable[..., Any]
-    models: Callable[..., Any]
+    start: Compiled
+    buffers: Compiled
+    train: dict[int, Compiled]  # by width
+    write: Compiled
+    own: Compiled  # scores of nodes on their own tests
+    whole: Compiled | None  # scores of nodes on the global test set; None under global_tests = "never"
+    together: Compiled
+    models: Compiled
 
     def number(self) -> int:
         """How many programs there are."""

@@ -85,11 +85,11 @@ def scores_of_nodes(scores: Mapping[str, np.ndarray], there: np.ndarray, data: F
     return found | others | {f"client_own_{name}": values for name, values in singles.items()}
 
 
-def _held_by(sizes: Any, there: np.ndarray) -> np.ndarray:
+def _held_by(sizes: np.ndarray | None, there: np.ndarray) -> np.ndarray:
     return np.zeros_like(there) if sizes is None else there & (np.asarray(sizes) > 0)
 
 
-def _mean(values: Any, mask: np.ndarray) -> np.ndarray:
+def _mean(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     values, count = np.asarray(values), mask.sum(axis=-1)
     total = np.where(mask, values, 0).sum(axis=-1, dtype=np.float64)
     return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(values.dtype))

@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
 from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.clock.peer_schedule import PeerSchedule
-from fedjax_async.engine.components import Client, Peer, PeerComponents, bound
+from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress, refuse
@@ -27,7 +28,7 @@ from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event
 from fedjax_async.server.running_statistics import weights_in
-from fedjax_async.types import ClientData, Key, Params, State
+from fedjax_async.types import Array, ClientData, Key, Params, State
 
 CHUNK = 500  # test examples that are evaluated at a time
 
@@ -36,7 +37,9 @@ CHUNK = 500  # test examples that are evaluated at a time
 def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
     """The functions of a node before its training, compiled; their first argument is ``hyper``."""
 
-    def add(hyper: Any, inbox: State, row: State, message: Any, weight: Any, corrupt: Any) -> tuple[State, Any]:
+    def add(
+        hyper: Hyper, inbox: State, row: State, message: State, weight: Array, corrupt: Array
+    ) -> tuple[State, Array]:
         refused = corrupt | ~tree.is_finite(message)
         added = bound(peer, hyper).add(inbox, row, message, weight)
         return tree.where(refused, inbox, added), refused
@@ -45,7 +48,7 @@ def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
         name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS
     }
 
-    def wake(hyper: Any, row: State, inbox: State, root: Key, who: Any, number: Any, mass: Any) -> State:
+    def wake(hyper: Hyper, row: State, inbox: State, root: Key, who: Array, number: Array, mass: Array) -> State:
         return bound(peer, hyper).wake(row, inbox, Event(job_key(root, who, number), mass))
 
     return {name: jax.jit(function) for name, function in (named | {"add": add, "wake": wake}).items()}
@@ -55,13 +58,13 @@ _FUNCTIONS = ("init", "open", "params")
 
 
 @lru_cache(maxsize=64)
-def _training(peer: Peer, client: Client) -> Any:
+def _training(peer: Peer, client: Client) -> Wrapped:
     """Compiled: local training and push, the part of an event after the mixing."""
 
     def train(
-        hyper: Any, root: Key, row: State, kept: State, data: ClientData, who: Any, number: Any, steps: Any, mass: Any,
-        limit: Any,
-    ) -> Any:  # fmt: skip
+        hyper: Hyper, root: Key, row: State, kept: State, data: ClientData, who: Array, number: Array, steps: Array,
+        mass: Array, limit: Array,
+    ) -> tuple[State, State, State, dict[str, Array]]:  # fmt: skip
         node, one, key = bound(peer, hyper), bound(client, hyper), job_key(root, who, number)
         message = node.start(row)._replace(version=number)
         upload, after = one.finish(run_steps(one, key, message, kept, data, steps), message, kept)
@@ -92,7 +95,7 @@ class _Nodes:
         count = schedule.num_clients
         self.rows = [self.peer["init"](self.hyper, params)] * count
         self.kept = [bound(components.client, self.hyper).init(params)] * count
-        self.messages: dict[tuple[int, int], Any] = {}  # (event, fragment) -> message
+        self.messages: dict[tuple[int, int], State] = {}  # (event, fragment) -> message
         pairs = zip(schedule.source.tolist(), schedule.fragment.tolist())
         self.readers: dict[tuple[int, int], int] = {}  # inboxes that have not yet mixed the message
         for pair in pairs:
@@ -144,7 +147,7 @@ class _Tests:
         self.parts = [order[first : first + count] for first, count in zip(offset, size)]
         self.real = np.dtype(jnp.result_type(float))
 
-    def mean(self, params: Params, rows: np.ndarray) -> tuple[Any, Any]:
+    def mean(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean loss and accuracy over rows of the test set; NaN without rows."""
         if not len(rows):
             return self.real.type(np.nan), self.real.type(np.nan)
@@ -181,7 +184,7 @@ def run_peer_reference(
     schedule: PeerSchedule,
     params: Params,
     key: Key,
-    points: Any,
+    points: np.ndarray,
     *,
     global_tests: str = "all",
     on_bad: str = "reject",

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_async import check
 from fedjax_async.clock import at_or_before
@@ -45,7 +46,7 @@ class PeerResult(NamedTuple):
     kept: tuple[int, Params] | None = None  # the row and the models that an observer wanted kept
 
 
-def checked_points(points: Any) -> np.ndarray:
+def checked_points(points: ArrayLike) -> np.ndarray:
     """The virtual times of the evaluations, float64[V].
 
     Raises ``ValueError`` unless they are finite, begin at 0 and never decrease.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Compiled
 
 from fedjax_async import check
 from fedjax_async.clock.peer_schedule import PeerSchedule
@@ -18,7 +19,7 @@ from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, tempora
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.peer_evaluation import scoring_of
-from fedjax_async.engine.peer_kernels import Algorithms, PeerCarry
+from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
 from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
 from fedjax_async.engine.peer_probes import (
     NodesProbes,
@@ -36,7 +37,7 @@ from fedjax_async.engine.stack import TooLarge, default_batching, default_lanes,
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
-from fedjax_async.types import Key, Params
+from fedjax_async.types import Array, Key, Params
 
 
 class PeerMember(NamedTuple):
@@ -225,11 +226,11 @@ def run_peers(
     scores, watcher = Scores(points, [layout.stops[1:] - 1]), Watcher(points, [observer])
     seen = online(member.schedule, member.times)
 
-    def apply(carry: PeerCarry, buffers: Any, low: int, high: int) -> tuple[PeerCarry, Any]:
-        applied: tuple[PeerCarry, Any] = programs.write(tables, carry, buffers, np.array([low, high], np.int32))
+    def apply(carry: PeerCarry, buffers: PeerBuffers, low: int, high: int) -> tuple[PeerCarry, Array]:
+        applied: tuple[PeerCarry, Array] = programs.write(tables, carry, buffers, np.array([low, high], np.int32))
         return applied
 
-    def train(width: int, tables: Any, carry: PeerCarry, buffers: Any, span: np.ndarray) -> Any:
+    def train(width: int, tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: np.ndarray) -> PeerBuffers:
         return programs.train[width](tables, carry.slots, carry.nodes, buffers, span)
 
     carry = programs.start(tables, run.params)
@@ -269,10 +270,12 @@ def run_peers(
     return _result(run, carry, scores, watcher)
 
 
-def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> list[dict[str, Any]]:
+def _parts(
+    run: PeerRun, trainers: Trainers[PeerTables, PeerCarry, PeerBuffers], carry: PeerCarry, whole: Compiled | None
+) -> list[dict[str, Any]]:
     """The scores of all nodes, one part per lane; ``whole``: the program for the global test set, None: NaN instead."""
 
-    def one(program: Any, nodes: np.ndarray) -> dict[str, Any]:
+    def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
         found: dict[str, Any] = program(run.tables, carry.nodes.row, nodes)
         return found
 

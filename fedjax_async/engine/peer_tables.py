@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.peer_layout import PeerLayout, corrupt_entries
@@ -24,10 +26,10 @@ LEAST_SLOTS = 12
 class HeldOut(NamedTuple):
     """Examples that are only evaluated, and the nodes that hold them."""
 
-    x: Any  # [T, ...]
-    y: Any  # [T, ...]
-    test: tuple[Any, Any, Any]  # order (rows of x), offset[N], size[N]
-    validation: tuple[Any, Any, Any]  # order (rows of the training pool), offset[N], size[N]
+    x: Array  # [T, ...]
+    y: Array  # [T, ...]
+    test: tuple[Array, Array, Array]  # order (rows of x), offset[N], size[N]
+    validation: tuple[Array, Array, Array]  # order (rows of the training pool), offset[N], size[N]
 
 
 class PeerTables(NamedTuple):
@@ -94,17 +96,17 @@ def make_peer_tables(
     norm_limit: float,
     probes: Probes,
     feed: Feed | None = None,
-    sharding: Any = None,
+    sharding: NamedSharding | None = None,
 ) -> PeerTables:
     """Move data and plan to the device. ``feed``: of streamed data, which are sent batch by batch."""
     schedule, order, real = layout.schedule, layout.order, jnp.result_type(float)
     client = schedule.client[order]
     pool = {"x": data.x, "y": data.y, "order": data.order} if feed is None else feed.empty()
 
-    def column(values: np.ndarray, dtype: Any = np.int32) -> np.ndarray:
+    def column(values: np.ndarray, dtype: DTypeLike = np.int32) -> np.ndarray:
         return padded(values, shape.positions, dtype)
 
-    def of_entries(values: np.ndarray, dtype: Any) -> np.ndarray:
+    def of_entries(values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
         return padded(values, shape.entries, dtype)
 
     sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
@@ -126,7 +128,9 @@ def make_peer_tables(
         "inbox_slot": of_entries(layout.inbox_slot, np.int32),
         "inbox_weight": of_entries(schedule.weight[layout.inbox], real),
         "inbox_corrupt": of_entries(corrupt_entries(schedule)[layout.inbox], np.bool_),
-        "held": HeldOut(data.test_x, data.test_y, held_out_rows(data, "test"), held_out_rows(data, "validation")),
+        "held": HeldOut._make(
+            (data.test_x, data.test_y, held_out_rows(data, "test"), held_out_rows(data, "validation"))
+        ),
         "chosen": {name: column(seen[order], np.bool_) for name, seen in chosen_events(probes, schedule).items()},
     }
     return PeerTables(**to_devices(columns | pool | {"key": key[None]}, sharding))

@@ -8,19 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_async import check
 from fedjax_async.engine.components import Components, bound, row_of
 from fedjax_async.engine.trial import job, one_row
-from fedjax_async.types import (
-    DataParts,
-    Facts,
-    FederatedData,
-    Key,
-    Params,
-    Probe,
-    Schedule,
-)
+from fedjax_async.types import Array, DataParts, Facts, FederatedData, Key, Params, Probe, Schedule, State
 
 Probes = Mapping[str, Probe]
 NO_PROBES: Probes = {}
@@ -43,7 +36,7 @@ def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arriv
     return resolved
 
 
-def _resolved(name: Any, given: Any, arrivals: int) -> Probe:
+def _resolved(name: object, given: Any, arrivals: int) -> Probe:
     _check_name("probe name", name)
     probe = given if isinstance(given, Probe) else Probe(given)
     field = f"probes[{name!r}]"
@@ -59,7 +52,7 @@ def _resolved(name: Any, given: Any, arrivals: int) -> Probe:
     return probe._replace(at=tuple(sorted({int(number) for number in probe.at})))
 
 
-def _check_name(field: str, name: Any) -> None:
+def _check_name(field: str, name: object) -> None:
     good = isinstance(name, str) and name and not set(name) & set("/:")
     check.require(bool(good), field, name, "a text without '/' and ':'")
 
@@ -82,13 +75,13 @@ def described(probes: Probes) -> dict[str, Any] | None:
 
 def checked(
     name: str, function: Callable[..., Any], given: str = "state, memory, arrival, parts"
-) -> Callable[..., dict[str, Any]]:
+) -> Callable[..., dict[str, Array]]:
     """``function``, with its result as a dict of scalar arrays; ``ValueError`` if it raises or returns anything else.
 
     ``given``: the names of its arguments, for the message.
     """
 
-    def call(*values: Any) -> dict[str, Any]:
+    def call(*values: State) -> dict[str, Array]:
         field = f"probes[{name!r}]"
         try:
             found = function(*values)
@@ -103,7 +96,7 @@ def checked(
     return call
 
 
-def _scalar(field: str, column: Any, value: Any) -> Any:
+def _scalar(field: str, column: object, value: ArrayLike) -> Array:
     _check_name(f"column of {field}", column)
     check.require(column not in COLUMNS, f"column of {field}", column, f"named other than {', '.join(COLUMNS)}")
     try:
@@ -117,22 +110,26 @@ def _scalar(field: str, column: Any, value: Any) -> Any:
     return array.astype(array.dtype)  # a Python number has no dtype of its own
 
 
-def columns_of(probes: Probes, components: Components, params: Params) -> dict[str, dict[str, Any]]:
+def columns_of(probes: Probes, components: Components, params: Params) -> dict[str, dict[str, Array]]:
     """Shapes of the columns of each probe; nothing is computed. ``ValueError`` unless it returns a dict of scalars."""
     if not probes:
         return {}
     data, hyper = components.data, components.hyper
-    row = [row_of(rows) for rows in (data.x, data.y)]
-    held_out = [row_of(rows) for rows in (data.test_x, data.test_y)]
+    row = row_of(data.x), row_of(data.y)
+    held_out = row_of(data.test_x), row_of(data.test_y)
 
-    def outputs(params: Params, key: Key, pool: Any, tests: Any) -> dict[str, dict[str, Any]]:
+    def outputs(
+        params: Params, key: Key, pool: tuple[Array, Array], tests: tuple[Array, Array]
+    ) -> dict[str, dict[str, Array]]:
         rule, client = bound(components.server, hyper), bound(components.client, hyper)
         found = job(rule, client, params, key, pool, Facts(len(data.size)))
         own, test = (one_row(x, y, jnp.int32(0)) for x, y in (pool, tests))
         given = (found.state, found.memory, found.arrival, DataParts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
 
-    found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.eval_shape(jax.random.key, 0), row, held_out)
+    found: dict[str, dict[str, Array]] = jax.eval_shape(
+        outputs, params, jax.eval_shape(jax.random.key, 0), row, held_out
+    )
     return found
 
 

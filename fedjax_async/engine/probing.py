@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.types import Array, Arrival, ClientData, DataParts, State
 
 ProbeTables = Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
+Functions = Sequence[tuple[str, Callable[..., Any]]]  # names of probes and their functions
 
 
 def parts_at(tables: DeviceTables, position: Array) -> DataParts:
@@ -27,14 +28,14 @@ def parts_at(tables: DeviceTables, position: Array) -> DataParts:
     return DataParts(client_data(tables, position), validation, test)
 
 
-def values_of(functions: Any, tables: DeviceTables, position: Array, *given: Any) -> ProbeTables:
+def values_of(functions: Functions, tables: DeviceTables, position: Array, *given: State) -> ProbeTables:
     """The columns of every probe at the arrival at ``position``; ``given``: state, memory and arrival."""
     given = opened(given)
     return {name: checked(name, function)(*given, parts_at(tables, position)) for name, function in functions}
 
 
 def noted(
-    functions: Any,
+    functions: Functions,
     tables: DeviceTables,
     columns: ProbeTables,
     position: Array,
@@ -47,7 +48,7 @@ def noted(
     for name, function in functions:
         table = columns[name]
 
-        def values(name: str = name, function: Any = function) -> dict[str, Array]:
+        def values(name: str = name, function: Callable[..., Any] = function) -> dict[str, Array]:
             return values_of([(name, function)], tables, position, state, memory, arrival)[name]
 
         nothing = {column: jnp.zeros((), rows.dtype) for column, rows in table.items()}
@@ -57,7 +58,7 @@ def noted(
 
 
 def noted_ranks(
-    functions: Any, tables: DeviceTables, columns: ProbeTables, position: Array, active: Array, *given: Any
+    functions: Functions, tables: DeviceTables, columns: ProbeTables, position: Array, active: Array, *given: State
 ) -> ProbeTables:
     """:func:`noted` for one arrival per run, where ``active``; a probe that sees one of them is called for all."""
     after = {}
@@ -65,7 +66,9 @@ def noted_ranks(
         table = columns[name]
         chosen = tables.probing.chosen[name][position] & active
 
-        def one(position: Array, *given: Any, name: str = name, function: Any = function) -> dict[str, Array]:
+        def one(
+            position: Array, *given: State, name: str = name, function: Callable[..., Any] = function
+        ) -> dict[str, Array]:
             return values_of([(name, function)], tables, position, *given)[name]
 
         nothing = {column: jnp.zeros(position.shape, rows.dtype) for column, rows in table.items()}

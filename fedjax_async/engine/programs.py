@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.stages import Compiled, Wrapped
 
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
+from fedjax_async.engine.evaluation import RunTests
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
 from fedjax_async.engine.sending import StackFacts, rule_at, state_of, write_messages
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
-from fedjax_async.types import Array, ClientData, Model, Params, State
+from fedjax_async.types import Array, ClientData, Model, Params, State, Structure
 
 MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs are forgotten
 
 
 @lru_cache(maxsize=64)
-def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Any:
+def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`serving.make_start`."""
     return jitted(serving.make_start(server, client, facts, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Any:
+def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
     return jitted(kernels.make_buffers(client, capacity, whole, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
+def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers."""
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
     made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
@@ -54,11 +55,13 @@ def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Any:
+def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`serving.make_receive` or ``make_receive_ranks``; donates what the server changes."""
     made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
 
-    def gathered(tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array) -> Any:
+    def gathered(
+        tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array
+    ) -> tuple[kernels.Carry, Array]:
         """Every device applies all uploads: it holds the whole state of the server."""
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
@@ -67,7 +70,7 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 
 
 @lru_cache(maxsize=64)
-def model_of(server: Server, facts: StackFacts) -> Any:
+def model_of(server: Server, facts: StackFacts) -> Wrapped:
     """Jitted ``model_of(tables, states, run) -> params``: a copy that outlives the donation of the states."""
 
     def model(tables: DeviceTables, states: State, run: Array) -> Params:
@@ -78,7 +81,7 @@ def model_of(server: Server, facts: StackFacts) -> Any:
 
 
 @lru_cache(maxsize=64)
-def send(server: Server, facts: StackFacts) -> Any:
+def send(server: Server, facts: StackFacts) -> Wrapped:
     """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
 
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
@@ -88,7 +91,7 @@ def send(server: Server, facts: StackFacts) -> Any:
 
 
 @lru_cache(maxsize=64)
-def keep() -> Any:
+def keep() -> Wrapped:
     """Jitted ``keep(store, buffers, rows) -> store``: copy the results of a batch's jobs to ``store``; donates it.
 
     Job k of the batch is copied to row ``rows[k]``, or dropped if there is no such row.
@@ -102,7 +105,7 @@ def keep() -> Any:
 
 
 @lru_cache(maxsize=64)
-def losses(model: Model, server: Server, facts: StackFacts) -> Any:
+def losses(model: Model, server: Server, facts: StackFacts) -> Wrapped:
     """Jitted ``losses(tables, states, offset, size) -> float[n]``: the global model's on the parts of n clients."""
 
     def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
@@ -132,16 +135,16 @@ def shed() -> None:
 class Programs(NamedTuple):
     """All programs that a stack of runs calls: compiled, so that no thread traces. ``None``: the stack needs none."""
 
-    start: Callable[..., Any]
-    buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]  # by width
-    receive: Callable[..., Any]
-    evaluate: Callable[..., Any]
+    start: Compiled
+    buffers: Compiled
+    train: dict[int, Compiled]  # by width
+    receive: Compiled
+    evaluate: Compiled
     by_ranks: bool  # whether the spans of ``receive`` count ranks, not positions
-    measure: Callable[..., Any] | None = None  # measures more than loss and accuracy
+    measure: Compiled | None = None  # measures more than loss and accuracy
     reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
-    model: Callable[..., Any] | None = None  # copies the model of an evaluation, for observers
-    evaluate_runs: Callable[..., Any] | None = None  # evaluates all runs at once; off a CPU
+    model: Compiled | None = None  # copies the model of an evaluation, for observers
+    evaluate_runs: Compiled | None = None  # evaluates all runs at once; off a CPU
 
 
 class Shapes(NamedTuple):
@@ -174,7 +177,9 @@ def shapes_of(
 
 
 @lru_cache(maxsize=64)
-def _keeps_starts(server: Server, facts: StackFacts, structure: Any, leaves: tuple[Any, ...]) -> bool:
+def _keeps_starts(
+    server: Server, facts: StackFacts, structure: Structure, leaves: tuple[jax.ShapeDtypeStruct, ...]
+) -> bool:
     """Whether buffers keep start models; ``ValueError`` for a rule that must not share its messages.
 
     ``structure`` and ``leaves``: the shapes of tables, carry and buffers. Tracing takes 50 ms, so results are cached.
@@ -192,7 +197,7 @@ def compile_programs(
     shape: StackShape,
     tables: DeviceTables,
     params: Params,
-    tests: Any,
+    tests: RunTests,
     inputs: Inputs | None,
     shapes: Shapes,
     *,
@@ -200,7 +205,7 @@ def compile_programs(
     facts: StackFacts,
     mesh: Mesh | None = None,
     models: bool = False,
-    every_test: Any = None,
+    every_test: RunTests | None = None,
 ) -> Programs:
     """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads."""
     shed()

@@ -178,7 +178,9 @@ def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
     return {} if phase is None else {"phase_changes": int(np.count_nonzero(np.diff(phase, prepend=0)))}
 
 
-def _uploads(schedule: Schedule, result: EngineResult, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
+def _uploads(
+    schedule: Schedule, result: EngineResult, traffic: Traffic
+) -> tuple[dict[str, np.ndarray], np.ndarray | int, np.ndarray | int | None]:
     """Columns of the arrivals, and bytes of each job's upload: all, and of its values (None without compression)."""
     records = result.records
     if traffic.values is None:
@@ -195,7 +197,9 @@ def _uploads(schedule: Schedule, result: EngineResult, traffic: Traffic) -> tupl
     return kept | columns, jobs["bits"], jobs["values_bits"]
 
 
-def _costs(devices: Devices | None, schedule: Schedule, spent: Callable[..., Any], *given: Any) -> dict[str, Any]:
+def _costs(
+    devices: Devices | None, schedule: Schedule, spent: Callable[..., Any], *given: object
+) -> dict[str, np.ndarray]:
     """The columns ``energy`` and ``carbon``, which ``spent(devices, schedule, ...)`` returns, if devices are given."""
     if devices is None:
         return {}
@@ -210,7 +214,7 @@ def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
     return int(np.sum(jobs < latest[schedule.client[jobs]]))
 
 
-def _uploaded(schedule: Schedule, points: EvaluationPoints, size: Any) -> np.ndarray:
+def _uploaded(schedule: Schedule, points: EvaluationPoints, size: np.ndarray | int) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: bytes of every upload, or of each job's."""
     copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")

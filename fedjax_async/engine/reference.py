@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
 from fedjax_async import tree
 from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
-from fedjax_async.engine.components import Client, Components, Server, bound, facts_of
+from fedjax_async.engine.components import Client, Components, Hyper, Server, bound, facts_of
 from fedjax_async.engine.evaluation import EvaluationPoints, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import (
@@ -32,27 +33,17 @@ from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.server import begun, closed
 from fedjax_async.server.running_statistics import weights_in
-from fedjax_async.types import (
-    Arrival,
-    ClientData,
-    Facts,
-    Key,
-    Message,
-    Params,
-    Request,
-    Schedule,
-    State,
-)
+from fedjax_async.types import Array, Arrival, ClientData, Facts, Info, Key, Message, Params, Request, Schedule, State
 
 
 @lru_cache(maxsize=64)
-def _job(client: Client) -> Any:
+def _job(client: Client) -> Wrapped:
     """Compiled: one whole job, and what is recorded of its upload."""
 
     def job(
-        hyper: Any, root: Key, number: Any, version: Any, message: Message, kept: State, data: ClientData, who: Any,
-        steps: Any,
-    ) -> Any:  # fmt: skip
+        hyper: Hyper, root: Key, number: Array, version: Array, message: Message, kept: State, data: ClientData,
+        who: Array, steps: Array,
+    ) -> tuple[State, State, State, dict[str, Array], Array, Array]:  # fmt: skip
         one = bound(client, hyper)
         message = message._replace(version=version)
         work = run_steps(one, job_key(root, who, number), message, kept, data, steps)
@@ -65,10 +56,10 @@ def _job(client: Client) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _server(server: Server) -> dict[str, Any]:
+def _server(server: Server) -> dict[str, Wrapped]:
     """The rule's functions, compiled; their first argument is ``hyper``."""
 
-    def compiled(use: Callable[..., Any]) -> Any:
+    def compiled(use: Callable[..., Any]) -> Wrapped:
         return jax.jit(lambda hyper, *given: use(bound(server, hyper), *given))
 
     named = ("receive", "dispatch", "params")
@@ -77,10 +68,10 @@ def _server(server: Server) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _own_params(client: Client) -> Any:
+def _own_params(client: Client) -> Wrapped:
     """Compiled: the model that a client would use after a message."""
 
-    def own_params(hyper: Any, message: Message, kept: State, server_params: Params) -> Params:
+    def own_params(hyper: Hyper, message: Message, kept: State, server_params: Params) -> Params:
         own = bound(client, hyper).own
         if own is not None:
             return own(message, kept)
@@ -114,7 +105,9 @@ class _Federation:
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
         self.follow(schedule)
-        self.early: dict[int, Any] = {}  # job -> its result, if it was trained before it arrives
+        self.early: dict[
+            int, tuple[State, State, Array, bool, dict[str, Array]]
+        ] = {}  # job -> its result, if it was trained before it arrives
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job trained in vain -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent, self.malicious = 0, data.malicious
@@ -136,7 +129,7 @@ class _Federation:
         x, y, order = self.pool
         return ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
 
-    def trained(self, job: int, applied: bool = True) -> Any:
+    def trained(self, job: int, applied: bool = True) -> tuple[State, State, Array, bool, dict[str, Array]]:
         """``(upload, state of the client, norm, accepted, info)`` of a job; nothing changes."""
         s, who, message = self.schedule, self.schedule.client[job], self.messages[job]
         upload, after, unsent, info, norm, finite = _job(self.components.client)(
@@ -150,7 +143,7 @@ class _Federation:
         kept = (after if applied else unsent) if accepted else self.kept[who]
         return upload, kept, norm if finite else jnp.zeros_like(norm), accepted, info
 
-    def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
+    def train(self, job: int, applied: bool = True) -> tuple[State, Message, Array, bool, dict[str, Array]]:
         """``(upload, message, norm, accepted, info)`` of a job; updates the state of its client."""
         left = self.early.pop(job) if applied and job in self.early else self.trained(job, applied)
         upload, self.kept[self.schedule.client[job]], norm, accepted, info = left
@@ -171,12 +164,12 @@ class _Federation:
             self.latest[who] = job
             self.sent += 1
 
-    def request(self, who: Any, time: Any, version: Any, local_steps: Any) -> Request:
+    def request(self, who: int, time: float, version: int, local_steps: int) -> Request:
         """The request for a client's message."""
         weight = jnp.asarray(self.components.data.size[who], self.real)
         return Request(np.int32(who), jnp.asarray(time, self.real), np.int32(version), np.int32(local_steps), weight)
 
-    def arrival(self, e: int, upload: Any, message: Message, accepted: bool) -> Arrival:
+    def arrival(self, e: int, upload: State, message: Message, accepted: bool) -> Arrival:
         """What the server gets with arrival ``e``."""
         s, job = self.schedule, self.schedule.job[e]
         return Arrival(
@@ -193,7 +186,7 @@ class _Federation:
             malicious=np.bool_(self.malicious is not None and self.malicious[s.client[job]]),
         )
 
-    def receive(self, arrival: Arrival) -> Any:
+    def receive(self, arrival: Arrival) -> Info:
         """Apply an arrival, and close the server step if it completes it; returns the rule's ``Info``."""
         who = int(arrival.client)
         self.state, self.memory[who], info = self.rule["receive"](self.hyper, self.state, self.memory[who], arrival)

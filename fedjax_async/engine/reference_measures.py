@@ -13,44 +13,45 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
-from fedjax_async.engine.components import Client, Components, bound
+from fedjax_async.engine.components import Client, Components, Hyper, bound
 from fedjax_async.engine.measures import FINE_TUNING, Measures, training_rows
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.models import hits
 from fedjax_async.models.metrics import Metric
-from fedjax_async.types import ClientData, Key, Message, Model, Params
+from fedjax_async.types import Array, ClientData, Key, Message, Model, Params
 
 CHUNK = 500  # examples that are evaluated at a time
 Examples = tuple[np.ndarray, np.ndarray]  # x and y
-Pool = tuple[Any, Any, Any]  # x, y and order, on the device
+Pool = tuple[Array, Array, Array]  # x, y and order, on the device
 
 
 @lru_cache(maxsize=64)
-def _outputs(model: Model) -> Any:
+def _outputs(model: Model) -> Wrapped:
     return jax.jit(model.apply)
 
 
 @lru_cache(maxsize=64)
-def _loss(model: Model) -> Any:
+def _loss(model: Model) -> Wrapped:
     return jax.jit(model.loss)
 
 
 @lru_cache(maxsize=64)
-def _values(metric: Metric) -> Any:
+def _values(metric: Metric) -> Wrapped:
     return jax.jit(metric.values)
 
 
 @lru_cache(maxsize=64)
-def _finish(finish: Callable[[Any], Any]) -> Any:
+def _finish(finish: Callable[[Any], Any]) -> Wrapped:
     return jax.jit(finish)
 
 
 @lru_cache(maxsize=64)
-def _tuned(tuner: Client, steps: int) -> Any:
+def _tuned(tuner: Client, steps: int) -> Wrapped:
     """Compiled: the params after ``steps`` local steps from ``start``."""
 
-    def tuned(hyper: Any, root: Key, who: Any, version: Any, start: Params, data: ClientData) -> Params:
+    def tuned(hyper: Hyper, root: Key, who: Array, version: Array, start: Params, data: ClientData) -> Params:
         one = bound(tuner, hyper)
         key = job_key(jax.random.fold_in(root, jnp.uint32(FINE_TUNING)), who, jnp.int32(0))
         return run_steps(one, key, Message(start, (), version), (), data, steps).params
@@ -61,7 +62,7 @@ def _tuned(tuner: Client, steps: int) -> Any:
 class MeasuresByHand:
     """Scores of one run besides loss and accuracy."""
 
-    def __init__(self, components: Components, measures: Measures, hyper: Any, key: Key) -> None:
+    def __init__(self, components: Components, measures: Measures, hyper: Hyper, key: Key) -> None:
         self.components, self.measures, self.hyper, self.key = components, measures, hyper, key
         self.real = np.dtype(jnp.result_type(float))
         data = components.data
@@ -86,7 +87,7 @@ class MeasuresByHand:
             return np.asarray(np.nan, self.real)
         values = _values(metric)(self.outputs(params, examples[0]), examples[1])
 
-        def mean(leaf: Any) -> Any:
+        def mean(leaf: Array) -> Array:
             return jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real)
 
         means = jax.tree.map(mean, values)

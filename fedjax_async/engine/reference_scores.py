@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.probes import (
@@ -21,16 +22,16 @@ from fedjax_async.engine.probes import (
     sees,
 )
 from fedjax_async.models import hits
-from fedjax_async.types import Arrival, ClientData, DataParts, Model, Params, Schedule
+from fedjax_async.types import Array, Arrival, ClientData, DataParts, Model, Params, Schedule, State
 
 CHUNK = 500  # test examples that are evaluated at a time
 
 
 @lru_cache(maxsize=64)
-def scores_of_examples(model: Model, labels: bool) -> Any:
+def scores_of_examples(model: Model, labels: bool) -> Wrapped:
     """Compiled ``(params, x, y) -> (loss, hit)``, one entry per example; ``hit``: 1 if the class is right, else 0."""
 
-    def scores(params: Params, x: Any, y: Any) -> Any:
+    def scores(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
         outputs = model.apply(params, x)
         loss = model.loss(outputs, y)
         hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
@@ -42,7 +43,7 @@ def scores_of_examples(model: Model, labels: bool) -> Any:
 class Tests:
     """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
-    def __init__(self, model: Model, x: Any, y: Any) -> None:
+    def __init__(self, model: Model, x: np.ndarray, y: np.ndarray) -> None:
         labels = bool(np.issubdtype(y.dtype, np.integer))
         self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
@@ -75,8 +76,18 @@ def mean_of(values: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _probe(name: str, function: Callable[..., Any]) -> Any:
+def _probe(name: str, function: Callable[..., Any]) -> Wrapped:
     return jax.jit(checked(name, function))
+
+
+class InTurn(Protocol):
+    """A run that goes arrival by arrival, as probes see it."""
+
+    state: State  # of the server
+    memory: list[State]  # of the server about each client
+    pool: tuple[Array, Array, Array]  # x, y and order
+
+    def part(self, who: int) -> ClientData: ...
 
 
 class ReferenceProbes:
@@ -90,10 +101,10 @@ class ReferenceProbes:
         self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
         self.tests = jax.device_put((data.test_x, data.test_y))
 
-    def parts(self, run: Any, who: int) -> DataParts:
+    def parts(self, run: InTurn, who: int) -> DataParts:
         """The training, validation and test part of a client."""
 
-        def part(x: Any, y: Any, kind: str) -> ClientData:
+        def part(x: Array, y: Array, kind: str) -> ClientData:
             order, offset, size = self.held_out[kind]
             return ClientData(x, y, order, offset[who], size[who])
 
@@ -101,7 +112,7 @@ class ReferenceProbes:
             run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
         )
 
-    def probe(self, run: Any, position: int, arrival: Arrival) -> None:
+    def probe(self, run: InTurn, position: int, arrival: Arrival) -> None:
         """Call the probes that are due, before the server receives the arrival."""
         who = int(arrival.client)
         for name, probe in self.probes.items():

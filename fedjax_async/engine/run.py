@@ -19,7 +19,7 @@ from fedjax_async.engine.devices import make_mesh
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.evaluator import Evaluator
 from fedjax_async.engine.flat import Flat
-from fedjax_async.engine.kernels import Carry
+from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
@@ -35,10 +35,10 @@ from fedjax_async.engine.stack import (
     make_stack,
     shape_of,
 )
-from fedjax_async.engine.tables import StackShape
+from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
-from fedjax_async.types import Key, Params, Schedule, ServerAlgorithm, State
+from fedjax_async.types import Array, Key, Params, Schedule, ServerAlgorithm, State
 
 # Besides one training program per width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
@@ -66,12 +66,12 @@ def run_stack(
     watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
     evaluate = Evaluator(stack, watcher)
 
-    def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
+    def apply(carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-        applied: tuple[Carry, Any] = programs.receive(tables, carry, buffers, span)
+        applied: tuple[Carry, Array] = programs.receive(tables, carry, buffers, span)
         return applied
 
-    def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
+    def train(width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         return programs.train[width](tables, carry.slots, carry.clients, buffers, span)
 
     if keeper is not None:
@@ -213,7 +213,7 @@ def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> in
     return total
 
 
-def _model(rule: ServerAlgorithm, state: State, real: Any) -> Params:
+def _model(rule: ServerAlgorithm, state: State, real: np.dtype) -> Params:
     """The model of a server state, on the host; each thread has its own setting of 64 bits."""
     with jax.enable_x64(real == np.float64):
         params: Params = jax.device_get(rule.params(state))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled, Wrapped
 
 from fedjax_async.engine import kernels, measures
 from fedjax_async.engine.compiling import jitted
@@ -19,8 +20,11 @@ from fedjax_async.engine.sending import StackFacts, rule_at, state_of
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
+Read = tuple[State, State, State]  # what an evaluation reads: states of the server, its memory and the clients' rows
+Now = tuple[Array, Array]  # virtual time and server steps closed
 
-def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
+
+def evaluated(carry: kernels.Carry, own: bool) -> Read:
     """The part of the carry that an evaluation reads; ``own``: whether it evaluates models of the clients."""
     return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())
 
@@ -28,7 +32,7 @@ def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
 @lru_cache(maxsize=64)
 def evaluate(
     model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
-) -> Any:
+) -> Wrapped:
     """Jitted :func:`_evaluate`."""
     return jitted(_evaluate(model, server, client, facts, total, labels, per_client))
 
@@ -43,7 +47,7 @@ def evaluate_runs(
     labels: bool,
     per_client: bool,
     at_once: int,
-) -> Any:
+) -> Wrapped:
     """Jitted :func:`_evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
 
     ``run``, ``now``, ``owner``, ``tests`` and ``validation`` have an axis of runs in front; the test set is shared.
@@ -51,9 +55,9 @@ def evaluate_runs(
     one = _evaluate(model, server, client, facts, total, labels, per_client)
 
     def evaluate_runs(
-        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, *own: Any
+        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, *own: State
     ) -> dict[str, Array]:
-        def of_some(some: Any) -> dict[str, Array]:
+        def of_some(some: tuple[Array, Now, State]) -> dict[str, Array]:
             run, now, own = some
             found: dict[str, Array] = jax.vmap(lambda run, now, own: one(tables, seen, run, now, x, y, *own))(
                 run, now, own
@@ -81,12 +85,12 @@ def _evaluate(
 
     def evaluate(
         tables: DeviceTables,
-        seen: tuple[State, State, State],
+        seen: Read,
         run: Array,
-        now: Any,
+        now: Now,
         x: Array,
         y: Array,
-        owner: Any,
+        owner: Array | None,
         tests: Any,
         validation: ClientData | None,
     ) -> dict[str, Array]:
@@ -116,7 +120,7 @@ class Measuring(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Any:
+def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Wrapped:
     """Jitted ``measure(tables, (states, memory, clients), run, now, test_x, test_y, owner, inputs) -> scores``.
 
     Memory and clients are ``()`` unless :func:`reads_clients` is true.
@@ -127,7 +131,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
     tuned = measures.make_tuned(model, what.labels, wanted, count, what.width)
 
     def measure(
-        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
+        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, owner: Array | None, inputs: Inputs
     ) -> dict[str, Array]:
         rule, state = rule_at(server, tables, run), state_of(tables, seen[0], run)
         params, hyper = rule.params(state), kernels.hyper_of(tables, run)
@@ -172,7 +176,7 @@ def compiled_together(
     every_test: Any,
     what: Measuring,
     facts: StackFacts,
-) -> Any:
+) -> Compiled:
     """The compiled :func:`evaluate_runs`."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
     at_once = most_at_once(model, one, every_test[0], runs)

@@ -12,10 +12,10 @@ from fedjax_async import tree
 from fedjax_async.engine.components import Server, bound
 from fedjax_async.engine.kernels import Carry, hyper_of
 from fedjax_async.engine.tables import DeviceTables
-from fedjax_async.types import Array, Facts, Message, Request, ServerAlgorithm, State
+from fedjax_async.types import Array, Facts, Message, Request, ServerAlgorithm, State, Tree
 
 
-def read_rows(table: Any, index: Array) -> Any:
+def read_rows(table: Tree, index: Array) -> Tree:
     """:func:`tree.gather` behind a condition that always holds, for a table that the same loop iteration writes.
 
     XLA:CPU fuses a plain read into whatever uses it, also into operations after the write. For that it copies the
@@ -25,7 +25,7 @@ def read_rows(table: Any, index: Array) -> Any:
     if jax.default_backend() != "cpu":
         return tree.gather(table, index)
 
-    def nothing() -> Any:
+    def nothing() -> Tree:
         return jax.tree.map(lambda leaf: jnp.zeros(index.shape + leaf.shape[1:], leaf.dtype), table)
 
     return jax.lax.cond(jnp.min(index) >= 0, lambda: tree.gather(table, index), nothing)

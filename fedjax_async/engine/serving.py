@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,8 +30,12 @@ from fedjax_async.local import arrival_key
 from fedjax_async.server import begun, closed
 from fedjax_async.types import Array, Arrival, Info, Message, Params, State
 
+MakeCarry = Callable[[DeviceTables, Params], Carry]
+Received = tuple[State, State, Info]  # what a rule's ``receive`` returns
+Receive = Callable[[DeviceTables, Carry, JobBuffers, Array], tuple[Carry, Array]]
 
-def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> Any:
+
+def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> MakeCarry:
     """``start(tables, params) -> carry``: server states, memory and client rows, and the first messages.
 
     ``params``: [R, ...], without the axis where R = 1.
@@ -64,7 +69,7 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
         message, _ = rule.dispatch(*example[:2], request_of(tables, facts, zero))
         message = message._replace(version=zero)
 
-        def one_job(state: State, memory: State, kept: State, message: Message) -> Any:
+        def one_job(state: State, memory: State, kept: State, message: Message) -> tuple[Any, ...]:
             who = bound(client, first)
             started = message._replace(local_steps=zero)
             work = who.begin(tables.key[0], started, kept, client_data(tables, zero))
@@ -86,12 +91,12 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
     return start
 
 
-def _columns(info: Info) -> dict[str, Any]:
+def _columns(info: Info) -> dict[str, Array]:
     """The columns that a rule records."""
     return {"weight": info.weight, **info.columns}
 
 
-def _arrival(tables: DeviceTables, upload: Any, message: Message, position: Array, accepted: Array) -> Arrival:
+def _arrival(tables: DeviceTables, upload: State, message: Message, position: Array, accepted: Array) -> Arrival:
     """The arrival of an upload at ``position``."""
     return Arrival(
         upload=upload,
@@ -129,8 +134,7 @@ def check_shared_messages(
 
     plain = server.plain if isinstance(server, FlatServer) else server  # flat, a state would be read as a whole
 
-    def received(state: State, *given: Any) -> State:
-        tables, carry, buffers = given
+    def received(state: State, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> State:
         arrival = opened(_arrived(tables, carry, buffers, jnp.int32(0)))
         return rule_at(plain, tables, jnp.int32(0)).receive(state, (), arrival)[0]
 
@@ -157,8 +161,7 @@ def check_shared_messages(
 def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> bool:
     """Whether the rule, or a probe, may read the messages that jobs started from; takes arrays or their shapes."""
 
-    def received(message: Message, *given: Any) -> Any:
-        tables, carry, buffers = given
+    def received(message: Message, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> Received:
         position = jnp.int32(0)
         run = tables.run[position]
         state, memory = state_of(tables, carry.server, run), tree.gather(carry.memory, 0)
@@ -169,7 +172,7 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
     return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.message))])
 
 
-def make_receive(server: Server, facts: StackFacts) -> Any:
+def make_receive(server: Server, facts: StackFacts) -> Receive:
     """``receive(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
     ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. By waiting for it,
@@ -238,7 +241,9 @@ class Receiver:
         name = f"arrivals {'of a group ' if self.facts.grouped else ''}by {many}"
         return tree.loop(name, 0, (high - low + many - 1) // many, some, carry)
 
-    def one(self, tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry, active: Any = None) -> Carry:
+    def one(
+        self, tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry, active: Array | None = None
+    ) -> Carry:
         """Receive position ``p``; if not ``active``, receive it once more without effect."""
         if self.facts.all_applied:
             carry = self.applied(tables, buffers, p, active, carry)
@@ -250,7 +255,7 @@ class Receiver:
         carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
         return carry if self.facts.grouped else self.answered(tables, p, carry, active)
 
-    def applied(self, tables: DeviceTables, buffers: JobBuffers, p: Array, active: Any, carry: Carry) -> Carry:
+    def applied(self, tables: DeviceTables, buffers: JobBuffers, p: Array, active: Array | None, carry: Carry) -> Carry:
         """Apply the upload of position ``p`` to the server's state."""
         facts, owner, run = self.facts, tables.owner[p], tables.run[p]
         arrival = _arrived(tables, carry, buffers, p)
@@ -273,7 +278,7 @@ class Receiver:
             probes=seen,
         )
 
-    def answered(self, tables: DeviceTables, p: Array, carry: Carry, active: Any = None) -> Carry:
+    def answered(self, tables: DeviceTables, p: Array, carry: Carry, active: Array | None = None) -> Carry:
         """Send what is due after position ``p``; nothing if not ``active``."""
         low, high = tables.write_bounds[p + 1], tables.write_bounds[p + 2]
         high = high if active is None else jnp.where(active, high, low)
@@ -302,15 +307,15 @@ def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Arra
     return carry._replace(records=carry.records | records, rejected=carry.rejected + rejected)
 
 
-def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
+def make_receive_ranks(server: Server, facts: StackFacts) -> Receive:
     """As :func:`make_receive`, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
 
-    def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
+    def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Received:
         rule = rule_at(server, tables, run)
         state, memory, info = rule.receive(state, memory, arrival)
         return *(closed(rule, state, memory) if facts.every_closes else (state, memory)), info
 
-    def closing(tables: DeviceTables, run: Array, state: State, memory: State, closes: Array) -> Any:
+    def closing(tables: DeviceTables, run: Array, state: State, memory: State, closes: Array) -> tuple[State, State]:
         after = closed(rule_at(server, tables, run), state, memory)
         return tree.where(closes, after, (state, memory))
 
@@ -329,7 +334,7 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
         if not facts.every_closes:
             closes = arrival.closes & arrives
 
-            def close(both: Any) -> Any:
+            def close(both: tuple[State, State]) -> tuple[State, State]:
                 state, memory = both
                 return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(tables, run, state, memory, closes)
 

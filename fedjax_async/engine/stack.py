@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints, differs, own_tests, owners, validation_part
+from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, differs, own_tests, owners, validation_part
 from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
@@ -28,7 +28,7 @@ from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.tables import DeviceTables, StackShape, group_ends, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.engine.widths import ladder
-from fedjax_async.types import Array, Key, Model, Params, Schedule
+from fedjax_async.types import Array, Key, Model, Params, Schedule, Structure
 
 # The least number of slots, so that small runs of different methods share programs.
 LEAST_SLOTS = 12
@@ -124,13 +124,13 @@ class Stack(NamedTuple):
     shape: StackShape
     tables: DeviceTables
     params: Params  # [R, ...]; without the axis where R = 1
-    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests, validation part
+    tests: list[RunTests]  # per member
     programs: Programs
     num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None = None
-    sharding: Any = None  # of what every device holds
+    sharding: NamedSharding | None = None  # of what every device holds
     inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
-    every_test: Any = None  # the tests of all runs together, if a program evaluates all of them at once
+    every_test: RunTests | None = None  # the tests of all runs together, if a program evaluates all of them at once
 
 
 def default_batching() -> str:
@@ -188,7 +188,11 @@ def width_costs(model: Model, params: Params, x: Array) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def _kept_by_a_gradient(
-    model: Model, leaves: tuple[Any, ...], structure: Any, shape: tuple[int, ...], dtype: Any
+    model: Model,
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    structure: Structure,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
 ) -> int:
     """Bytes; tracing a large model takes a second."""
     rows = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
@@ -250,7 +254,9 @@ class TooLarge(Exception):
         self.needed = needed
 
 
-def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
+def held_out(
+    members: Sequence[Member], *, per_client: bool, own: bool, sharding: NamedSharding | None
+) -> list[RunTests]:
     """Per member, on the device: test inputs, targets, the owner of each test example, own tests, validation part.
 
     ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
@@ -270,7 +276,7 @@ def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding
     return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
 
 
-def tests_together(tests: Sequence[Any], runs: int) -> Any:
+def tests_together(tests: Sequence[RunTests], runs: int) -> RunTests | None:
     """What :func:`held_out` made, with an axis of ``runs`` behind the test set, which must be one; None if it is not.
 
     Rows beyond the members repeat the first one.
@@ -318,7 +324,7 @@ def make_stack(
     own = per_client and differs(components, members[0].params)
     tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
     measures = [m.measures for m in members]
-    inputs: list[Any] = [None] * len(members)
+    inputs: list[Inputs | None] = [None] * len(members)
     if measures[0].wants_anything():
         found = inputs_of(data, [m.schedule for m in members], measures, per_client)
         inputs = to_devices(found, everywhere(mesh))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from fedjax_async.data import Identity, pack, packed_offsets
 from fedjax_async.engine.batches import Lanes
@@ -24,7 +25,7 @@ class Feed(NamedTuple):
     offset: np.ndarray  # int32[E], where the data of each position begin in the copy of its batch
     rows: int  # of each copy
     x64: bool  # JAX keeps this setting per thread, and lanes are threads
-    sharding: Any = None
+    sharding: NamedSharding | None = None
 
     def batch(self, positions: np.ndarray) -> dict[str, Any]:
         """The copy for the batch of these positions, on the device: the tables ``x`` and ``y``."""
@@ -38,13 +39,13 @@ class Feed(NamedTuple):
         return {"x": x, "y": y, "order": Identity((self.rows,))}
 
 
-def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed:
+def make_feed(layout: Layout, data: FederatedData, sharding: NamedSharding | None = None) -> Feed:
     """Plan the copies of a stack of runs."""
     client = np.concatenate([s.client[s.job] for s in layout.schedules])[layout.source]
     return feed_of(client, layout.dealt, data, sharding)
 
 
-def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Any = None) -> Feed:
+def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: NamedSharding | None = None) -> Feed:
     """Plan the copies. All are as long as the largest batch needs, rounded up, so that one program serves all.
 
     ``client``: the client whose job is trained at each position.

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from fedjax_async.clock import with_derived_columns
 from fedjax_async.engine.devices import to_devices
@@ -111,7 +113,7 @@ def padded_length(length: int, least: int = 4096) -> int:
     return max(least, 1 << max(length - 1, 0).bit_length())
 
 
-def padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.ndarray:
+def padded(values: np.ndarray, length: int, dtype: DTypeLike, fill: float = 0) -> np.ndarray:
     """``values``, extended with ``fill`` to ``length`` entries."""
     table = np.full(length, fill, dtype)
     table[: len(values)] = values
@@ -158,7 +160,7 @@ def _probing(
 
     test_x, begins = pooled([d.test_x for d in data])
     test_y, _ = pooled([d.test_y for d in data])
-    marked: Any = {name: chosen(name) for name in probes[0]}
+    marked: dict[str, Any] = {name: chosen(name) for name in probes[0]}
     held_out = rows("validation", [0] * len(data)) | rows("test", begins)
     return Probing(chosen=marked, test_x=test_x, test_y=test_y, **held_out)
 
@@ -173,7 +175,7 @@ def make_tables(
     applied: Sequence[np.ndarray],
     probes: Sequence[Probes],
     feed: Feed | None = None,
-    sharding: Any = None,
+    sharding: NamedSharding | None = None,
 ) -> DeviceTables:
     """Move data and schedules to the device.
 
@@ -183,7 +185,7 @@ def make_tables(
     order, begins = pooled([d.order for d in data])
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
 
-    def per_run(values: Sequence[float], dtype: Any = None) -> np.ndarray:
+    def per_run(values: Sequence[float], dtype: DTypeLike | None = None) -> np.ndarray:
         return padded(np.asarray(values), shape.runs, jnp.result_type(float) if dtype is None else dtype, fill=1)
 
     columns = event_columns(layout, shape, data, applied, probes, begins, feed)
@@ -213,13 +215,13 @@ def event_columns(
     slots, real = layout.slots, jnp.result_type(float)
     first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in layout.schedules])
 
-    def column(values: Sequence[np.ndarray], dtype: Any = np.int32) -> np.ndarray:
+    def column(values: Sequence[np.ndarray], dtype: DTypeLike = np.int32) -> np.ndarray:
         return padded(np.concatenate(values)[layout.source], shape.positions, dtype)
 
     def of_jobs(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in layout.schedules]
 
-    def of_writes(values: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    def of_writes(values: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
         first_job = np.cumsum([0, *(len(one) for one in values[:-1])])
         return padded(np.concatenate(values)[first_job[slots.write_run] + slots.write_job], shape.writes, dtype)
 

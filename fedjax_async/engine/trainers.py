@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Self
+from typing import Generic, Self, TypeVar
 
 import jax
 import numpy as np
 
 from fedjax_async.engine.batches import Batch, Lanes
+from fedjax_async.engine.kernels import JobBuffers
+from fedjax_async.engine.peer_kernels import PeerBuffers
+from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.streaming import Feed
+from fedjax_async.engine.tables import DeviceTables
+from fedjax_async.types import Tree
+
+Tables = TypeVar("Tables", DeviceTables, PeerTables)
+Moved = TypeVar("Moved")  # the carry
+Results = TypeVar("Results", JobBuffers, PeerBuffers)
 
 
-class Trainers:
+class Trainers(Generic[Tables, Moved, Results]):
     """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
 
     The layout decides which lane trains a job, and the batches of a turn are independent of each other. So results
@@ -24,28 +33,30 @@ class Trainers:
     def __init__(
         self,
         dealt: Lanes,
-        tables: Any,
-        train: Callable[[int, Any, Any, Any, np.ndarray], Any],
-        buffers: Callable[[], Any],
+        tables: Tables,
+        train: Callable[[int, Tables, Moved, Results, np.ndarray], Results],
+        buffers: Callable[[], Results],
         feed: Feed | None = None,
     ) -> None:
         """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones."""
         busy = dealt.lanes
-        self._dealt, self._tables, self._call, self._feed = dealt, tables, train, feed
-        self.buffers: list[Any] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
+        self._dealt, self._feed = dealt, feed
+        self._tables: Tables = tables
+        self._call: Callable[[int, Tables, Moved, Results, np.ndarray], Results] = train
+        self.buffers: list[Results] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
         self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
         # XLA's CPU devices share a few threads. If all of them wait to gather the buffers while other devices still
         # train, those find no thread, and the run hangs. So the host waits after each batch.
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
-    def on(self, tables: Any) -> None:
+    def on(self, tables: Tables) -> None:
         """Use other tables from now on."""
         self._tables = tables
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -53,7 +64,7 @@ class Trainers:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _train(self, batch: Batch, carry: Any) -> None:
+    def _train(self, batch: Batch, carry: Moved) -> None:
         tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
         if self._feed is not None:
             tables = tables._replace(**self._feed.batch(self._dealt.train_order[low : low + count]))
@@ -61,28 +72,28 @@ class Trainers:
             span = np.array([low, count, first, last], np.int32)
             self.buffers[lane] = self._call(width, tables, carry, self.buffers[lane], span)
 
-    def _train_and_wait(self, batch: Batch, carry: Any) -> None:
+    def _train_and_wait(self, batch: Batch, carry: Moved) -> None:
         """Train, and wait for the result: XLA runs programs that wait for others one after the other."""
         self._train(batch, carry)
         jax.block_until_ready(self.buffers[batch.lane])
 
-    def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def each(self, calls: Sequence[Callable[[], Tree]]) -> list[Tree]:
         """The results of independent calls, one per lane at a time; waits for them if there are several lanes."""
 
-        def called(call: Callable[[], Any]) -> Any:
+        def called(call: Callable[[], Tree]) -> Tree:
             return jax.block_until_ready(call())
 
         if self._pool is None:
             return [call() for call in calls]
-        others = [self._pool.submit(called, call) for call in calls[1:]]
+        others: list[Future[Tree]] = [self._pool.submit(called, call) for call in calls[1:]]
         return [*(called(call) for call in calls[:1]), *(future.result() for future in others)]
 
-    def train_again(self, batches: Sequence[Batch], carry: Any) -> None:
+    def train_again(self, batches: Sequence[Batch], carry: Moved) -> None:
         """After a resume, train the jobs whose results were in buffers, which a checkpoint does not hold."""
         for batch in batches:
             self._train_and_wait(batch, carry)
 
-    def train(self, turn: Sequence[Batch], carry: Any) -> list[Any]:
+    def train(self, turn: Sequence[Batch], carry: Moved) -> list[Results]:
         """Train the batches of ``turn``; returns the buffers of all lanes."""
         one = self._train_and_wait if self._pool is not None or self._in_step else self._train
         self.each([partial(one, batch, carry) for batch in turn])

@@ -30,14 +30,14 @@ from fedjax_async.engine.components import (
     shapes_of_server,
 )
 from fedjax_async.engine.evaluation import EvaluationPoints
-from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.kernels import FinishedJob, finished
 from fedjax_async.engine.tables import malicious
 from fedjax_async.engine.trajectory_job import put, repeated, take
 from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.local import arrival_key, job_key
 from fedjax_async.server import begun, closed
-from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State
+from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State, Whole
 
 
 class PerClient(NamedTuple):
@@ -77,33 +77,33 @@ class Carried(NamedTuple):
 class SentMessages(NamedTuple):
     """The messages that are sent after each arrival, padded to L, the most after any one."""
 
-    active: Any  # bool[E, L], false for padding
-    slot: Any  # int32[E, L]
-    client: Any  # int32[E, L]
-    time: Any  # float[E, L]
-    version: Any  # int32[E, L]
-    steps: Any  # int32[E, L]
+    active: Array  # bool[E, L], false for padding
+    slot: Array  # int32[E, L]
+    client: Array  # int32[E, L]
+    time: Array  # float[E, L]
+    version: Array  # int32[E, L]
+    steps: Array  # int32[E, L]
 
 
 class ScanInputs(NamedTuple):
     """The inputs of the scan, one entry per arrival, in order."""
 
-    client: Any  # int32[E]
-    number: Any  # int32[E]
-    steps: Any  # int32[E]
-    slot: Any  # int32[E]
-    version: Any  # int32[E]
-    staleness: Any  # int32[E]
-    time: Any  # float[E]
-    closes: Any  # bool[E]
-    corrupt: Any  # bool[E]
-    malicious: Any  # bool[E]
-    applied: Any  # bool[E]
-    evaluated: Any  # bool[E], whether the model is evaluated after it
+    client: Array  # int32[E]
+    number: Array  # int32[E]
+    steps: Array  # int32[E]
+    slot: Array  # int32[E]
+    version: Array  # int32[E]
+    staleness: Array  # int32[E]
+    time: Array  # float[E]
+    closes: Array  # bool[E]
+    corrupt: Array  # bool[E]
+    malicious: Array  # bool[E]
+    applied: Array  # bool[E]
+    evaluated: Array  # bool[E], whether the model is evaluated after it
     sent: SentMessages
 
 
-def at(hyper: Varying, client: Any, staleness: Any = 0) -> dict[str, Any]:
+def at(hyper: Varying, client: Whole, staleness: Whole = 0) -> dict[str, Any]:
     """The hyperparameters of one arrival: scalars, except for the factors of all examples."""
 
     def value(entry: Any) -> Any:
@@ -204,11 +204,11 @@ class _Run:
         # Whether `_sent` pads nothing that trains; what is sent after the last arrival trains nothing.
         self.always_sends = bool(sent[0] > 0 and (sent[1:count] == self.most_sent).all())
 
-    def rule(self, hyper: Varying, client: Any, staleness: Any = 0) -> Any:
+    def rule(self, hyper: Varying, client: Whole, staleness: Whole = 0) -> Any:
         """The server rule for an arrival."""
         return bound(self.components.server, at(hyper, client, staleness))
 
-    def part(self, client: Any, weight: Any) -> ClientData:
+    def part(self, client: Whole, weight: Array | None) -> ClientData:
         """The training part of a client; ``weight``: factors of the losses."""
         x, y, order = self.pool
         return ClientData(x, y, order, self.offset[client], self.size[client], weight)
@@ -247,7 +247,7 @@ class _Run:
             return one(carried, jax.tree.map(lambda column: column[0], sent))[0]
         return jax.lax.scan(one, carried, sent)[0]
 
-    def train(self, hyper: Varying, message: Message, before: State, one: ScanInputs) -> Any:
+    def train(self, hyper: Varying, message: Message, before: State, one: ScanInputs) -> FinishedJob:
         """The upload of the job that arrives, as ``kernels.finished`` returns it."""
         numbers = at(hyper, one.client, one.staleness)
         client = bound(self.components.client, numbers)
@@ -255,7 +255,7 @@ class _Run:
         message = message._replace(version=one.version, local_steps=one.steps)
         work = client.begin(job_key(self.key, one.client, one.number), message, before, data)
 
-        def step(work: State, k: Array, given: Any) -> State:
+        def step(work: State, k: Array, given: tuple[dict[str, Any], Message, Array]) -> State:
             numbers, message, owner = given
             data = self.part(owner, numbers.get(EXAMPLE_WEIGHT))
             stepped: State = bound(self.components.client, numbers).step(work, k, message, data)
@@ -306,7 +306,7 @@ class _Run:
         """The arrivals in segments, ``[segments, segment, ...]``, then the rest as one segment; the first messages."""
         s, real = self.schedule, np.dtype(jnp.result_type(float))
         job, count = s.job, len(s.job)
-        columns: dict[str, np.ndarray] = {
+        columns: dict[str, Any] = {
             "client": s.client[job],
             "number": s.number[job],
             "steps": s.local_steps[job].astype(np.int32),
@@ -331,18 +331,19 @@ class _Run:
 
         return [cut(*block) for block in blocks if block[1] > block[0]], first
 
-    def _sent(self, low: int, high: int, most: int, real: np.dtype[Any]) -> SentMessages:
+    def _sent(self, low: int, high: int, most: int, real: np.dtype) -> SentMessages:
         """The messages due after ``low .. high-1`` arrivals, padded to ``most`` each."""
         s, slots = self.schedule, self.slots
         per = np.diff(slots.write_bounds)[low:high]
         active = np.arange(most) < per[:, None]
         index = np.where(active, slots.write_bounds[low:high, None] + np.arange(most), 0)
         job = slots.write_job[index]
-        return SentMessages(
-            active=active,
-            slot=slots.write_slot[index],
-            client=slots.write_client[index].astype(np.int32),
-            time=s.dispatch_time[job].astype(real),
-            version=s.version[job].astype(np.int32),
-            steps=s.local_steps[job].astype(np.int32),
-        )
+        columns: dict[str, Any] = {
+            "active": active,
+            "slot": slots.write_slot[index],
+            "client": slots.write_client[index].astype(np.int32),
+            "time": s.dispatch_time[job].astype(real),
+            "version": s.version[job].astype(np.int32),
+            "steps": s.local_steps[job].astype(np.int32),
+        }
+        return SentMessages(**columns)

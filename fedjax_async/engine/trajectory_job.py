@@ -8,24 +8,27 @@ own steps, not those of the longest job, and only the inputs of an arrival are k
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, linear_call, zero_from_primal
 
 from fedjax_async import tree
-from fedjax_async.types import Array
+from fedjax_async.types import Array, Tree
 
-Leaves = list[Any]
+Leaves = list[Array]
+JobState = tuple[Leaves, Leaves]  # leaves with derivatives, and the others
+JobLeaves = tuple[Leaves, Leaves, Leaves, Leaves, Array]  # floats of work and of inputs, the others of both, steps
+Given = TypeVar("Given")
 
 
-def separated(values: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], Any]]:
+def separated(values: Tree) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], Tree]]:
     """``(floats, others, join)``: the leaves with derivatives, the others, and ``join(floats, others) -> values``."""
     leaves, structure = jax.tree.flatten(values)
     smooth = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
 
-    def join(floats: Leaves, others: Leaves) -> Any:
+    def join(floats: Leaves, others: Leaves) -> Tree:
         one, two = iter(floats), iter(others)
         return jax.tree.unflatten(structure, [next(one) if is_float else next(two) for is_float in smooth])
 
@@ -33,7 +36,7 @@ def separated(values: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], A
     return floats, [leaf for leaf, is_float in zip(leaves, smooth) if not is_float], join
 
 
-def nonzero(tangents: Any, primals: Any) -> tuple[Leaves, Callable[[Leaves], Any], Callable[[Any], Leaves]]:
+def nonzero(tangents: Tree, primals: Tree) -> tuple[Leaves, Callable[[Leaves], Tree], Callable[[Tree], Leaves]]:
     """``(some, spread, chosen)``: the tangents that are not zero by construction.
 
     ``spread(some)`` adds zeros for the others, ``chosen(all)`` leaves these out. Needed since JAX has no reverse of a
@@ -43,18 +46,18 @@ def nonzero(tangents: Any, primals: Any) -> tuple[Leaves, Callable[[Leaves], Any
     real = [not isinstance(leaf, SymbolicZero) for leaf in leaves]
     zeros = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(primals)]
 
-    def spread(some: Leaves) -> Any:
+    def spread(some: Leaves) -> Tree:
         given = iter(some)
         whole = [next(given) if here else jnp.zeros(*zero) for here, zero in zip(real, zeros, strict=True)]
         return jax.tree.unflatten(structure, whole)
 
-    def chosen(whole: Any) -> Leaves:
+    def chosen(whole: Tree) -> Leaves:
         return [leaf for leaf, here in zip(jax.tree.leaves(whole), real, strict=True) if here]
 
     return chosen(tangents), spread, chosen
 
 
-def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, steps: Array, longest: int) -> Any:
+def repeated(step: Callable[[Tree, Array, Given], Tree], work: Tree, inputs: Given, steps: Array, longest: int) -> Tree:
     """The work after ``work <- step(work, k, inputs)`` for k = 0 .. steps - 1, with derivatives in both modes.
 
     Args:
@@ -64,24 +67,24 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
     work_floats, work_others, join_work = separated(work)
     input_floats, input_others, join_inputs = separated(inputs)
 
-    def once(work: tuple[Leaves, Leaves], k: Array, given: Leaves, fixed: Leaves) -> tuple[Leaves, Leaves]:
+    def once(work: JobState, k: Array, given: Leaves, fixed: Leaves) -> JobState:
         return separated(step(join_work(*work), k, join_inputs(given, fixed)))[:2]
 
-    def loop(floats: Leaves, given: Leaves, others: Leaves, fixed: Leaves, steps: Array) -> tuple[Leaves, Leaves]:
+    def loop(floats: Leaves, given: Leaves, others: Leaves, fixed: Leaves, steps: Array) -> JobState:
         return jax.lax.fori_loop(0, steps, lambda k, work: once(work, k, given, fixed), (floats, others))
 
-    def backward(known: Any, slope: Leaves) -> tuple[Leaves, Leaves]:
+    def backward(known: JobLeaves, slope: Leaves) -> JobState:
         floats, given, others, fixed, steps = known
         kept = tree.scatter(tree.stack_zeros((floats, others), longest), 0, (floats, others))
 
-        def forth(k: Array, held: Any) -> Any:
+        def forth(k: Array, held: tuple[JobState, JobState]) -> tuple[JobState, JobState]:
             work, kept = held
             work = once(work, k, given, fixed)
             return work, tree.scatter(kept, k + 1, work)
 
         _, kept = jax.lax.fori_loop(0, steps - 1, forth, ((floats, others), kept))
 
-        def back(j: Array, held: tuple[Leaves, Leaves]) -> tuple[Leaves, Leaves]:
+        def back(j: Array, held: JobState) -> JobState:
             slope, total = held
             k = steps - 1 - j
             floats, others = tree.gather(kept, k)
@@ -93,15 +96,15 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
 
     whole = jax.custom_jvp(loop)
 
-    def derivative(primals: Any, tangents: Any) -> Any:
+    def derivative(primals: JobLeaves, tangents: JobLeaves) -> tuple[JobState, JobState]:
         floats, others = whole(*primals)
         some, spread, chosen = nonzero(tuple(tangents[:2]), primals[:2])
 
-        def forward(known: Any, some: Leaves) -> Leaves:
+        def forward(known: tuple[Any, ...], some: Leaves) -> Leaves:
             moved: Leaves = jax.jvp(lambda *smooth: loop(*smooth, *known[2:])[0], known[:2], spread(some))[1]
             return moved
 
-        def reverse(known: Any, slope: Leaves) -> Leaves:
+        def reverse(known: JobLeaves, slope: Leaves) -> Leaves:
             return chosen(backward(known, slope))
 
         moved = linear_call(forward, reverse, primals, some)
@@ -115,7 +118,7 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
 # --- rows of tables -----------------------------------------------------------------------------------
 
 
-def take(table: Any, row: Array) -> tuple[Any, Any]:
+def take(table: Tree, row: Array) -> tuple[Tree, Tree]:
     """``(row, table)``: a row of every leaf, and the same table, which the caller must use from here on.
 
     So the reverse adds the row's derivative to that of the table in place. JAX's own reverse makes a table of zeros
@@ -127,7 +130,7 @@ def take(table: Any, row: Array) -> tuple[Any, Any]:
     return jax.tree.unflatten(structure, first), jax.tree.unflatten(structure, second)
 
 
-def put(table: Any, row: Array, values: Any) -> Any:
+def put(table: Tree, row: Array, values: Tree) -> Tree:
     """``table`` with ``values`` in row ``row`` of every leaf."""
     return jax.tree.map(lambda leaf, one: _put(leaf, one, row), table, values)
 
@@ -163,7 +166,9 @@ def _put(leaf: Array, one: Array, row: Array) -> Array:
     return _write(leaf, one, row)
 
 
-def _taken_derivative(primals: Any, tangents: Any) -> Any:
+def _taken_derivative(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     (leaf, row), moved = primals, tangents[0]
     found = _taken(leaf, row)
 
@@ -176,7 +181,7 @@ def _taken_derivative(primals: Any, tangents: Any) -> Any:
     return found, linear_call(lambda row, t: (_read(t, row), t), backward, row, moved)
 
 
-def _put_derivative(primals: Any, tangents: Any) -> Any:
+def _put_derivative(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     leaf, one, row = primals
     table, value = tangents[:2]
     found = _put(leaf, one, row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ def where_evaluated(score: Callable[[Params], dict[str, Array]]) -> Callable[[Ar
         return jax.lax.cond(evaluated, score, lambda _: nothing, params)
 
     @scored.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def _(primals: tuple[Array, Params], tangents: tuple[Array, Params]) -> tuple[dict[str, Array], dict[str, Array]]:
         evaluated, params = primals
 
         def slopes(params: Params) -> dict[str, Params]:

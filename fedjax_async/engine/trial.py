@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +24,22 @@ from fedjax_async.types import (
     Params,
     Request,
     ServerAlgorithm,
+    State,
 )
 
 
 class Trial(NamedTuple):
     """A job at its arrival."""
 
-    state: Any  # of the server, before the arrival
-    memory: Any  # of the server about this client
+    state: State  # of the server, before the arrival
+    memory: State  # of the server about this client
     message: Message
-    kept: Any  # the client's state before the job
-    upload: Any
+    kept: State  # the client's state before the job
+    upload: State
     arrival: Arrival
 
 
-def one_row(x: Any, y: Any, zero: Array) -> ClientData:
+def one_row(x: Array, y: Array, zero: Array) -> ClientData:
     """The data of a client that has one row."""
     return ClientData(x, y, jnp.zeros(1, jnp.int32), zero, zero + 1)
 
@@ -48,7 +49,7 @@ def job(
     client: ClientAlgorithm,
     params: Params,
     key: Key,
-    pool: tuple[Any, Any],
+    pool: tuple[Array, Array],
     facts: Facts,
     *,
     zero: Array | None = None,
@@ -72,14 +73,14 @@ def job(
     return Trial(state, memory, message, kept, upload, arrival)
 
 
-def arrived(rule: ServerAlgorithm, trial: Trial) -> tuple[Any, Any, Info, Params, Message]:
+def arrived(rule: ServerAlgorithm, trial: Trial) -> tuple[State, State, Info, Params, Message]:
     """State, memory and info after the arrival and its server step, the new params and the next message."""
     state, memory, info = rule.receive(trial.state, trial.memory, trial.arrival)
     state, memory = closed(rule, state, memory)
     return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
 
 
-def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: tuple[Array, Array]) -> State:
     """One message of a node that wakes, trains without local steps, pushes and mixes its own message."""
     zero, real = jnp.int32(0), jnp.result_type(float)
     start, now = node.init(params), Event(key, jnp.ones((), real))

@@ -117,6 +117,6 @@ class Watcher:
                 return
 
 
-def is_ready(value: Any) -> bool:
+def is_ready(value: object) -> bool:
     """Whether an array is computed; true for what is on the host."""
     return bool(getattr(value, "is_ready", lambda: True)())

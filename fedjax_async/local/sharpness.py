@@ -10,7 +10,7 @@ import optax
 
 from fedjax_async import check
 from fedjax_async.geometry.vectors import leaves, rebuild, unit
-from fedjax_async.types import Params
+from fedjax_async.types import Number, Params
 
 
 class SharpnessAware(optax.GradientTransformationExtraArgs):
@@ -39,7 +39,7 @@ def sharpness_aware(
     return SharpnessAware(*optax.contrib.sam(descent, optax.stateless(up), opaque_mode=True))
 
 
-def nearby(radius: float) -> Callable[[Params, Params], Params]:
+def nearby(radius: Number) -> Callable[[Params, Params], Params]:
     """SAM: ``rho g / ||g||`` over all weights; zero if the gradient is zero (Foret et al. 2021, eq. 2)."""
     check.positive("rho", radius)
 
@@ -51,7 +51,7 @@ def nearby(radius: float) -> Callable[[Params, Params], Params]:
     return climb
 
 
-def nearby_in_scale(radius: float, floor: float) -> Callable[[Params, Params], Params]:
+def nearby_in_scale(radius: Number, floor: Number) -> Callable[[Params, Params], Params]:
     """ASAM: ``rho T^2 g / ||T g||`` with ``T = |w| + eta``, entry by entry; zero if the gradient is zero.
 
     The neighbourhood scales with the weights, so networks that differ in scale only have the same one (Kwon et al.

@@ -91,7 +91,7 @@ def read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def with_method(settings: Settings, saved: Any) -> Settings:
+def with_method(settings: Settings, saved: object) -> Settings:
     """The settings with the method of a file, if it is the same text with the same timing and meant something else.
 
     ``saved``: the settings in the file. If they are damaged, these stay as they are: the check of the folder says so.

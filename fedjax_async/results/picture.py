@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def _has_formats(kind: type) -> bool:
     return any(kind in formatter.type_printers for formatter in formatters.values())
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[Figure]:
     """``Figure`` as an attribute of this module, where pickle looks for it."""
     if name != "Figure":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fedjax_async import check, registry
 from fedjax_async.factories import takes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
+from fedjax_async.types import Array, Number, Params, ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
@@ -99,7 +99,7 @@ class Moments(NamedTuple):
     largest: Params  # the largest second moment so far
 
 
-def amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+def amsgrad(b1: Number, b2: Number, eps: Number) -> optax.GradientTransformation:
     """``-m / (sqrt(v_hat) + eps)``, ``v_hat <- max(v_hat, v)``, without bias correction of the moments.
 
     ``optax.scale_by_amsgrad`` corrects the bias; Reddi, Kale, Kumar (2018) do not.
@@ -112,7 +112,7 @@ def amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     def update(gradient: Params, state: Moments, params: Params | None = None) -> tuple[Params, Moments]:
         del params
 
-        def averaged(rate: Any, old: Array, new: Array) -> Array:
+        def averaged(rate: Number, old: Array, new: Array) -> Array:
             rate = jnp.asarray(rate, old.dtype)
             return rate * old + (1 - rate) * new
 
@@ -125,18 +125,18 @@ def amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _unadapted(server_lr: Any) -> Callable[[Array], Array]:
+def _unadapted(server_lr: Number) -> Callable[[Array], Array]:
     return lambda oldest: jnp.asarray(server_lr, oldest.dtype)
 
 
-def _inverse(server_lr: Any) -> Callable[[Array], Array]:
+def _inverse(server_lr: Number) -> Callable[[Array], Array]:
     def rate(oldest: Array) -> Array:
         return jnp.minimum(jnp.asarray(server_lr, oldest.dtype), 1.0 / jnp.maximum(oldest, 1.0))
 
     return rate
 
 
-def _scaled(server_lr: Any) -> Callable[[Array], Array]:
+def _scaled(server_lr: Number) -> Callable[[Array], Array]:
     return lambda oldest: jnp.asarray(server_lr, oldest.dtype) / jnp.maximum(oldest, 1.0)
 
 

@@ -172,14 +172,14 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
         rails = groups["guards"]
 
         @functools.wraps(rails)
-        def guards(**options: Any) -> Transform:
+        def guards(**options: object) -> Transform:
             chained = chain(*arriving, rails(**options), *after)
             return chained._replace(steps=chained.steps + steps)
 
         factory = factories.regrouped(factory, guards=guards)
 
     @functools.wraps(factory)
-    def made(**options: Any) -> ServerAlgorithm:
+    def made(**options: object) -> ServerAlgorithm:
         for name in parts:
             _require_off(factory, name, options)
         rule = factory(**options)

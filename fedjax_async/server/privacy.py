@@ -40,10 +40,10 @@ class Uploads(NamedTuple):
     """Options of :func:`dp`."""
 
     clip: Number
-    noise: float
-    quantile: float | None
+    noise: Number
+    quantile: Number | None
     rate: Number
-    count_noise: float | None
+    count_noise: Number | None
 
 
 class Privacy(NamedTuple):

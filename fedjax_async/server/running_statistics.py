@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from fedjax_async import tree
 from fedjax_async.models import STATISTICS
-from fedjax_async.types import Arrival, Params
+from fedjax_async.types import Arrival, Params, Tree
 
 
 def has_statistics(params: Params) -> bool:
@@ -27,12 +26,12 @@ def with_statistics(weights: Params, source: Params) -> Params:
     return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
 
 
-def weights_in(upload: Any) -> Any:
+def weights_in(upload: Tree) -> Tree:
     """The weights in an upload, which may be any pytree; ``None`` in place of running statistics."""
     return tree.split(upload, lambda path: STATISTICS in path)[0]
 
 
-def statistics_in(upload: Any) -> Any:
+def statistics_in(upload: Tree) -> Tree:
     """The running statistics in an upload, which may be any pytree; ``None`` in place of weights."""
     return tree.split(upload, lambda path: STATISTICS in path)[1]
 
