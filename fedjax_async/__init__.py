@@ -2,22 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 
 if TYPE_CHECKING:
     # fmt: off
-    from fedjax_async.compiled import keep_compiled as keep_compiled
+    from fedjax_async.base.compiled import keep_compiled as keep_compiled
     from fedjax_async.config.registries import METHODS as METHODS
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.settings import Settings as Settings
-    from fedjax_async.fingerprints import fingerprint as fingerprint
-    from fedjax_async.method import Method as Method
+    from fedjax_async.base.fingerprints import fingerprint as fingerprint
+    from fedjax_async.base.method import Method as Method
     from fedjax_async.models.metrics import Metric as Metric
     from fedjax_async.results.runs import compare as compare
     from fedjax_async.results.simulation import resume as resume, simulate as simulate
     from fedjax_async.results.sweeps import sweep as sweep
-    from fedjax_async.spec import Spec as Spec
+    from fedjax_async.base.spec import Spec as Spec
     from fedjax_async.types import (Arrival as Arrival, ClientAlgorithm as ClientAlgorithm, ClientData as ClientData,
         DataParts as DataParts, Evaluation as Evaluation, Facts as Facts, FederatedData as FederatedData, Info as Info,
         Message as Message, Model as Model, Probe as Probe, Request as Request, Run as Run, Schedule as Schedule,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_async.factories import TRACED
+from fedjax_async.base.factories import TRACED
 
 if TYPE_CHECKING:
     from jax import Array
@@ -381,7 +381,7 @@ class Run(NamedTuple):
     updates: dict[str, np.ndarray]
     per_client: dict[str, np.ndarray]
     counters: dict[str, Any]
-    schedule: Any  # a Schedule, or a ``clock.PeerSchedule`` of a run without a server
+    schedule: Any  # a Schedule, or a ``peers.PeerSchedule`` of a run without a server
     probes: Mapping[str, dict[str, np.ndarray]] = {}
     stopped: Stopped | None = None
     best: Best | None = None

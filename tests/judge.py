@@ -19,10 +19,10 @@ import jax
 import numpy as np
 
 from fedjax_async import Settings, simulate, sweep
+from fedjax_async.base.notices import AllRejected, RunWarning
 from fedjax_async.config import prepare
 from fedjax_async.engine import peer_programs, programs, scoring
 from fedjax_async.local import batches
-from fedjax_async.notices import AllRejected, RunWarning
 from tests.draws import EIGHT, PROGRAMS, Drawn, kept
 from tests.worlds import ACCELERATOR, World, engine_of, settings_of
 

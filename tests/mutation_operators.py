@@ -24,7 +24,7 @@ EXCLUDED = {
     "fedjax_async/engine/trajectory.py:kept_bytes": "an estimate of memory",
     "fedjax_async/engine/reference_measures.py:MeasuresByHand.outputs::1": "which rows pad; they are cut off again",
     "fedjax_async/local/curve.py:_alternate:over < 0": "at 0 both branches give the same gradient",
-    "fedjax_async/peers/pushcen.py:pushcen.wake.mixed:jnp.where(heard, weight, 1)": "a guard, as in ``no_result``",
+    "fedjax_async/peers/pushcen_adfl.py:pushcen.wake.mixed:jnp.where(heard, weight, 1)": "a guard, as in ``no_result``",
 }
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 NAN, INF = float("nan"), float("inf")
 POSITIVE, NON_NEGATIVE = "a finite number > 0", "a finite number >= 0"

@@ -15,8 +15,8 @@ import pytest
 from jax._src import compilation_cache
 
 from fedjax_async import keep_compiled
-from fedjax_async.compiled import LARGEST, MINIMUM, UNFINISHED, Entries
-from fedjax_async.notices import RunWarning
+from fedjax_async.base.compiled import LARGEST, MINIMUM, UNFINISHED, Entries
+from fedjax_async.base.notices import RunWarning
 from tests.bare_user import a_bare_user
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 
 ARRAYS = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3),

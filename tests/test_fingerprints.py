@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import Method, models, server
+from fedjax_async.base.factories import options_of
+from fedjax_async.base.fingerprints import LENGTH, fingerprint, package_of
 from fedjax_async.clock import DELAYS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import PARTITIONERS
-from fedjax_async.factories import options_of
-from fedjax_async.fingerprints import LENGTH, fingerprint, package_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -261,7 +261,7 @@ def unused(x): return {unused}
 """
 VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}  # the last one is not used
 PRINT = """
-import sys, fedjax_async.fingerprints as f
+import sys, fedjax_async.base.fingerprints as f
 for folder in sys.argv[1:]:
     sys.path.insert(0, folder)
     import own

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from tests.experiment import module
 
 listing, programs = (module("benchmarks", name) for name in ("gpu_listing", "gpu_programs"))
@@ -89,7 +89,7 @@ def test_a_loop_is_named_in_the_program():
     assert any("while" in place for place in places)
 
 
-@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")  # a run without results
+@pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")  # a run without results
 def test_every_pass_follows_from_the_arguments_of_a_call():
     with programs.as_on_a_gpu():
         notes = programs.noted_run({"method": "fedbuff@buffer:size=3", "clients": 6, "updates": 12, "examples": 8})

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import hashing
+from fedjax_async.base import hashing
 
 ROOT = (jnp.uint32(1), jnp.uint32(2))
 

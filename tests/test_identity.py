@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import cli, identity, inputs
+from fedjax_async import cli
+from fedjax_async.base import identity, inputs
+from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.cli.flags import RUN_BASE, settings_of
 from fedjax_async.config import Settings
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.fingerprints import fingerprint
 from fedjax_async.results import store
 from fedjax_async.results.files import json_bytes
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import check, clock, compare, keep_compiled, results, resume, simulate, sweep
+from fedjax_async import clock, compare, keep_compiled, peers, results, resume, simulate, sweep
+from fedjax_async.base import check
+from fedjax_async.base.factories import options_of
+from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.cli import main
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.clock.fedscale import write_tables
@@ -18,9 +21,7 @@ from fedjax_async.config.plugins import load_plugin
 from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.data import federate, fetch, list_datasets, load, open_folder, verify, write_clients, write_folder
 from fedjax_async.data.formats.clients import existing
-from fedjax_async.factories import options_of
 from fedjax_async.models import minilm_lora, read_arrays, read_safetensors, write_arrays
-from fedjax_async.registry import spec as spec_of
 from fedjax_async.results.cluster import train_job
 
 NOBODY = "~nosuchuser/x"
@@ -97,11 +98,11 @@ CALLS = {
     "open_folder.folder": lambda run: open_folder(NOBODY),
     "write_clients.folder": lambda run: write_clients(NOBODY, [], test_x=ARRAYS["w"], test_y=ARRAYS["w"]),
     "write_folder.folder": lambda run: write_folder(NOBODY, federate(load("quadratic"), "natural")),
-    "is_peer_schedule.path": lambda run: clock.is_peer_schedule(NOBODY),
-    "load_peer_schedule.path": lambda run: clock.load_peer_schedule(NOBODY),
+    "is_peer_schedule.path": lambda run: peers.is_peer_schedule(NOBODY),
+    "load_peer_schedule.path": lambda run: peers.load_peer_schedule(NOBODY),
     "load_schedule.path": lambda run: clock.load_schedule(NOBODY),
     "load_schedule_csv.path": lambda run: clock.load_schedule_csv(NOBODY),
-    "save_peer_schedule.path": lambda run: clock.save_peer_schedule(NOBODY, planned("dpsgd")),
+    "save_peer_schedule.path": lambda run: peers.save_peer_schedule(NOBODY, planned("dpsgd")),
     "save_schedule.path": lambda run: clock.save_schedule(NOBODY, run.schedule),
     "save_schedule_csv.path": lambda run: clock.save_schedule_csv(NOBODY, run.schedule),
     "minilm_lora.path": lambda run: minilm_lora(path=NOBODY),

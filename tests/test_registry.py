@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import factories, grammar, registry
+from fedjax_async.base import factories, grammar, registry
 from fedjax_async.config.registries import REGISTRIES
 
 

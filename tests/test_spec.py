@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import Spec, server, types
+from fedjax_async.base.spec import leaf_names
 from fedjax_async.server import PARTS, SERVERS
-from fedjax_async.spec import leaf_names
 
 
 def rule(*, gain: types.Traced = 0.5, power: types.Traced = 0.0, depth: int = 2, name: str = "a", on: bool = False):

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import registry
+from fedjax_async.base import registry
+from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.registries import METHODS
 from fedjax_async.data import load
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
-from fedjax_async.registry import spec as spec_of
 from fedjax_async.server import fedasync
 from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival

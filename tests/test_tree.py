@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 
 
 def table(rows=5):

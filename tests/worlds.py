@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import Settings, named
-from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, POLICIES, TIMINGS
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import prepare
 from fedjax_async.data.augment import AUGMENTATIONS
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
 from fedjax_async.models.metrics import METRICS
+from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.peers.methods import METHODS as PEER_METHODS
 from fedjax_async.server import ATTACKS, METHODS, PARTS, PRIVACY
 from tests.engine.problem import FEATURES, MODEL, data

@@ -31,10 +31,10 @@ from jax import lax
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import hardware, interleave, write_table
 
+from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.local import local_training, run_job
 from fedjax_async.models import MODELS
-from fedjax_async.registry import spec as spec_of
 from fedjax_async.results import table
 from fedjax_async.types import ClientData, Message
 

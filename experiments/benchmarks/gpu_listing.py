@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-LOOP = "loop:"  # how ``fedjax_async.tree.loop`` marks a loop
+LOOP = "loop:"  # how ``fedjax_async.base.tree.loop`` marks a loop
 _THUNK = re.compile(r"( *)(\d+): k(\w+)\s*\[")
 _PART = re.compile(r"( *)([\w.]+):\s*$")
 _WHILE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .* while\(.*$", re.M)

@@ -26,6 +26,7 @@ from fedjax_async import (
     data,
     local,
     models,
+    peers,
     register,
     server,
 )
@@ -159,10 +160,11 @@ def lossy_first(prior: Any) -> clock.Policy:
     return clock.Policy(choose=choose)
 
 
-def turns(num_clients: int, seed: int) -> clock.Topology:
+def turns(num_clients: int, seed: int) -> Any:
     """A ring and a star in turn."""
-    made = [clock.TOPOLOGIES[name]()(num_clients, seed) for name in ("ring", "star")]
-    return clock.Topology(num_clients, tuple(topology.graphs[0] for topology in made))
+    graphs: Any = peers if hasattr(peers, "TOPOLOGIES") else clock  # where an earlier version had them
+    made = [graphs.TOPOLOGIES[name]()(num_clients, seed) for name in ("ring", "star")]
+    return graphs.Topology(num_clients, tuple(topology.graphs[0] for topology in made))
 
 
 def node(step: Any) -> PeerAlgorithm:

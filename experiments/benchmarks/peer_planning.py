@@ -19,7 +19,8 @@ from typing import Any
 
 from common import hardware, one_process, peak_memory, write_table
 
-from fedjax_async.clock import Until, peer_waves, plan_peers
+from fedjax_async.clock import Until
+from fedjax_async.peers import peer_waves, plan_peers
 
 USUAL = {
     "exchange": "push_sum",

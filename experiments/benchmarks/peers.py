@@ -34,7 +34,7 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import both_clocks, hardware, interleave, peak_memory, write_table
 
-from fedjax_async.clock import Until, plan_peers
+from fedjax_async.clock import Until
 from fedjax_async.data import Dataset, decode, federate
 from fedjax_async.engine import default_lanes, default_width
 from fedjax_async.engine.components import PeerComponents
@@ -44,7 +44,7 @@ from fedjax_async.engine.peer_run import PeerRun, make_peer_member, make_peer_ru
 from fedjax_async.local import local_steps
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models import decoded, make
-from fedjax_async.peers import pushcen
+from fedjax_async.peers import plan_peers, pushcen
 
 BATCH, EVALUATIONS = 32, 60
 

@@ -28,8 +28,8 @@ from jax import lax
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import hardware, interleave, write_table
 
-from fedjax_async import tree
-from fedjax_async.registry import spec as spec_of
+from fedjax_async.base import tree
+from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival, Facts, ServerAlgorithm
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async.base import disk
+from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.config import earlier
 from fedjax_async.data import Dataset
-from fedjax_async.fingerprints import fingerprint
 from fedjax_async.results import files
 from fedjax_async.types import Run
 

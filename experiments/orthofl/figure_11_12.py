@@ -22,7 +22,7 @@ import numpy as np
 from study import DELAY, TASKS, common, options, parse, report
 from table_7 import distilbert
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.clock import Until, bind_delays, plan
 from fedjax_async.models import make
 from fedjax_async.results.figure import PALETTE, new, save_figure

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from study import HERE, common, options, parse, report
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.sending import read_rows
 from fedjax_async.geometry import project_out
 from fedjax_async.models import make

@@ -33,7 +33,7 @@ from variants import options, parse, report
 from worlds import COMMON, SMALL, TIMING
 
 from fedjax_async import simulate
-from fedjax_async.notices import RunWarning
+from fedjax_async.base.notices import RunWarning
 
 WORLDS: list[dict[str, Any]] = [
     {"partition": "dirichlet:alpha=0.3", "delay": "lognormal:heterogeneity=0.5"},

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from study import LATE, TASKS, parse_costs, report
 
-from fedjax_async import clock
-from fedjax_async.clock import Delivery
+from fedjax_async import clock, peers
 from fedjax_async.data import Dataset, federate
 from fedjax_async.data.decode import unit_images
 from fedjax_async.local import local_steps
+from fedjax_async.peers import Delivery
 from fedjax_async.results import tables
 
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
@@ -58,7 +58,7 @@ def sizes(task: str, alpha: float, seed: int) -> np.ndarray:
 def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict[str, float]:
     """The columns of one plan: counts, masses, and the largest mixing coefficient of a late node's message."""
     steps = local_steps(size, batch_size=32, epochs=1.0, whole_batches=buffer.whole_batches)
-    plan = clock.plan_peers(
+    plan = peers.plan_peers(
         buffer.exchange,
         "constant:mean=0.1,reference_steps=1",
         num_clients=len(size),
@@ -71,7 +71,7 @@ def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict
     counts = np.bincount(plan.outcome, minlength=len(Delivery))
     late = np.flatnonzero((plan.joined > 0) & np.isfinite(plan.joined))
     theirs = np.isin(plan.client[plan.source], late)
-    lost = float(clock.masses(plan, np.array([horizon])).lost[0])
+    lost = float(peers.masses(plan, np.array([horizon])).lost[0])
     return {
         "updates": len(plan.client),
         "local steps": int(plan.local_steps.sum()),

@@ -27,7 +27,8 @@ import numpy as np
 from study import Rows, Variant, options, parse, picture, report, run_variants
 from variants import common
 
-from fedjax_async import Settings, disk
+from fedjax_async import Settings
+from fedjax_async.base import disk
 from fedjax_async.config import Experiment, prepare
 from fedjax_async.engine.components import bound
 from fedjax_async.local import job_key, run_job

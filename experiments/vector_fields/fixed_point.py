@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from study import Rows, options, parse, picture, report
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results.figure import PALETTE, save_figure
 from fedjax_async.theory import estimate_curl, fixed_point, fixed_point_shift, minimiser, server_field

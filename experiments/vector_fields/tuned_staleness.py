@@ -27,7 +27,8 @@ import optax
 import variants as shared
 from variants import Variant
 
-from fedjax_async import ServerAlgorithm, Settings, disk, register, server
+from fedjax_async import ServerAlgorithm, Settings, register, server
+from fedjax_async.base import disk
 from fedjax_async.config import tune
 from fedjax_async.results import tables
 from fedjax_async.results.figure import FAINT, GRID, PALETTE, label, new, save_figure

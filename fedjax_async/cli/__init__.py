@@ -7,7 +7,7 @@ and ``data.py``. Flags are parsed and missing data sets are reported without Num
 imported when the command starts.
 """
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.cli.entry import main as main
 from fedjax_async.cli.flags import parser as parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
 
 
 def list_data(arguments: argparse.Namespace) -> None:
@@ -41,7 +41,7 @@ def verify_data(arguments: argparse.Namespace) -> None:
 
 def import_data(arguments: argparse.Namespace) -> None:
     """Write a data set to a new folder, divided by clients, and print how to use it."""
-    from fedjax_async import registry  # noqa: PLC0415
+    from fedjax_async.base import registry  # noqa: PLC0415
     from fedjax_async.data import DATASETS, check_data, federate, write_folder  # noqa: PLC0415
     from fedjax_async.types import FederatedData  # noqa: PLC0415
 

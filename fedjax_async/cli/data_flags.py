@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_async import home
+from fedjax_async.base import home
 from fedjax_async.cli.parsing import folder, real, whole
 
 Action = Callable[[argparse.Namespace], None]

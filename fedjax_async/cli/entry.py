@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
+from fedjax_async.base.notices import AllRejected, RunWarning
 from fedjax_async.cli.flags import parser
-from fedjax_async.notices import AllRejected, RunWarning
 
 
 def _load_plugins(given: list[str] | None) -> None:

@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_async import __version__, compiled, home
+from fedjax_async import __version__
+from fedjax_async.base import compiled, home
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, disk, geometry, home, theory
+from fedjax_async import geometry, theory
+from fedjax_async.base import check, disk, home
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.config import Settings

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_async import factories, registry
+from fedjax_async.base import factories, registry
 
 # Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
@@ -96,7 +96,7 @@ def _documented(entry: Any) -> list[Callable[..., Any]]:
     made: list[Any] = [entry]
     clocks: list[Any] = []
     if not callable(entry):
-        from fedjax_async.method import factory_of  # noqa: PLC0415 (needs JAX)
+        from fedjax_async.base.method import factory_of  # noqa: PLC0415 (needs JAX)
 
         made = [factory_of(entry.rule), factory_of(entry.client)]
         specs = {kind: getattr(entry, field, None) for field, kind in CLOCKS.items()}

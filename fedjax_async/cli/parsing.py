@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedjax_async import check
+from fedjax_async.base import check
+from fedjax_async.base.grammar import is_plain_number
 from fedjax_async.cli.unknown import Known, hint
-from fedjax_async.grammar import is_plain_number
 
 
 def _ascii(kind: Callable[[str], object]) -> Callable[[str], Any]:

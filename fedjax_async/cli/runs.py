@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, notices
+from fedjax_async.base import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
-from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
+from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import AdaptiveExperiment, Experiment, PeerExperiment, Prepared, Settings, execute, prepare
 from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
+from fedjax_async.peers import peer_statistics, peer_waves
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check, notices
+from fedjax_async.base import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.config.settings import SWEEP_KEYS
 
 SWEEP_EXAMPLE = """\

@@ -12,16 +12,12 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 5. ``fast_paths.py``: the same schedules, planned faster, where nothing goes wrong. Adaptive runs: ``views.py`` (what a
    policy sees and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the
    planner asks.
-6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
-   ``EXCHANGES``) and its parts ``swift.py``, ``synchronous.py``, ``peer_timelines.py``, ``receivers.py``,
-   ``peer_pushes.py``, ``inboxes.py``, ``exchange_parts.py`` (masses) and ``segments.py``; ``peer_schedule.py``: the
-   plan; ``peer_waves.py``: its batches; ``peer_statistics.py`` describes it, ``peer_trace.py`` writes and reads it.
-7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes one from
+6. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes one from
    arrays and checks it, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.clock import delays, policies, scenario
 from fedjax_async.clock.availability import (AVAILABILITY as AVAILABILITY, Availability as Availability,
     AvailabilityModel as AvailabilityModel)
@@ -33,19 +29,10 @@ from fedjax_async.clock.decisions import Decisions as Decisions, Ended as Ended,
 from fedjax_async.clock.delays import DELAYS as DELAYS
 from fedjax_async.clock.durations import DelayModel as DelayModel, Delays as Delays
 from fedjax_async.clock.energy import ENERGY as ENERGY
-from fedjax_async.clock.exchanges import EXCHANGES as EXCHANGES, Exchange as Exchange
 from fedjax_async.clock.faults import (FAULTS as FAULTS, FaultModel as FaultModel, Faults as Faults,
     JobFaults as JobFaults, job_faults as job_faults)
 from fedjax_async.clock.idle_clients import SUCCESSORS as SUCCESSORS
 from fedjax_async.clock.network import NETWORKS as NETWORKS, Network as Network, NetworkModel as NetworkModel
-from fedjax_async.clock.peer_planning import plan_peers as plan_peers
-from fedjax_async.clock.peer_schedule import (Delivery as Delivery, PeerScenario as PeerScenario,
-    PeerSchedule as PeerSchedule)
-from fedjax_async.clock.peer_statistics import (Masses as Masses, PeerStatistics as PeerStatistics, ages as ages,
-    connecting_window as connecting_window, degrees as degrees, masses as masses, peer_statistics as peer_statistics)
-from fedjax_async.clock.peer_trace import (is_peer_schedule as is_peer_schedule,
-    load_peer_schedule as load_peer_schedule, save_peer_schedule as save_peer_schedule)
-from fedjax_async.clock.peer_waves import peer_runs as peer_runs, peer_slots as peer_slots, peer_waves as peer_waves
 from fedjax_async.clock.planning import NothingArrives as NothingArrives, plan as plan
 from fedjax_async.clock.policies import POLICIES as POLICIES
 from fedjax_async.clock.record import (Extension as Extension, Outcome as Outcome, Record as Record,
@@ -56,8 +43,6 @@ from fedjax_async.clock.scenario import (Conditions as Conditions, Limits as Lim
 from fedjax_async.clock.statistics import (DelayStatistics as DelayStatistics, client_counts as client_counts,
     concurrency as concurrency, delay_statistics as delay_statistics, staleness_histogram as staleness_histogram)
 from fedjax_async.clock.timing import TIMINGS as TIMINGS, Timing as Timing
-from fedjax_async.clock.topologies import (TOPOLOGIES as TOPOLOGIES, Graph as Graph, Topology as Topology,
-    TopologyModel as TopologyModel)
 from fedjax_async.clock.trace import (load_schedule as load_schedule, load_schedule_csv as load_schedule_csv,
     save_schedule as save_schedule, save_schedule_csv as save_schedule_csv)
 from fedjax_async.clock.views import (Choice as Choice, Finished as Finished, Policy as Policy,

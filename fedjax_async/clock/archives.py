@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 
 
 class Format(NamedTuple):

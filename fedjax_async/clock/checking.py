@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.record import APPLIED, SLACK, Outcome, job_numbers, order_by_client, with_derived_columns
 from fedjax_async.types import Schedule
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 
 CsvRow = tuple[str, dict[str, str]]  # its line, such as "FILE, line 3", for errors; the text of each column
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.record import Record
 from fedjax_async.clock.views import Choice, Finished, Policy, View, read_only
 from fedjax_async.types import Schedule

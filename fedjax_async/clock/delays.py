@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
+from fedjax_async.base.factories import takes
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.chance import FAMILIES, Distribution, pareto_tail
 from fedjax_async.clock.durations import (
@@ -36,7 +37,6 @@ from fedjax_async.clock.durations import (
     scaling_of,
     speeds_of,
 )
-from fedjax_async.factories import takes
 
 
 class Times(NamedTuple):

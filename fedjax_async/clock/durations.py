@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.chance import FAMILIES, Distribution
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.record import Outcome
 from fedjax_async.types import Schedule

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.availability import Availability, alternation
 from fedjax_async.clock.chance import exponential

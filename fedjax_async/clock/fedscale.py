@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import disk, notices
-from fedjax_async.check import is_real, optional, path, require, whole
-from fedjax_async.grammar import quoted
+from fedjax_async.base import disk, notices
+from fedjax_async.base.check import is_real, optional, path, require, whole
+from fedjax_async.base.grammar import quoted
 
 TRAINING = 3.0  # times the inference of an example
 KILOBIT = 1024 / 8  # bytes

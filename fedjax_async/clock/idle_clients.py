@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.durations import PREDICTED, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, READY, EventQueue, Release

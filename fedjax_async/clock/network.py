@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import chance, csv_tables
 from fedjax_async.clock.durations import Delays
-from fedjax_async.notices import RunWarning
 
 
 class Network(NamedTuple):

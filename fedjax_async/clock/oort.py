@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
 

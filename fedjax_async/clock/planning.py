@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.availability import AvailabilityModel

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, factories, grammar, registry
+from fedjax_async.base import check, factories, grammar, registry
+from fedjax_async.base.spec import naming
 from fedjax_async.clock import chance
 from fedjax_async.clock.oort import oort
 from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
-from fedjax_async.spec import naming
 
 
 def uniform(*, every: int = 1) -> PolicyModel:

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
+from fedjax_async.base.grammar import joined
 from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.budget import Until
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults
 from fedjax_async.clock.views import Decider
-from fedjax_async.grammar import joined
 
 
 class Limits(NamedTuple):

@@ -24,7 +24,7 @@ from heapq import heappop
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, fast_paths
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import FREED, UPLOAD, EventQueue, Release

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 from fedjax_async.clock.archives import Format, check_columns, read_archive, single_numbers, write_archive
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule, Tree

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.record import DROPPED, with_derived_columns
 from fedjax_async.types import Schedule
 

@@ -10,7 +10,7 @@ whole models for peers (:func:`wcp`), with the k-means of ``clustering.py``.
 from collections.abc import Callable
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.compress.centroids import (Clustered as Clustered, from_payloads as from_payloads,
     is_weight as is_weight, is_weight_released as is_weight_released, lookup as lookup, mask as mask,
     nearest_centroids as nearest_centroids, payloads as payloads, random_tables as random_tables, wcp as wcp)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry, tree
+from fedjax_async.base import check, registry, tree
 from fedjax_async.compress import clustering, sizes
 from fedjax_async.compress.payload import MOST_CENTROIDS, Centroids, Compressor, Dense, Payload, require_vector
 from fedjax_async.types import Array, Key, Params, Path, Structure, Traced

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress.payload import Compressor, Dense, Payload, Sparse, to_dense
 from fedjax_async.compress.quantise import qsgd
 from fedjax_async.compress.sizes import bits

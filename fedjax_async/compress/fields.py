@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress.codes import ByteReader, Chunks
 
 REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, hashing
+from fedjax_async.base import check, hashing
 from fedjax_async.types import Array, Key, Params
 
 Payload = Any  # Dense | Signs | Levels | Buckets | Sparse | Centroids, or a tuple of them

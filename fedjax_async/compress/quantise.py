@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress.payload import (
     MOST_STEPS,
     Buckets,

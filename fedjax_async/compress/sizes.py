@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress.payload import MOST_STEPS, Buckets, Centroids, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.types import AnyArray, Array, Whole
 

@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress.payload import (
     Compressor,
     Dense,

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.compress import codes, sizes
 from fedjax_async.compress.codes import ByteReader, Chunks
 from fedjax_async.compress.fields import REALS, read_real, read_whole, real_bytes, shaped

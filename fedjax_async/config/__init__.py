@@ -11,7 +11,7 @@ keywords), ``experiment.py`` (with ``prepared.py``), ``budget.py``, ``cautions.p
 ``names.py`` reads the text of a setting: names with options, which ``registries.py`` knows. ``methods.py`` (with
 ``method_checks.py``) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local training and
 compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn them into objects and specs
-(``fedjax_async/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
+(``fedjax_async/base/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
 runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and ``sweeping.py`` (which runs share
 programs) serve sweeps. ``own.py`` with ``objects.py`` (objects in place of names), ``plugins.py`` (names for factories
 of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks of such parts, and of what they
@@ -24,7 +24,7 @@ stopping, the best model and callbacks. ``differentiable.py`` makes a run a func
 
 from typing import TYPE_CHECKING
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 
 if TYPE_CHECKING:
     # fmt: off
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedjax_async.config.registries import METHODS as METHODS
     from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings
-    from fedjax_async.method import Method as Method
+    from fedjax_async.base.method import Method as Method
     from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,
         plan_groups as plan_groups)
 

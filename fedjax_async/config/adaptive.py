@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK

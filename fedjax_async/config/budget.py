@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.clock import NothingArrives, Until
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.types import Run, Schedule
 
 Planned = Callable[[Until], Schedule]

@@ -9,12 +9,12 @@ import warnings
 
 import numpy as np
 
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
-from fedjax_async.notices import RunWarning
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Schedule
 
 

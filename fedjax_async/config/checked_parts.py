@@ -13,7 +13,8 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from fedjax_async import tree
+from fedjax_async.base import tree
+from fedjax_async.base.spec import Spec
 from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_own, is_scalar, pair, returned, shown
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
@@ -30,7 +31,6 @@ from fedjax_async.engine.components import (
 )
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
-from fedjax_async.spec import Spec
 from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,

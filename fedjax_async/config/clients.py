@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, factories, registry, tree
+from fedjax_async.base import check, factories, registry, tree
+from fedjax_async.base.method import Method, factory_of
+from fedjax_async.base.spec import Spec
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import concerns, own
 from fedjax_async.config.method_checks import THROUGH, ignored_by
@@ -36,9 +38,7 @@ from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.local.feedback import grouping
-from fedjax_async.method import Method, factory_of
 from fedjax_async.server import fedavg
-from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path, Traced
 
 Private = Callable[[Path], bool] | None

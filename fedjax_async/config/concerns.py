@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.of_data import OfData, OfSecurity
 from fedjax_async.config.of_evaluation import OfBudget, OfMeasures
 from fedjax_async.config.of_execution import OfExecution

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import Availability, Delays, Faults, Network, Scenario, Timing, check_schedule
 from fedjax_async.config import objects, own
 from fedjax_async.config.settings import Settings

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.config import paths
 from fedjax_async.config.differentiable import PerClient, PerStaleness, require_settings, trajectory
 from fedjax_async.config.experiment import resolve

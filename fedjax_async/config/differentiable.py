@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
+from fedjax_async.base.tree import Columns
 from fedjax_async.config import concerns
 from fedjax_async.config.experiment import prepare
 from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.resolving import with_objects, without_server
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
-from fedjax_async.tree import Columns
 from fedjax_async.types import Array, Params, Schedule
 
 __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import registry
+from fedjax_async.base import registry
+from fedjax_async.base.factories import options_of
 from fedjax_async.config.names import read
-from fedjax_async.factories import options_of
 
 TIMING = "timing"  # among options of rules, none of which has this name
 # Method -> the options whose defaults have changed, and its timing, with the values that they had before.
@@ -55,7 +55,7 @@ def meaning_of(method: str) -> str:
 
 def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     """The present values of defaults that have changed and that these two settings leave to the method."""
-    from fedjax_async.method import factory_of  # noqa: PLC0415 (imports Spec)
+    from fedjax_async.base.method import factory_of  # noqa: PLC0415 (imports Spec)
     from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
 
     if not isinstance(method, str):

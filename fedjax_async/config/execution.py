@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config import plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.experiment import Prepared

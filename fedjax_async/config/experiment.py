@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_async import check, notices, registry, tree
+from fedjax_async.base import check, notices, registry, tree
 from fedjax_async.clock import TIMINGS, Decisions, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 

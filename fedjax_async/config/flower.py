@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, lazy, registry, tree
+from fedjax_async.base import check, lazy, registry, tree
+from fedjax_async.base.method import Method, factory_of
+from fedjax_async.base.spec import made
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
-from fedjax_async.method import Method, factory_of
 from fedjax_async.server import begun, closed
-from fedjax_async.spec import made
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
 LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read

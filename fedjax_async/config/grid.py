@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_async import check, grammar
+from fedjax_async.base import check, grammar
 from fedjax_async.config.own import Named
 from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat
 from fedjax_async.config.settings import Settings, fields_of

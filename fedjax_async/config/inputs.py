@@ -12,13 +12,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import identity, inputs
+from fedjax_async.base import identity, inputs
+from fedjax_async.base.grammar import Name
+from fedjax_async.base.inputs import FileSpec
 from fedjax_async.config import own
 from fedjax_async.config.names import read
 from fedjax_async.config.problem import initial_file, read_files
 from fedjax_async.config.settings import Settings, fields_of
-from fedjax_async.grammar import Name
-from fedjax_async.inputs import FileSpec
 from fedjax_async.models import MODELS
 
 PATH = "path"  # an option of this name is an input file, also in a factory of the user's own

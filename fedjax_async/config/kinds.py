@@ -10,16 +10,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_async import check
-from fedjax_async.clock import Topology
-from fedjax_async.clock.topologies import is_graphs
+from fedjax_async.base import check
+from fedjax_async.base.method import Method
+from fedjax_async.base.spec import Spec
 from fedjax_async.compress import Compressor
 from fedjax_async.config import objects
 from fedjax_async.data import Dataset, Federation
-from fedjax_async.method import Method
 from fedjax_async.models import is_module
-from fedjax_async.peers import PeerAlgorithm
-from fedjax_async.spec import Spec
+from fedjax_async.peers import PeerAlgorithm, Topology
+from fedjax_async.peers.topologies import is_graphs
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, ServerAlgorithm
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fedjax_async import check, grammar, registry
+from fedjax_async.base import check, grammar, registry
 from fedjax_async.config import objects, own
 from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric

@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from fedjax_async import check, factories, registry
-from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
+from fedjax_async.base import check, factories, registry
+from fedjax_async.base.method import Method, factory_of, positional
+from fedjax_async.base.spec import Spec
+from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import objects
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS
-from fedjax_async.method import Method, factory_of, positional
-from fedjax_async.spec import Spec
+from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.types import PeerAlgorithm, ServerAlgorithm
 
 # options of local training that every run gives

@@ -9,7 +9,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from fedjax_async import check, factories, registry
+from fedjax_async.base import check, factories, registry
+from fedjax_async.base.method import Method, factory_of
+from fedjax_async.base.spec import Spec
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import earlier, misplaced, objects, own, words
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
@@ -18,9 +20,7 @@ from fedjax_async.config.own import Chosen
 from fedjax_async.config.registries import METHODS, filled
 from fedjax_async.config.settings import Settings
 from fedjax_async.local import local_training
-from fedjax_async.method import Method, factory_of
 from fedjax_async.server import PARTS, Part, with_parts
-from fedjax_async.spec import Spec
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_async import registry
-from fedjax_async.clock import EXCHANGES, TIMINGS, TOPOLOGIES
+from fedjax_async.base import registry
+from fedjax_async.base.factories import options_of
+from fedjax_async.base.grammar import Name
+from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import words
 from fedjax_async.config.names import Names, known_parts
-from fedjax_async.factories import options_of
-from fedjax_async.grammar import Name
 from fedjax_async.local import OPTIMIZERS
+from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 
 MOST = 2  # examples of names that take an option
 Factories = Mapping[str, Callable[..., Any]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedjax_async import grammar, registry
-from fedjax_async.grammar import Name
+from fedjax_async.base import grammar, registry
+from fedjax_async.base.grammar import Name
 
 # settings that may join names by +
 JOINED = ("policy", "availability", "faults", "augment", "privacy")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 # Settings that may hold an object, with what it may be.
 KINDS = {
     "method": "a Method, or the Spec of a rule",
     "timing": "a timing, timing(scenario) -> Schedule",
     "policy": "a policy model, model(prior) -> clock.Policy",
-    "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
-    "exchange": "an exchange, exchange(setup) -> clock.PeerSchedule",
+    "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> peers.Topology",
+    "exchange": "an exchange, exchange(setup) -> peers.PeerSchedule",
     "delay": "a delay model, model(num_clients, seed) -> clock.Delays",
     "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
     "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypedDict
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.fields import MOST_LANES, known, one_of, setting, size, whole
 
 

@@ -6,19 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.fields import one_of, setting, whole
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from fedjax_async.clock import DelayModel, Exchange, PolicyModel, Timing, TopologyModel
+    from fedjax_async.base.method import Method
+    from fedjax_async.base.spec import Spec
+    from fedjax_async.clock import DelayModel, PolicyModel, Timing
     from fedjax_async.clock.availability import AvailabilityModel
     from fedjax_async.clock.faults import FaultModel
     from fedjax_async.clock.network import NetworkModel
     from fedjax_async.config.own import Named
-    from fedjax_async.method import Method
-    from fedjax_async.spec import Spec
+    from fedjax_async.peers import Exchange, TopologyModel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.fields import known, one_of, setting, whole
 
 if TYPE_CHECKING:

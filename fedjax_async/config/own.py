@@ -13,11 +13,11 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
+from fedjax_async.base.factories import options_of
+from fedjax_async.base.spec import Spec
 from fedjax_async.config.names import names_in
 from fedjax_async.config.objects import KINDS, PLAIN, SPECS, is_params, shown
-from fedjax_async.factories import options_of
-from fedjax_async.spec import Spec
 
 ABSENT = object()  # stands for an object that a file names and that is not loaded
 SHOWN = 12  # characters of a fingerprint in a text
@@ -74,14 +74,14 @@ def named(name: str, thing: Any) -> Named:
     Raises ``ValueError`` for other names, for objects that no setting takes, and for an object without a fingerprint,
     naming its part (``fingerprints.fingerprint``).
     """
+    from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
     from fedjax_async.config.kinds import require_some_kind  # noqa: PLC0415 (needs JAX)
-    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
     check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not only of '.'")
     thing = thing.thing if isinstance(thing, Named) else thing
     if isinstance(thing, (list, tuple)) and not hasattr(thing, "_fields") and not is_params(thing):
-        from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
+        from fedjax_async.peers import topologies  # noqa: PLC0415 (needs NumPy)
 
         thing = topologies.of_graphs(thing) if topologies.is_graphs(thing) else thing
     plain = isinstance(thing, (str, *PLAIN)) and not is_params(thing)
@@ -98,15 +98,15 @@ def as_setting(field: str, value: Any) -> Named:
     if isinstance(value, Named):
         require_fitting(field, value)
         return value
+    from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
     from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
-    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     if field == "metrics" and isinstance(value, Mapping):
         return _metrics(value)
     if field in SPECS and isinstance(value, Spec):
         return Named(str(value), value, fingerprint(value))
     if field == "topology" and not callable(value):
-        from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
+        from fedjax_async.peers import topologies  # noqa: PLC0415 (needs NumPy)
 
         value = topologies.of_graphs(value)
     plain = isinstance(value, PLAIN) and not (field == "initial" and is_params(value))
@@ -134,7 +134,7 @@ def require_fitting(field: str, value: Any) -> None:
 
 def _metrics(given: Mapping[str, Any]) -> Named:
     """A dict of metrics as a setting holds it: its names joined by commas, each with a fingerprint of its own."""
-    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+    from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     check.require(len(given) > 0, "metrics", dict(given), "at least one name and metric")
     for name in given:
@@ -172,7 +172,7 @@ def specs_in(value: Any) -> dict[str, Spec]:
 
 def with_option(value: Named, option: str, new: Any) -> Named:
     """An object with one option of its spec set, of a method's rule or else its client; it keeps its given name."""
-    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+    from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     name, spec = next((name, spec) for name, spec in specs_in(value).items() if option in options_of(spec.factory))
     changed = spec.put(option, new)
@@ -282,7 +282,7 @@ def lasting_part(field: str, value: Any, thing: Any) -> Any:
 
 
 def _lasting_function(function: Any) -> Any:
-    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+    from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     try:
         found = fingerprint(function)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, cast
 
-from fedjax_async import check, factories, grammar, registry
+from fedjax_async.base import check, factories, grammar, registry
+from fedjax_async.base.grammar import Name
 from fedjax_async.config import own, words
 from fedjax_async.config.earlier import meaning_of
 from fedjax_async.config.methods import method_options, usual_of
@@ -22,7 +23,6 @@ from fedjax_async.config.of_data import USUAL_PARTITION
 from fedjax_async.config.own import Named, as_setting, require_fitting, specs_in
 from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
-from fedjax_async.grammar import Name
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 

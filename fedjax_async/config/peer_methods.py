@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from fedjax_async import check, factories, registry
-from fedjax_async.clock import EXCHANGES, Exchange
-from fedjax_async.clock.exchanges import Alone
+from fedjax_async.base import check, factories, registry
+from fedjax_async.base.method import Method
+from fedjax_async.base.spec import Spec
 from fedjax_async.config import own
 from fedjax_async.config.methods import client_spec, compressors, method_of, rule_spec
 from fedjax_async.config.own import Chosen
-from fedjax_async.method import Method
 from fedjax_async.models import STATISTICS
-from fedjax_async.spec import Spec
+from fedjax_async.peers import EXCHANGES, Exchange
+from fedjax_async.peers.exchanges import Alone
 from fedjax_async.types import Model, Path, PeerAlgorithm, Stays
 
 

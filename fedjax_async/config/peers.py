@@ -9,16 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, tree
-from fedjax_async.clock import (
-    DelayModel,
-    Exchange,
-    NothingArrives,
-    PeerSchedule,
-    Until,
-    at_or_before,
-    plan_peers,
-)
+from fedjax_async.base import check, tree
+from fedjax_async.base.method import Method
+from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_early_end
 from fedjax_async.config.cautions import caution_evaluations
@@ -37,7 +30,7 @@ from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
-from fedjax_async.method import Method
+from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
 from fedjax_async.types import FederatedData, Key, Model, Params, Run
 
 PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import grammar, registry
+from fedjax_async.base import grammar, registry
 from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
 from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, inputs, registry, tree
+from fedjax_async.base import check, inputs, registry, tree
 from fedjax_async.config import concerns, objects, own
 from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.of_data import USUAL_PARTITION

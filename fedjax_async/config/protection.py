@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, factories, grammar, registry, tree
+from fedjax_async.base import check, factories, grammar, registry, tree
+from fedjax_async.base.spec import Spec, naming
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Server, bound
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
-from fedjax_async.spec import Spec, naming
 from fedjax_async.types import FederatedData, Number, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers

@@ -6,12 +6,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
+from fedjax_async.base.method import Method
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, POLICIES, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_training
-from fedjax_async.method import Method
 from fedjax_async.models import METRICS, MODELS
+from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.peers import METHODS as NODES
 from fedjax_async.server import ATTACKS, PARTS, PRIVACY
 from fedjax_async.server import METHODS as SERVERS

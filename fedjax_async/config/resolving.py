@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, factories, inputs, registry
+from fedjax_async.base import check, factories, inputs, registry
+from fedjax_async.base.method import Method
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, misplaced, objects, own, words
 from fedjax_async.config.cautions import caution
@@ -29,7 +30,6 @@ from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_backend, require_fits
 from fedjax_async.engine.evaluation import Every
-from fedjax_async.method import Method
 from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.concerns import CONCERNS
 from fedjax_async.config.paths import address
 

@@ -13,16 +13,16 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async import check, inputs
+from fedjax_async.base import check, inputs
+from fedjax_async.base.identity import GONE
+from fedjax_async.base.notices import RunWarning
+from fedjax_async.base.spec import Spec
 from fedjax_async.config import concerns, earlier, objects, own, words
 from fedjax_async.config.of_data import OfData, OfSecurity
 from fedjax_async.config.of_evaluation import OfBudget, OfMeasures
 from fedjax_async.config.of_execution import OfExecution
 from fedjax_async.config.of_method import OfConditions, OfMethod
 from fedjax_async.config.of_training import OfCompression, OfPersonalisation, OfTraining
-from fedjax_async.identity import GONE
-from fedjax_async.notices import RunWarning
-from fedjax_async.spec import Spec
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async import check, identity, tree
+from fedjax_async.base import check, identity, tree
 from fedjax_async.config import concerns, plugins
 from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.experiment import Prepared
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.client_scores import without_accuracies

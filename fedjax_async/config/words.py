@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 # Setting, or setting=EXAMPLE where an option of its spec is meant -> what other programs call it.
 CALLED = {

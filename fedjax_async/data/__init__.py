@@ -17,7 +17,7 @@ own. :func:`check_data` (``checking.py``) checks the result of either before a r
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.data.augment import AUGMENTATIONS as AUGMENTATIONS, augmentation as augmentation
 from fedjax_async.data.checking import check_data as check_data
 from fedjax_async.data.datasets import (DATASETS as DATASETS, list_datasets as list_datasets, load as load,

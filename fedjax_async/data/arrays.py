@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import disk
-from fedjax_async.check import require
-from fedjax_async.inputs import reading
+from fedjax_async.base import disk
+from fedjax_async.base.check import require
+from fedjax_async.base.inputs import reading
 
 EXAMPLES = ("x", "test_x")
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, grammar, registry
+from fedjax_async.base import check, grammar, registry
 from fedjax_async.types import Array, Key
 
 Augment = Callable[[Key, Array], Array]

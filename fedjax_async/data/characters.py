@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_async.check import whole
+from fedjax_async.base.check import whole
 
 PADDING, UNKNOWN = 0, 1
 # in the order of LEAF (Caldas et al. 2018)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.check import require, whole
+from fedjax_async.base.check import require, whole
 from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.types import FederatedData
 

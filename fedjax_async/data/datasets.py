@@ -11,21 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
-from fedjax_async.check import optional, require, whole
-from fedjax_async.data import decode, own_copy, tfds
-from fedjax_async.data.archive import read_files
-from fedjax_async.data.arrays import Arrays, array_hash, check_cache, file_hash, read_cache, write_cache
-from fedjax_async.data.embedded import digits, fashion_mnist_6k
-from fedjax_async.data.federated import Dataset, Federation
-from fedjax_async.data.formats import FORMATS
-from fedjax_async.data.memmap import folder
-from fedjax_async.data.population import population
-from fedjax_async.data.problems import quadratic, synthetic
-from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Published, check_arrays
-from fedjax_async.data.text import shortened
-from fedjax_async.factories import summary
-from fedjax_async.home import (
+from fedjax_async.base import registry
+from fedjax_async.base.check import optional, require, whole
+from fedjax_async.base.factories import summary
+from fedjax_async.base.home import (
     KEPT,
     arrays_folder,
     default_data_dir,
@@ -37,8 +26,19 @@ from fedjax_async.home import (
     tfds_home,
     tfds_version_folder,
 )
-from fedjax_async.inputs import below, reading
-from fedjax_async.registry import find
+from fedjax_async.base.inputs import below, reading
+from fedjax_async.base.registry import find
+from fedjax_async.data import decode, own_copy, tfds
+from fedjax_async.data.archive import read_files
+from fedjax_async.data.arrays import Arrays, array_hash, check_cache, file_hash, read_cache, write_cache
+from fedjax_async.data.embedded import digits, fashion_mnist_6k
+from fedjax_async.data.federated import Dataset, Federation
+from fedjax_async.data.formats import FORMATS
+from fedjax_async.data.memmap import folder
+from fedjax_async.data.population import population
+from fedjax_async.data.problems import quadratic, synthetic
+from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Published, check_arrays
+from fedjax_async.data.text import shortened
 
 DataDir = str | os.PathLike[str] | None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.data import decode
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.published import SOURCES

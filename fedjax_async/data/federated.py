@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
-from fedjax_async.check import kind, require, whole
+from fedjax_async.base import registry
+from fedjax_async.base.check import kind, require, whole
 from fedjax_async.data.checking import check_alike, check_array, check_examples
 from fedjax_async.data.decode import usual
 from fedjax_async.data.looks import warn_of_numbering

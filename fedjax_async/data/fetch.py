@@ -13,19 +13,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedjax_async import check, lazy
-from fedjax_async.data import tfds
-from fedjax_async.data.archive import read_files
-from fedjax_async.data.arrays import Arrays, read_cache, write_cache, write_files
-from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Pretrained, Published, check_arrays, check_files
-from fedjax_async.home import (
+from fedjax_async.base import check, lazy
+from fedjax_async.base.home import (
     arrays_folder,
     pretrained_folder,
     require_pretrained,
     resolve_data_dir,
     tfds_version_folder,
 )
-from fedjax_async.registry import find
+from fedjax_async.base.registry import find
+from fedjax_async.data import tfds
+from fedjax_async.data.archive import read_files
+from fedjax_async.data.arrays import Arrays, read_cache, write_cache, write_files
+from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Pretrained, Published, check_arrays, check_files
 
 Report = Callable[[str], None]
 

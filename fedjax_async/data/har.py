@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
 from fedjax_async.data.arrays import Arrays
 
 RATE = 50.0  # samples per second

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import lazy
-from fedjax_async.check import require
+from fedjax_async.base import lazy
+from fedjax_async.base.check import require
 from fedjax_async.data.arrays import Arrays
 
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

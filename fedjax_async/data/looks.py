@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.data.checking import SIDE, layout
 from fedjax_async.data.decode import as_is, unit_images
-from fedjax_async.notices import RunWarning
 from fedjax_async.types import FederatedData
 
 SAMPLE = 256  # rows that are looked at, evenly spaced

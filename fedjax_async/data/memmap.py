@@ -17,16 +17,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.check import kind as require_kind
-from fedjax_async.check import require, whole
+from fedjax_async.base import check
+from fedjax_async.base.check import kind as require_kind
+from fedjax_async.base.check import require, whole
+from fedjax_async.base.home import require_metadata
+from fedjax_async.base.inputs import reading
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.arrays import appearing, array_hash
 from fedjax_async.data.checking import MOST_CLASSES, as_labels, check_fits
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, Identity
-from fedjax_async.home import require_metadata
-from fedjax_async.inputs import reading
 from fedjax_async.types import Array, FederatedData
 
 Header = dict[str, Any]

@@ -8,7 +8,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.check import one_of, require
+from fedjax_async.base.check import one_of, require
 from fedjax_async.data.decode import as_is, unit_images, usual
 from fedjax_async.types import Array, FederatedData
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.check import require, whole
+from fedjax_async.base.check import require, whole
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.checking import (
     MOST_CLASSES,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.check import require
+from fedjax_async.base import check
+from fedjax_async.base.check import require
 from fedjax_async.data.archive import read_files
 from fedjax_async.data.arrays import Arrays
 from fedjax_async.data.images import import_pillow

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_async.check import non_negative, positive, require, whole
+from fedjax_async.base.check import non_negative, positive, require, whole
 from fedjax_async.data.checking import remedy
 from fedjax_async.data.drawing import draw_at_once, draw_in_turns
 from fedjax_async.data.shares import order_of, read_shares

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import hashing
-from fedjax_async.check import in_range, non_negative, require, whole
+from fedjax_async.base import hashing
+from fedjax_async.base.check import in_range, non_negative, require, whole
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, generate, generated
 from fedjax_async.types import AnyArray, Array, FederatedData

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.check import in_range, non_negative, positive, require, whole
+from fedjax_async.base.check import in_range, non_negative, positive, require, whole
 from fedjax_async.data import decode
 from fedjax_async.data.federated import Dataset
 

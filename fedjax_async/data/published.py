@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
+from fedjax_async.base.home import KEPT, PRETRAINED_VERSIONS
 from fedjax_async.data import characters, decode, har, shakespeare, text
 from fedjax_async.data.arrays import Arrays, array_hash, file_hash
 from fedjax_async.data.images import from_idx, from_png_rows
-from fedjax_async.home import KEPT, PRETRAINED_VERSIONS
 from fedjax_async.types import Array
 
 

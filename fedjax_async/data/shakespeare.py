@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
 from fedjax_async.data.arrays import Arrays
 from fedjax_async.data.characters import windows
 

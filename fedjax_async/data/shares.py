@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_async import check, disk
-from fedjax_async.check import require
+from fedjax_async.base import check, disk
+from fedjax_async.base.check import require
 
 
 def read_shares(path: str) -> tuple[list[str], np.ndarray]:

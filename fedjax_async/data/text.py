@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_async.check import require, whole
+from fedjax_async.base.check import require, whole
 from fedjax_async.data.arrays import Arrays
 
 LONGEST = 100  # characters of a word; longer words become [UNK]

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import lazy
-from fedjax_async.check import require
+from fedjax_async.base import lazy
+from fedjax_async.base.check import require
 from fedjax_async.data.arrays import Arrays
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.published import Published

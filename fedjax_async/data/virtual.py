@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
 from fedjax_async.data import decode as decoders
 from fedjax_async.types import Array, FederatedData
 
@@ -104,7 +104,7 @@ def generated(
       function: ``(parameters, client, position) -> (x, y)``: the example at ``position`` of ``client``, both int32[].
         It must be pure and traceable. It should be a function at module level, since compiled programs are cached by
         it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or for speed
-        ``fedjax_async.hashing``).
+        ``fedjax_async.base.hashing``).
       sizes: examples of each client, int[N], each at least 1; N times the largest must stay below 2^31.
       test_x, test_y: an ordinary test set of the same shapes; :func:`generate` makes one from further clients.
       parameters: a pytree of arrays or a key, passed to every call; new values need no new compilation.

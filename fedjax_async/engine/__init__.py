@@ -37,7 +37,7 @@ far, and an *extension* is what the plan has gained since the last look.
 
 from typing import TYPE_CHECKING
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 
 if TYPE_CHECKING:
     # fmt: off

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.evaluation import each_row, loss_and_hit
 from fedjax_async.server import closed

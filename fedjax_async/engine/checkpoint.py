@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, disk, identity, notices
+from fedjax_async.base import check, disk, identity, notices
 from fedjax_async.engine.surroundings import numerics, rounding, surroundings
 
 FORMAT = "fedjax_async checkpoint 3"

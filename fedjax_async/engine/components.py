@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import tree
+from fedjax_async.base import tree
+from fedjax_async.base.spec import Spec, leaf_names
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
-from fedjax_async.spec import Spec, leaf_names
 from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
 
 Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.budget import host_memory
 from fedjax_async.types import Array, Params, Tree
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, shapes_of_server

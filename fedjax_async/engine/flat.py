@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.components import Client, Components, Hyper, Server, bound
 from fedjax_async.models import STATISTICS
 from fedjax_async.server import begun

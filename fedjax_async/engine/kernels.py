@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.components import ClientFamily, bound
 from fedjax_async.engine.devices import JOBS
 from fedjax_async.engine.tables import DeviceTables, JobTables, client_data

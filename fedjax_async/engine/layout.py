@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import allocate, waves
 from fedjax_async.engine.batches import BATCHINGS, Batch, Lanes, deal
 from fedjax_async.types import Schedule

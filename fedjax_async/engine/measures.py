@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Client
 from fedjax_async.engine.evaluation import OwnTests, each_row, loss_and_hit, own_tests

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.evaluation import loss_and_hit, make_evaluate
 from fedjax_async.engine.measures import over_clients
 from fedjax_async.engine.peer_kernels import Algorithms

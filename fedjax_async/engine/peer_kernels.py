@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
 from fedjax_async.engine.kernels import device_index, finished, hyper_of, make_advance, run_segment
 from fedjax_async.engine.peer_probes import EVENT

@@ -1,7 +1,7 @@
 """From the plan of a decentralised run to work for the device (host, NumPy): order, batches, rows and slots.
 
 A *position* is the number of an executed event in order of execution. Events are executed wave by wave
-(``clock.peer_waves``), or in order of the moments at which they mix, which keeps fewer messages alive. In both orders,
+(``peers.peer_waves``), or in order of the moments at which they mix, which keeps fewer messages alive. In both orders,
 an evaluation comes after all events that it sees and before all others.
 """
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.peer_schedule import PeerSchedule
-from fedjax_async.clock.peer_waves import first_cuts, peer_slots, peer_waves, previous_events
+from fedjax_async.base import check
 from fedjax_async.engine.batches import BATCHINGS, Lanes, deal
 from fedjax_async.engine.layout import digest_of
+from fedjax_async.peers.schedule import PeerSchedule
+from fedjax_async.peers.waves import first_cuts, peer_slots, peer_waves, previous_events
 
 # How events are ordered: as early as their inboxes allow, or by the moments at which they mix.
 ORDERS = ("waves", "moments")

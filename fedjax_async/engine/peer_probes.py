@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.base import check
 from fedjax_async.engine.probes import COLUMNS, Probes, checked, numbers_of, resolved_probes
+from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, FederatedData, State
 
 EVENT = "row, inbox, weights, parts"  # the arguments of a probe of events

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.clock import Delivery, PeerSchedule, ages, at_or_before, masses
-from fedjax_async.clock.peer_statistics import readers
+from fedjax_async.base.tree import Columns
+from fedjax_async.clock import at_or_before
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.peer_result import PeerResult, online
-from fedjax_async.tree import Columns
+from fedjax_async.peers import Delivery, PeerSchedule, ages, masses
+from fedjax_async.peers.statistics import readers
 from fedjax_async.types import FederatedData, Run
 
 ROUNDING = 1e-12  # share of all mass; a smaller loss is a rounding error of sums

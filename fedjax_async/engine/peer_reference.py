@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Wrapped
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
-from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points
 from fedjax_async.engine.probes import held_out_rows
@@ -27,6 +26,7 @@ from fedjax_async.engine.reference_scores import scores_of_examples
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event
+from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, ClientData, Key, Params, State
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import at_or_before
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Params
 
 # Columns of the table of events that algorithms and clients may not record.

@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled
 
-from fedjax_async import check
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.base import check
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
@@ -37,6 +36,7 @@ from fedjax_async.engine.stack import TooLarge, default_batching, default_lanes,
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
+from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, Key, Params
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.engine.components import Components, bound, row_of
 from fedjax_async.engine.trial import job, one_row
 from fedjax_async.types import Array, DataParts, Facts, FederatedData, Key, Params, Probe, Schedule, State

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import DeviceTables, client_data

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.base.tree import Columns
 from fedjax_async.clock import Outcome, at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
 from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.geometry import PHASE_COLUMN
-from fedjax_async.tree import Columns
 from fedjax_async.types import Params, Run, Schedule
 
 # The counts of faults that every run reports.

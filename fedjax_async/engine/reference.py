@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Wrapped
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
 from fedjax_async.engine.components import Client, Components, Hyper, Server, bound, facts_of
 from fedjax_async.engine.evaluation import EvaluationPoints, owners

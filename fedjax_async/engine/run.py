@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components, bound

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.components import Server, bound
 from fedjax_async.engine.kernels import Carry, hyper_of
 from fedjax_async.engine.tables import DeviceTables

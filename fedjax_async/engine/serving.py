@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.flat import FlatServer, opened
 from fedjax_async.engine.kernels import Carry, JobBuffers, hyper_of, info_of

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.decisions import GrowingTable
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED

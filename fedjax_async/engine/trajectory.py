@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.clock import check_schedule, with_derived_columns
 from fedjax_async.clock.waves import allocate
 from fedjax_async.engine.components import (

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, linear_call, zero_from_primal
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.types import Array, Tree
 
 Leaves = list[Array]

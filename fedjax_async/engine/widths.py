@@ -11,7 +11,7 @@ import itertools
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 # A run compiles more widths if the share of useful local steps among the executed ones would be smaller than this.
 LEAST_USEFUL = 0.8

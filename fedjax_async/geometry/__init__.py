@@ -9,7 +9,7 @@ that all of them use.
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.geometry.bezier import (bezier as bezier, bezier_derivative as bezier_derivative,
     bezier_length as bezier_length, bezier_points as bezier_points, control_point as control_point, line as line,
     polygon as polygon)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild, require_alike, root
 from fedjax_async.types import Array, Number, Params, Traced

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, factories, registry
+from fedjax_async.base import check, factories, registry
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
 from fedjax_async.types import Array, Facts, Number, Params, State, Traced

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.geometry.vectors import (
     hypotenuse,
     inner,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.geometry.hyperbolic import lorentz_distance, radius_of
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import hypotenuse, inner, leaves, length, rebuild, unit

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import registry
+from fedjax_async.base import registry
 from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild
 from fedjax_async.types import Array, Params, Traced
 

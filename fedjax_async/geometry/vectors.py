@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.types import Array, Params
 
 

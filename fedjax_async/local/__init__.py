@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.local.anchored import anchored_training as anchored_training
 from fedjax_async.local.batches import (batch as batch, mean_loss as mean_loss, part_mean as part_mean,
     permute as permute)

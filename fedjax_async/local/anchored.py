@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
+from fedjax_async.base import check, registry, tree
 from fedjax_async.compress import centroids
 from fedjax_async.local.private import keeping
 from fedjax_async.local.training import Scale, local_training, without_statistics

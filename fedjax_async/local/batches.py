@@ -18,8 +18,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
-from fedjax_async.hashing import GOLDEN, mix
+from fedjax_async.base import check, tree
+from fedjax_async.base.hashing import GOLDEN, mix
 from fedjax_async.types import Array, ClientData, Model, Params, Tree
 
 PASSES = 24

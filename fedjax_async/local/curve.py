@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping

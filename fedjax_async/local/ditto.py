@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.local.private import wrapping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
 

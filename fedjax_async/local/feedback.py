@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry, tree
+from fedjax_async.base import check, registry, tree
 from fedjax_async.compress import Compressor, on_tree, values_bits
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.local.training import WithinJob
 from fedjax_async.types import Array, Number, Traced

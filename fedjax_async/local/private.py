@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State
 
 

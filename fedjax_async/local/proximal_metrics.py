@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, factories, registry
+from fedjax_async.base import check, factories, registry
 from fedjax_async.geometry import lorentz_penalty
 from fedjax_async.types import Array, Params, Traced
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.geometry.vectors import leaves, rebuild, unit
 from fedjax_async.types import Number, Params
 

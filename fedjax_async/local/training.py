@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_usable
 from fedjax_async.local.private import keeping

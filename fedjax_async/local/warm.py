@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.local.training import without_statistics
 from fedjax_async.types import Array, Model, Params, State
 

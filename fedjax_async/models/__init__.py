@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 # fmt: off
-from fedjax_async import lazy, registry
+from fedjax_async.base import lazy, registry
 from fedjax_async.models.alexnet_vgg import alexnet, vgg11
 from fedjax_async.models.characters import char_gru as char_gru, char_transformer as char_transformer
 from fedjax_async.models.choice import default_lowering as default_lowering

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from flax import linen as nn
 
-from fedjax_async import check
-from fedjax_async.factories import takes
+from fedjax_async.base import check
+from fedjax_async.base.factories import takes
 from fedjax_async.models.blocks import VARIANTS, ConvNorm, Options, built, options, scaled
 from fedjax_async.models.conv import Conv, he_normal, max_pool
 from fedjax_async.models.wrap import check_shape, from_flax

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.choice import check_lowering
 from fedjax_async.models.conv import Conv, PerAxis, he_normal
 from fedjax_async.models.lowerings import GROUPED

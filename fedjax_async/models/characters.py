@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.labels import PADDING
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Model

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_async import registry
+from fedjax_async.base import registry
 from fedjax_async.models.lowerings import LOWERINGS
 
 Pair = tuple[int, int]

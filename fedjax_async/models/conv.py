@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.models.choice import default_lowering
 from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, out_size, pad_spatial
 from fedjax_async.models.tiles import max_of_four

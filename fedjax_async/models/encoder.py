@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from fedjax_async import check, registry
-from fedjax_async.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
+from fedjax_async.base import check, registry
+from fedjax_async.base.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
 from fedjax_async.models.weights import arrays_of, filled

@@ -29,7 +29,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models import winograd_tiles
 from fedjax_async.models.long_sums import product
 from fedjax_async.models.tiles import conv_relu_pool, from_batch_minor, tile_of, tiled_product, to_batch_minor

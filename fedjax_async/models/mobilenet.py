@@ -8,7 +8,7 @@ from functools import partial
 import jax
 from flax import linen as nn
 
-from fedjax_async.factories import takes
+from fedjax_async.base.factories import takes
 from fedjax_async.models.blocks import ConvNorm, Options, built, global_mean, options, scaled
 from fedjax_async.types import Array, Model
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.wrap import cross_entropy, from_flax
 from fedjax_async.types import Array, Key, Model, Params, Path
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from fedjax_async import check, factories, registry
+from fedjax_async.base import check, factories, registry
 from fedjax_async.types import Array, Path
 
 STATISTICS = "batch_stats"

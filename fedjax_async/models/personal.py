@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of
 from fedjax_async.types import Model, Params, Path

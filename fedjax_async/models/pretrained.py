@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.check import require
+from fedjax_async.base import check
+from fedjax_async.base.check import require
 from fedjax_async.models.safetensors import read_safetensors
 
 Weights = dict[str, dict[str, object]]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async.factories import takes
+from fedjax_async.base.factories import takes
 from fedjax_async.models.blocks import ConvNorm, Options, built, global_mean, options, scaled
 from fedjax_async.models.conv import Conv, he_normal
 from fedjax_async.types import Array, Model

@@ -16,8 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.check import require
+from fedjax_async.base import check
+from fedjax_async.base.check import require
 
 DTYPES: dict[str, Any] = {
     "F64": np.float64,

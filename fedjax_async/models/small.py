@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.choice import check_lowering
 from fedjax_async.models.conv import Conv, ConvPool, he_normal
 from fedjax_async.models.wrap import check_shape, from_flax

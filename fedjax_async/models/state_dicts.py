@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, disk, lazy, tree
+from fedjax_async.base import check, disk, lazy, tree
 from fedjax_async.models.safetensors import read_safetensors, safetensors_bytes
 from fedjax_async.types import Params
 

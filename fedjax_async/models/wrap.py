@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.types import Array, Key, Model, Params, Path

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from fedjax_async.base.method import Method
 from fedjax_async.local import anchored_training
-from fedjax_async.method import Method
-from fedjax_async.peers.choco import choco
-from fedjax_async.peers.divshare import divshare
-from fedjax_async.peers.full_models import full_models, sgp
-from fedjax_async.peers.pushcen import pushcen
+from fedjax_async.peers.choco_sgd import choco
+from fedjax_async.peers.divshare_fragments import divshare
+from fedjax_async.peers.full_mixing import full_models, sgp
+from fedjax_async.peers.pushcen_adfl import pushcen
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.001}
 

@@ -20,7 +20,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.results.comparisons import comparison as comparison
 from fedjax_async.results.curves import accuracy_curve as accuracy_curve, loss_curve as loss_curve
 from fedjax_async.results.explaining import Explanation as Explanation, explain as explain

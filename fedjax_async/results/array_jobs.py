@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 from fedjax_async.results import files, sweep_folder
 
 FILE = "jobs.json"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import check, disk, registry
+from fedjax_async.base import check, disk, registry
 from fedjax_async.config import plugins
 from fedjax_async.config.earlier import Earlier, as_meant
 from fedjax_async.config.settings import Settings, from_dict

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 from fedjax_async.config import Prepared
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
 from fedjax_async.engine.client_scores import client_columns, without_accuracies

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 
 try:
     import fcntl

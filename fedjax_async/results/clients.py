@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables

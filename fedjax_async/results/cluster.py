@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check, compiled, lazy, registry
+from fedjax_async.base import check, compiled, lazy, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
 from fedjax_async.results import array_jobs, ray_tasks, sweep_folder

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config import own
 from fedjax_async.config.kinds import require_kind
 from fedjax_async.config.names import read

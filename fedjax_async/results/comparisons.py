@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import check, disk
-from fedjax_async.notices import ENDED_EARLY, all_rejected
+from fedjax_async.base import check, disk
+from fedjax_async.base.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
 from fedjax_async.results.compared import baseline_of
 from fedjax_async.results.measured import COSTS, measured, validation

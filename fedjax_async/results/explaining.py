@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, disk, home
+from fedjax_async.base import check, disk, home
 from fedjax_async.config import Settings, execute
 from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.experiment import built, planned, resolve

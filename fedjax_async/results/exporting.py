@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.problem import data_of, flattened_of
 from fedjax_async.config.settings import from_dict
 from fedjax_async.models import arrays_of, to_torch, write_arrays

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_async import check, disk, lazy
+from fedjax_async.base import check, disk, lazy
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.picture import picture_class
 

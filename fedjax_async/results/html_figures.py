@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
 from fedjax_async.results.measured import client_scores, of_metric, of_model

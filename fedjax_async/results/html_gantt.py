@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_async.clock import PeerSchedule
 from fedjax_async.engine.peer_result import executed
+from fedjax_async.peers import PeerSchedule
 from fedjax_async.results.figure import INK, PALETTE
 from fedjax_async.results.html_figures import Json, Shown, axis, plot
 from fedjax_async.results.timeline import BY_STALENESS, REJECTED, STATE_COLOURS, jobs_of, lines_of

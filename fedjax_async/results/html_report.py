@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
+from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.engine.record import REAL_TIMES
-from fedjax_async.notices import ENDED_EARLY
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import MOST_LINES, UNITS

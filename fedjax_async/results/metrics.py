@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results.compared import method_in
 from fedjax_async.results.measured import column_title

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock import PeerSchedule, ages
+from fedjax_async.base import check
+from fedjax_async.peers import PeerSchedule, ages
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.plots import histogram_of, label_rows, left_out, rows_of

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.engine.record import Progress
 
 ProgressShown = bool | Progress | None  # the argument ``progress`` of simulate, compare, sweep, resume and explain

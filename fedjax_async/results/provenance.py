@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from fedjax_async import identity, notices
+from fedjax_async.base import identity, notices
 from fedjax_async.config import plugins
 from fedjax_async.engine.checkpoint import NUMBERS, SAID
 from fedjax_async.engine.surroundings import kind_of_device, numerics, package_versions, rounding

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 
 RETRIES = 3  # times that a task runs again after its worker was lost
 LONGEST = 300  # characters of an error message

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from fedjax_async import check, disk, notices
+from fedjax_async.base import check, disk, notices
 from fedjax_async.config import Prepared, Settings, execute, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.results.metrics import mean_and_std, numbers_in
 
 LEVEL = 0.95

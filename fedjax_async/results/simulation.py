@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import jax
 
-from fedjax_async import check, notices
+from fedjax_async.base import check, notices
 from fedjax_async.config import Prepared, Settings, execute, prepare
 from fedjax_async.config.keywords import OfRuns, signed
 from fedjax_async.config.resolving import settings_from

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk, identity
-from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
+from fedjax_async.base import check, disk, identity
+from fedjax_async.base.tree import Columns
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.models.weights import BARE, arrays_of
+from fedjax_async.peers import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.results import files
 from fedjax_async.results.provenance import VERSIONS, versions
-from fedjax_async.tree import Columns
 from fedjax_async.types import Best, Params, Run, Stopped
 
 FORMAT = "fedjax_async run 1"

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedjax_async import check, disk, lazy, registry
+from fedjax_async.base import check, disk, lazy, registry
 from fedjax_async.results import files
 from fedjax_async.types import Evaluation
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
 from fedjax_async.results.sweep_table import (
     USUAL,

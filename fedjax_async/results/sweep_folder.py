@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk, identity
+from fedjax_async.base import check, disk, identity
 from fedjax_async.config.earlier import Earlier
 from fedjax_async.config.grid import GridPoint, swept
 from fedjax_async.config.roles import roles_of

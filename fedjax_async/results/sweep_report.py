@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedjax_async import check, disk, lazy
+from fedjax_async.base import check, disk, lazy
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats

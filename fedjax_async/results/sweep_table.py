@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
+from fedjax_async.base.notices import ENDED_EARLY, all_rejected
 from fedjax_async.config.grid import GridPoint, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
-from fedjax_async.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import comparisons, files, metrics, tables
 from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL

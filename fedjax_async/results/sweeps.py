@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 
-from fedjax_async import check, notices
+from fedjax_async.base import check, notices
 from fedjax_async.config import Prepared, sweeping
 from fedjax_async.config.grid import GridPoint, expand, swept, with_changes
 from fedjax_async.config.keywords import OfSweeps, signed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async.base import check, disk
 from fedjax_async.results.metrics import Spread, spread
 from fedjax_async.results.significance import Interval
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import Delivery, Outcome, PeerSchedule, next_dispatch, with_derived_columns
+from fedjax_async.clock import Outcome, next_dispatch, with_derived_columns
+from fedjax_async.peers import Delivery, PeerSchedule
 from fedjax_async.results.figure import FAINT, PALETTE
 from fedjax_async.types import Schedule
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config.grid import setting_title
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.roles import roles_of

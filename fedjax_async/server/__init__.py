@@ -14,7 +14,7 @@ them to any rule.
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.server.aggregate import (Aggregate as Aggregate, buffered as buffered,
     check_capacity as check_capacity, mean as mean)
 from fedjax_async.server.attacks import (ATTACKS as ATTACKS, Attack as Attack, Attackers as Attackers,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.server.transforms import scaled
 from fedjax_async.types import Array, Arrival, Params, Schedule, State, Traced
 

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, factories, registry, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, factories, registry, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.geometry import CORRECTIONS, Correction
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.server.rule import closed
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.server.transforms import begun

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check
-from fedjax_async.factories import takes
+from fedjax_async.base import check
+from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Aggregate, Sum, mean
 from fedjax_async.server.rule import discount, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics

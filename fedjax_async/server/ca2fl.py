@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, registry, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.geometry import PHASES, Correction, corrections, norm_falls, share_passes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.local import Scale, hyperbolic, local_training
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.rule import guard_rails, rule

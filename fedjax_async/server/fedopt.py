@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry
-from fedjax_async.factories import takes
+from fedjax_async.base import check, registry
+from fedjax_async.base.factories import takes
 from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import Array, Number, Params, ServerAlgorithm, Traced

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import check, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping

@@ -8,7 +8,7 @@ from typing import cast
 # `as` themselves: they are public names of `server`, which imports all of this file
 # fmt: off
 from fedjax_async.local import curve_training
-from fedjax_async.method import Method
+from fedjax_async.base.method import Method
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fednova as fednova)

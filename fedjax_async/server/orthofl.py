@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, registry, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
 from fedjax_async.models import STATISTICS
 from fedjax_async.server.rule import closed, discount, guard_rails, rule

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, factories, tree
+from fedjax_async.base import check, factories, tree
 from fedjax_async.server.asynccurve import end_correction
 from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.step_size import cyclic as cycle

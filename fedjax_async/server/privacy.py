@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server.rule import closed
 from fedjax_async.server.transforms import begun

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import (

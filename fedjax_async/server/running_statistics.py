@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.models import STATISTICS
 from fedjax_async.types import Arrival, Params, Tree
 

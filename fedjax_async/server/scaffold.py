@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, tree
-from fedjax_async.factories import takes
+from fedjax_async.base import check, tree
+from fedjax_async.base.factories import takes
 from fedjax_async.local import Scale, decay_factor, local_training
 from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import without_statistics

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced

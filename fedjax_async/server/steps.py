@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import registry, tree
+from fedjax_async.base import registry, tree
 from fedjax_async.geometry import MANIFOLDS, geodesic, rotate
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.step_size import StepSize

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, factories, registry, tree
+from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
 from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
 

@@ -50,7 +50,7 @@ The orders of ``compare`` and of the corollaries have hidden constants, here 1. 
 """
 
 # fmt: off
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.theory.asynchronous_rates import (BufferedConstants as BufferedConstants,
     fedasync_factor as fedasync_factor, fedasync_gap_bound as fedasync_gap_bound, fedbuff_bound as fedbuff_bound,
     largest_lr_fedbuff as largest_lr_fedbuff)

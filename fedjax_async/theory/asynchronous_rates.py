@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.rates import Bound, Quantity, require_admissible
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.rates import Quantity, require_admissible
 
 

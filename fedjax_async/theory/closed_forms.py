@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.surrogate import integrate
 from fedjax_async.theory.vector_fields import Field, Loss, Real, iterate
 from fedjax_async.types import Array

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.rates import Quantity
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.geometry import bezier, line
 from fedjax_async.geometry.vectors import leaves, length
 from fedjax_async.local import Curve

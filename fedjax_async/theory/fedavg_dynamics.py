@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.theory.vector_fields import Field, Loss, Real, checked, displacement, flattened, gradient_map
 from fedjax_async.types import Array, Params
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.fedavg_dynamics import mean_displacement
 from fedjax_async.theory.vector_fields import Field, Loss
 from fedjax_async.types import Array

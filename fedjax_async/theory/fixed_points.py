@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.theory.vector_fields import Field, Loss, Real, checked
 from fedjax_async.types import Array, Params
 

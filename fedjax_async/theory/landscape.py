@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.geometry import Plane, bezier, plane_point
 from fedjax_async.types import Array, Model, Params

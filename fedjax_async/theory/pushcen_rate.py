@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.rates import Quantity, larger, require_admissible
 
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock import DelayStatistics
 
 Quantity = float | np.ndarray  # one number, or several that broadcast

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.theory.vector_fields import Field, checked, flattened, require_same_form
 from fedjax_async.types import Array, Params
 

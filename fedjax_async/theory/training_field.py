@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.config import Experiment
 from fedjax_async.config.resolving import epochs_of
 from fedjax_async.engine.components import bound, facts_of

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.types import Array, Key, Params
 
 Field = Callable[[Params], Params]

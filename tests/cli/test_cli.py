@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import METHODS, cli, registry
+from fedjax_async import METHODS, cli
+from fedjax_async.base import registry
 from fedjax_async.cli import entry, flags, listing
 from fedjax_async.results import final_value, load
 from tests.cli.called import ok, refused

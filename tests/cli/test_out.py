@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_async import cli, disk
+from fedjax_async import cli
+from fedjax_async.base import disk
 from fedjax_async.cli import landscape as landscapes
 from fedjax_async.cli import runs, saved, sweep
 from fedjax_async.engine import checkpoint

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fedjax_async.clock import Delivery, Draws, Outcome
+from fedjax_async.clock import Draws, Outcome
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.event_queue import draw_jobs, job_outcomes
-from fedjax_async.clock.receivers import choose_receivers
 from fedjax_async.clock.record import SLACK
+from fedjax_async.peers import Delivery
+from fedjax_async.peers.receivers import choose_receivers
 
 PUSH, ARRIVE, MIX = 0, 1, 2
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Limits, Until, budget, exchange_parts, plan, plan_peers
+from fedjax_async.clock import Limits, Until, budget, plan
+from fedjax_async.peers import exchange_parts, plan_peers
 
 TIMINGS = ["every", "every:concurrency=9", "buffer:size=3", "window:length=30", "cohort:size=5", "participation"]
 LIMITS = [Limits(), Limits(max_staleness=30), Limits(timeout=1e6)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async import factories
+from fedjax_async.base import factories
 from fedjax_async.clock import DELAYS, bind_delays
 from fedjax_async.clock.delays import rpi_table
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import (
-    EXCHANGES,
     Limits,
     NothingArrives,
     Outcome,
@@ -15,13 +14,11 @@ from fedjax_async.clock import (
     check_schedule,
     cut,
     fault_counts,
-    load_peer_schedule,
     load_schedule,
     plan,
-    plan_peers,
-    save_peer_schedule,
     save_schedule,
 )
+from fedjax_async.peers import EXCHANGES, load_peer_schedule, plan_peers, save_peer_schedule
 from tests.clock.test_timing import TIMING_SPECS
 
 N = 6

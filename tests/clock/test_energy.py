@@ -8,7 +8,8 @@ import shlex
 import numpy as np
 import pytest
 
-from fedjax_async import cli, notices, simulate
+from fedjax_async import cli, simulate
+from fedjax_async.base import notices
 from fedjax_async.clock import Until, plan
 from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_energy
 from fedjax_async.clock.fedscale import write_tables

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async import factories, registry
+from fedjax_async.base import factories, registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import NETWORKS, Until, bind_delays, plan
-from fedjax_async.notices import RunWarning
 
 
 def network(spec, num_clients=10, seed=0):

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Until, plan_peers, topologies
+from fedjax_async.clock import Until
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import network as networks
 from fedjax_async.clock import scenario as scenarios
-from fedjax_async.clock.peer_planning import _message_faults
-from fedjax_async.clock.peer_schedule import PeerScenario
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario
+from fedjax_async.peers import plan_peers, topologies
+from fedjax_async.peers.planning import _message_faults
+from fedjax_async.peers.schedule import PeerScenario
 from tests.clock.slow_peers import plan_slowly
 
 DELAYS = ["constant", "constant:mean=0.5,reference_steps=1", "lognormal:heterogeneity=0.5", "exponential"]

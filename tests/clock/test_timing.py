@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import factories
+from fedjax_async.base import factories
 from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
 from fedjax_async.clock.record import SLACK
 from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of

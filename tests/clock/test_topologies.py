@@ -6,8 +6,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from fedjax_async.clock import topologies
-from fedjax_async.notices import NotConnected
+from fedjax_async.base.notices import NotConnected
+from fedjax_async.peers import topologies
 
 # spec, nodes, whether it is undirected, degrees
 SHAPES = [

@@ -3,18 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import (
-    Limits,
-    Until,
-    load_peer_schedule,
-    load_schedule,
-    load_schedule_csv,
-    plan,
-    plan_peers,
-    save_peer_schedule,
-    save_schedule,
-    save_schedule_csv,
-)
+from fedjax_async.clock import Limits, Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
+from fedjax_async.peers import load_peer_schedule, plan_peers, save_peer_schedule
 
 WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
 

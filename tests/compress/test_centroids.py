@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.compress import (
     Centroids,
     Dense,

@@ -54,7 +54,7 @@ def counted(found):
     return {name: value for name, value in found.counters.items() if name not in TIMELESS}
 
 
-@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+@pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
 @pytest.mark.parametrize("changes", [
     {"updates": None, "time": 12.0, "attack": "sign_flip:share=0.4"},
     pytest.param({"eval_time": 1.5, "compress": "topk:ratio=0.5", "faults": "drop:probability=0.3"},
@@ -116,7 +116,7 @@ def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+@pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
 def test_a_run_that_is_killed_where_it_stops_looks_no_further(tmp_path, monkeypatch):
     common = {"policy": "oort", "eval_updates": 3, "patience": 2, "lr": 0.3, "checkpoint": 1, "plots": False}
     common |= {"dataset": "synthetic:clients=6", "clients": 6, "updates": 60}
@@ -234,7 +234,7 @@ def test_what_cannot_adapt_is_refused_before_anything_compiles(changes, says):
         prepare_of(changes)
 
 
-@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+@pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
 def test_probes_and_tables_of_a_policy_end_where_the_run_is_stopped():
     """If uploads differ in size, training continues after the stop, to count their bytes."""
     norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}

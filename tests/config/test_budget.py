@@ -12,7 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Method, notices, simulate
+from fedjax_async import Method, simulate
+from fedjax_async.base import notices
 from fedjax_async.config import Settings, prepare
 from fedjax_async.server import methods, rule, scale_by_staleness
 from fedjax_async.types import Facts, Info, Message, ServerAlgorithm

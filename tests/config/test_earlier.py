@@ -7,14 +7,15 @@ import warnings
 
 import pytest
 
-from fedjax_async import Settings, identity
+from fedjax_async import Settings
+from fedjax_async.base import identity
+from fedjax_async.base.notices import RunWarning, SmallBuffer
 from fedjax_async.config import prepare
 from fedjax_async.config.earlier import CHANGED, Earlier
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.paths import changed
 from fedjax_async.config.settings import as_dict, fields_of, from_dict
 from fedjax_async.engine.components import numbers_of
-from fedjax_async.notices import RunWarning, SmallBuffer
 
 TINY = {"model": "logistic", "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
 

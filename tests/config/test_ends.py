@@ -7,7 +7,8 @@ import warnings
 
 import pytest
 
-from fedjax_async import Stop, notices, simulate
+from fedjax_async import Stop, simulate
+from fedjax_async.base import notices
 from fedjax_async.clock import make_schedule
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.budget import ended_early

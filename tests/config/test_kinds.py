@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, clock, compare, models, named, server, simulate, sweep
+from fedjax_async import Method, clock, compare, models, named, peers, server, simulate, sweep
+from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import Settings, objects
-from fedjax_async.fingerprints import fingerprint
 
 TEXTS = ("attack", "privacy", "energy", "optimizer", "normalise", "personal", "eval_at", "decay", "memory_limit")
 
@@ -113,7 +113,7 @@ CALLS = [
     *[(lambda field=field, made=made: Settings(**{field: made}, updates=1),
        rf"^{field} = 'a function': .*; give what the factory returns: {made.__name__}\(\.\.\.\)")
       for field, made in (("delay", clock.DELAYS["lognormal"]), ("timing", clock.TIMINGS["buffer"]),
-                          ("compress", COMPRESSORS["topk"]), ("topology", clock.TOPOLOGIES["gossip"]))],
+                          ("compress", COMPRESSORS["topk"]), ("topology", peers.TOPOLOGIES["gossip"]))],
     # comparisons and sweeps
     (lambda: compare({"mine": OfTorch()}, updates=1), r"^methods\['mine'\] = 'a OfTorch': must be a name or a Method"),
     (lambda: compare([OfTorch()], updates=1), "^method = .*: must be a name or a Method"),

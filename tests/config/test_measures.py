@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Metric, Settings, models, register, registry, simulate
+from fedjax_async import Metric, Settings, models, register, simulate
+from fedjax_async.base import registry
 from fedjax_async.config import plugins, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.measures import metrics_of

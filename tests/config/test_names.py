@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import grammar
+from fedjax_async.base import grammar
 from fedjax_async.config.names import JOINED, names_in, read
 
 WORDS = st.sampled_from(["a", "b_c", "long_name"])

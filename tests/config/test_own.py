@@ -12,7 +12,9 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, Settings, Spec, fingerprint, identity, models, named, server, simulate, sweep
+from fedjax_async import Method, Settings, Spec, fingerprint, models, named, server, simulate, sweep
+from fedjax_async.base import identity
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Delays, make_schedule
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import execute, own, plan_groups, prepare
@@ -23,7 +25,6 @@ from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
-from fedjax_async.notices import RunWarning
 from fedjax_async.types import Info, Message, ServerAlgorithm, Traced
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}

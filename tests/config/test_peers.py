@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedjax_async import named, simulate
-from fedjax_async.clock import PeerSchedule
 from fedjax_async.config import Settings, execute_group, plan_groups, prepare, sweeping
 from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.peers import PeerSchedule
 from fedjax_async.results import sweep
 
 WORLD = {"dataset": "synthetic", "model": "mlp:hidden=4", "clients": 4, "steps": 2, "batch_size": 8, "updates": 10}

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Method, Settings, Spec, factories, inputs, models, register, registry, server, simulate, sweep
+from fedjax_async import Method, Settings, Spec, models, register, server, simulate, sweep
+from fedjax_async.base import factories, inputs, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import method_options, plan_groups, plugins, prepare, registries
@@ -466,7 +467,7 @@ def test_a_factory_that_takes_a_compressor_gets_the_one_of_the_run():
     ({"timing": "every"}, lambda stays: 1, "preset.timing = 'every': must be left out of a method without a serv"),
     ({"topology": "ring"}, lambda *, x=1: x, "preset.topology = 'ring': must be left out of a method with a serv"),
     ({"exchange": "mea"}, lambda stays: 1, "exchange = 'mea': unknown; did you mean 'mean'"),
-    ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of clock.TOPOLOGIES"),
+    ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of peers.TOPOLOGIES"),
     ({"compress": "sign"}, lambda stays: 1, "preset.compress = 'sign': must be left out: it takes none"),
     ({}, lambda stays, compressor: 1, "preset.compress = None: must be a compressor such as"),
     ({}, lambda nodes: 1, r"method mine = \['nodes'\]: must be .*, or without a server def mine\(stays, \*"),

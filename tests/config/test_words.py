@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_async import check, factories, registry
-from fedjax_async.clock import EXCHANGES, TIMINGS
+from fedjax_async.base import check, factories, registry
+from fedjax_async.clock import TIMINGS
 from fedjax_async.config import METHODS, Settings, misplaced, words
 from fedjax_async.config.methods import method, method_options, usual_of
 from fedjax_async.config.names import read
 from fedjax_async.config.registries import REGISTRIES
+from fedjax_async.peers import EXCHANGES
 
 
 def clocks():

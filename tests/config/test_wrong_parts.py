@@ -9,7 +9,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from fedjax_async import Method, Settings, Spec, cli, compare, data, models, named, register, registry, server, simulate
+from fedjax_async import Method, Settings, Spec, cli, compare, data, models, named, register, server, simulate
+from fedjax_async.base import registry
 from fedjax_async.clock import Availability, Delays, Draws, Faults, JobFaults, Network, make_schedule, waves
 from fedjax_async.compress import Compressor
 from fedjax_async.config import method, prepare

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_async.base.home import arrays_folder, default_data_dir
 from fedjax_async.data import DATASETS, archive, fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.archive import parse_ar, read_files
 from fedjax_async.data.arrays import array_hash, read_cache, write_cache
 from fedjax_async.data.fetch import CLIENTS, run_client
 from fedjax_async.data.images import from_png_rows, parse_idx
 from fedjax_async.data.published import PRETRAINED, SOURCES, Package
-from fedjax_async.home import arrays_folder, default_data_dir
 from tests.bare_user import a_bare_user
 from tests.data import small_mnist as made
 from tests.data.small_mnist import (

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedjax_async.base.home import arrays_folder
 from fedjax_async.data import federate, fetch, load, verify
 from fedjax_async.data.arrays import write_cache
 from fedjax_async.data.har import CHANNELS, channels, from_recordings, read_frames, windows
 from fedjax_async.data.published import SOURCES
-from fedjax_async.home import arrays_folder
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
 from tests.data.small_mnist import published_as, tar_bytes
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_async.base.home import require_datasets
 from fedjax_async.data import list_datasets, load, own_copy
-from fedjax_async.home import require_datasets
 from tests.data.small_mnist import image_bytes
 
 KINDS = ["n01443537", "n02056570", "n04456115"]

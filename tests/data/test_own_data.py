@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import named, registry
+from fedjax_async import named
+from fedjax_async.base import registry
+from fedjax_async.base.home import arrays_folder
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.resolving import settings_from
 from fedjax_async.data import (
@@ -35,7 +37,6 @@ from fedjax_async.data.arrays import write_cache
 from fedjax_async.data.checking import BLOCK
 from fedjax_async.data.looks import DataWarning, warn_of_looks
 from fedjax_async.data.published import SOURCES
-from fedjax_async.home import arrays_folder
 from fedjax_async.models import from_flax
 from fedjax_async.types import FederatedData
 from tests.data.small_mnist import small_arrays, small_published

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.base.factories import summary
+from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.data import Dataset, client_rows, fashion_mnist_6k, federate, synthetic
 from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
-from fedjax_async.factories import summary
-from fedjax_async.registry import spec as spec_of
 
 SPECS = [
     "iid",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import hashing
+from fedjax_async.base import hashing
 from fedjax_async.data import (
     Federation,
     Generated,

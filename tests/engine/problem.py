@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import factories, tree
+from fedjax_async.base import factories, tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of

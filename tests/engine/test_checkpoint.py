@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import disk, resume, simulate
+from fedjax_async import resume, simulate
+from fedjax_async.base import disk
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
-from fedjax_async.notices import RunWarning
 from tests.engine.problem import Killed, killer, noisy_client, personal, same
 
 
@@ -215,7 +216,7 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_intact(saved, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     keeper = Keeper(saved, 5, {"settings": {"lr": 0.1}})
-    monkeypatch.setattr("fedjax_async.disk.os.fsync", full)
+    monkeypatch.setattr("fedjax_async.base.disk.os.fsync", full)
     with pytest.raises(OSError, match=r"could not be written .*No space left.*earlier checkpoints are intact"):
         keeper.save(15, Snapshot(15, [np.ones(3)], {}))
     assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "5.npz"] and again(saved).turns == 10

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.engine.flat import Flat, flat, flattened, opened
 from fedjax_async.models import STATISTICS
 from fedjax_async.server.running_statistics import statistics_in, weights_in

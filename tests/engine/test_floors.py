@@ -18,7 +18,7 @@ OFF = [("topk:ratio=0.2", "off"), ("scaled_sign", "off")]
 FEEDBACK = [("topk:ratio=0.2", "ef"), ("scaled_sign", "ef")]
 SEEDS = 3
 # the last window of a budget of updates may not be complete
-UNUSED = pytest.mark.filterwarnings("ignore:.*came for a server step:fedjax_async.notices.RunWarning")
+UNUSED = pytest.mark.filterwarnings("ignore:.*came for a server step:fedjax_async.base.notices.RunWarning")
 
 
 def floors(cases, *, heterogeneity=1.0, timing="window:length=100", updates=2500):

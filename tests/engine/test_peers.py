@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.local import job_key, run_job
-from fedjax_async.peers.full_models import full_models, sgp
+from fedjax_async.peers.full_mixing import full_models, sgp
+from fedjax_async.peers.schedule import Delivery, PeerSchedule
 from fedjax_async.types import ClientData, Message, Probe
 from tests.engine.peer_problem import AVERAGE, EVERYTHING, FRAGMENTS, halves, peer_case
 from tests.engine.problem import MODEL, client, close, data, near, same

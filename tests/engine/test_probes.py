@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, simulate, sweep, tree
+from fedjax_async import Settings, simulate, sweep
+from fedjax_async.base import tree
 from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from fedjax_async.data import fashion_mnist_6k, federate, population
 from fedjax_async.data.federated import client_rows

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import factories, tree
+from fedjax_async.base import factories, tree
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from tests.local import textbook
 

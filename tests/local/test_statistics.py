@@ -11,12 +11,13 @@ import optax
 import pytest
 from flax import linen as nn
 
-from fedjax_async import data, simulate, tree
+from fedjax_async import data, simulate
+from fedjax_async.base import tree
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.local import local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.models import BatchNorm
 from fedjax_async.models.norm import is_statistic
-from fedjax_async.notices import RunWarning
 from fedjax_async.types import Message, Model
 from tests.local import textbook
 from tests.local.made_up import (

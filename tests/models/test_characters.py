@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.data.characters import VOCABULARY as LETTERS
 from fedjax_async.models import METRICS, char_gru, char_transformer, cross_entropy, hits, make
 from fedjax_async.models.characters import VOCABULARY

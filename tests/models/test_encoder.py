@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async import tree
+from fedjax_async.base import tree
+from fedjax_async.base.home import PRETRAINED_VERSIONS
 from fedjax_async.data import load
 from fedjax_async.data.published import PRETRAINED
-from fedjax_async.home import PRETRAINED_VERSIONS
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
 from fedjax_async.models.encoder import FROZEN, Encoder
 from fedjax_async.models.pretrained import load_encoder, read_config

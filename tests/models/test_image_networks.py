@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.models import from_flax, make
 from fedjax_async.models.alexnet_vgg import VGG
 from fedjax_async.models.mobilenet import Inverted, MobileNetV2

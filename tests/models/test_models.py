@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.models import MODELS, cross_entropy, decoded, from_flax, in_dtype, make
 
 SIZES = {

@@ -12,7 +12,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.models import NORMS, BatchNorm, GroupNorm, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.models.norm import is_statistic, normalisation
 

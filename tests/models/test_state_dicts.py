@@ -14,11 +14,11 @@ import safetensors.numpy
 from flax import linen as nn
 
 from fedjax_async import models
+from fedjax_async.base.tree import path_of
 from fedjax_async.models import arrays_of, flattened, from_torch, to_torch
 from fedjax_async.models.safetensors import safetensors_bytes
 from fedjax_async.models.state_dicts import has_torch_names
 from fedjax_async.models.weights import filled, read_arrays, write_arrays
-from fedjax_async.tree import path_of
 
 BATCH = 3
 INSTALL = "needs torch: pip install torch"

@@ -12,14 +12,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async.clock import Delivery, Until, plan_peers
+from fedjax_async.clock import Until
 from fedjax_async.compress import centroids
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.peer_reference import _Nodes
 from fedjax_async.local import local_training
 from fedjax_async.local.anchored import Dictionary, anchored_training
-from fedjax_async.peers.full_models import full_models
-from fedjax_async.peers.pushcen import pushcen
+from fedjax_async.peers import Delivery, plan_peers
+from fedjax_async.peers.full_mixing import full_models
+from fedjax_async.peers.pushcen_adfl import pushcen
 from fedjax_async.types import ClientData, Message
 from tests.engine.problem import data
 from tests.peers.test_methods import MODEL, nothing_stays

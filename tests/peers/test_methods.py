@@ -8,17 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async.clock import Until, plan_peers
+from fedjax_async.clock import Until
 from fedjax_async.compress import topk
 from fedjax_async.engine.components import PeerComponents
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.local import local_training
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models.wrap import cross_entropy
-from fedjax_async.peers.choco import choco
-from fedjax_async.peers.divshare import cut, divshare
-from fedjax_async.peers.full_models import full_models, sgp
-from fedjax_async.peers.pushcen import pushcen
+from fedjax_async.peers import plan_peers
+from fedjax_async.peers.choco_sgd import choco
+from fedjax_async.peers.divshare_fragments import cut, divshare
+from fedjax_async.peers.full_mixing import full_models, sgp
+from fedjax_async.peers.pushcen_adfl import pushcen
 from fedjax_async.types import Event, Model
 from tests.engine.problem import CLASSES, FEATURES, data
 from tests.peers import textbook

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async.clock import Until, plan_peers
+from fedjax_async.clock import Until
 from fedjax_async.compress import Clustered, lookup
 from fedjax_async.local import anchored_training
 from fedjax_async.models.wrap import cross_entropy
-from fedjax_async.peers import Event, pushcen
+from fedjax_async.peers import Event, plan_peers, pushcen
 from fedjax_async.types import ClientData, Model
 
 EVENT = Event(jax.random.key(3), jnp.float32(2.5))

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.results import claim, cluster, runs, save, store, sweep_folder, sweeps

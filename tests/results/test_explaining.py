@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_async import cli, simulate
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.config import Settings, prepare
-from fedjax_async.notices import RunWarning
 from fedjax_async.results import Drawing, load, store
 from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
 from fedjax_async.results.swings import _owners

@@ -13,20 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjax_async import (
-    cli,
-    compare,
-    disk,
-    factories,
-    home,
-    identity,
-    inputs,
-    notices,
-    registry,
-    resume,
-    simulate,
-    sweep,
-)
+from fedjax_async import cli, compare, resume, simulate, sweep
+from fedjax_async.base import disk, factories, home, identity, inputs, notices, registry
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.config import Settings, plugins, registries, sweeping
 from fedjax_async.config.inputs import with_files

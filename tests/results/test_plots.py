@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delivery, Outcome, Until, plan_peers
+from fedjax_async.clock import Outcome, Until
+from fedjax_async.peers import Delivery, plan_peers
 from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, plots, save_figure
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import staleness_histogram as histogram

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import Stop, cli, compare, notices, simulate
+from fedjax_async import Stop, cli, compare, simulate
+from fedjax_async.base import notices
 from fedjax_async.config import plugins
 from fedjax_async.engine import checkpoint
 from fedjax_async.engine.checkpoint import Keeper, Snapshot

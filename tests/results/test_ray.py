@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 
 INSTALL = "this test needs Ray: pip install '.[ray]'"
 METHODS = (

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import Method, Settings, compare, named, registry, resume, server, simulate, sweep
+from fedjax_async import Method, Settings, compare, named, resume, server, simulate, sweep
+from fedjax_async.base import registry
 from fedjax_async.cli import main
 from fedjax_async.data import federate
 from fedjax_async.data.embedded import fashion_mnist_6k

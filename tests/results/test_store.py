@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 from fedjax_async.results import files, load, save, store, versions
 from fedjax_async.results.store import MANIFEST
 from tests.results.folders import contents

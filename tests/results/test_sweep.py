@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from fedjax_async import disk
+from fedjax_async.base import disk
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder

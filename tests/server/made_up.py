@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import factories, tree
+from fedjax_async.base import factories, tree
 from fedjax_async.local import Curve
 from fedjax_async.server import begun, closed
 from fedjax_async.server.floco import Simplex

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, factories, tree
+from fedjax_async import Settings
+from fedjax_async.base import factories, tree
 from fedjax_async.config import prepare
 from fedjax_async.server import SERVERS, STALENESS, closed, mean, staleness_weight
 from fedjax_async.types import Facts, Request

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Settings, factories, register, registry, server, simulate
+from fedjax_async import Settings, register, server, simulate
+from fedjax_async.base import factories, registry
 from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import fields_of

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import simulate, tree
+from fedjax_async import simulate
+from fedjax_async.base import tree
 from fedjax_async.config.protection import multipliers
 from fedjax_async.server import ATTACKS, PRIVACY, SERVERS, asgd, attacked, differentially_private, fedbuff
 from fedjax_async.server.privacy import combined, noised

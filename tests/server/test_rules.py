@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async import factories
+from fedjax_async.base import factories
 from fedjax_async.server import (
     SERVERS,
     asgd,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import Settings, simulate, theory
+from fedjax_async.base.notices import NeverSwitched
 from fedjax_async.config.problem import data_of, model_of
 from fedjax_async.geometry import line
-from fedjax_async.notices import NeverSwitched
 from fedjax_async.theory import (
     ManifoldConstants,
     fedasync_bound,

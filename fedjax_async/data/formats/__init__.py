@@ -7,7 +7,7 @@ tables. ``torch.py`` takes objects instead of files: :func:`from_torch`.
 
 from collections.abc import Callable
 
-from fedjax_async import lazy
+from fedjax_async.base import lazy
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.flower import flower as flower
 from fedjax_async.data.formats.hugging_face import hugging_face as hugging_face

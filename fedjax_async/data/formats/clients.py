@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, disk
-from fedjax_async.check import require
+from fedjax_async.base import check, disk
+from fedjax_async.base.check import require
+from fedjax_async.base.inputs import reading
 from fedjax_async.data.checking import LARGEST
 from fedjax_async.data.federated import Dataset, check_dataset
-from fedjax_async.inputs import reading
 from fedjax_async.types import Array
 
 LARGEST_TEXT = 8 * 2**30  # bytes of the largest JSON or CSV file that is read

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
+from fedjax_async.base.factories import takes
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats import hugging_face as folders
 from fedjax_async.data.formats import parquet
 from fedjax_async.data.formats.clients import existing, read_csv, read_json
 from fedjax_async.data.formats.tables import ReadColumns, Rows, dataset_of, read_columns
-from fedjax_async.factories import takes
 
 _NUMBERED = re.compile(r"(?:.*[^\d])?(\d+)")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
+from fedjax_async.base.factories import takes
+from fedjax_async.base.inputs import reading
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
 from fedjax_async.data.formats.tables import (
@@ -21,8 +23,6 @@ from fedjax_async.data.formats.tables import (
     require_columns,
     rows_of,
 )
-from fedjax_async.factories import takes
-from fedjax_async.inputs import reading
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set without splits, with splits
 FILE_FORMAT = b"ARROW1"  # a file in Arrow's file format begins with these bytes; others are in its stream format

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
-from fedjax_async.check import require
+from fedjax_async.base import registry
+from fedjax_async.base.check import require
 from fedjax_async.data import characters
 from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.data.federated import Dataset

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
+from fedjax_async.base.factories import takes
+from fedjax_async.base.inputs import reading
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.data.formats.tables import (
@@ -17,8 +19,6 @@ from fedjax_async.data.formats.tables import (
     require_columns,
     rows_of,
 )
-from fedjax_async.factories import takes
-from fedjax_async.inputs import reading
 
 
 @takes(columns=read_columns)

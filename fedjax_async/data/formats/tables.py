@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import lazy
-from fedjax_async.check import require, whole
+from fedjax_async.base import lazy
+from fedjax_async.base.check import require, whole
 from fedjax_async.data import characters
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import lazy
-from fedjax_async.check import require
+from fedjax_async.base import lazy
+from fedjax_async.base.check import require
+from fedjax_async.base.inputs import reading
 from fedjax_async.data.characters import VOCABULARY, windows
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, existing, pooled
-from fedjax_async.inputs import reading
 
 EXAMPLES = "examples"
 MOST_COMPRESSED = 2000  # the largest compression ratio that is accepted: gzip reaches 1,032

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async.check import require
+from fedjax_async.base.check import require
 from fedjax_async.data.checking import type_name
 from fedjax_async.data.own import as_numpy, from_arrays
 from fedjax_async.types import Array, FederatedData

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async.clock.faults import JobFaults
 from fedjax_async.clock.network import Network
 from fedjax_async.clock.scenario import Scenario
-from fedjax_async.clock.topologies import Topology
+from fedjax_async.peers.topologies import Topology
 
 # ``draw(position, clients, numbers)``: the faults of the ``position``-th message of each of these events.
 MessageFaults = Callable[[int, np.ndarray, np.ndarray], JobFaults]
@@ -45,7 +45,7 @@ class Delivery(IntEnum):
 
 
 class PeerSchedule(NamedTuple):
-    """When everything happens in a decentralised run; ``clock.plan_peers`` computes it before any training.
+    """When everything happens in a decentralised run; ``peers.plan_peers`` computes it before any training.
 
     A *compute event* of a node mixes the messages of its inbox into the node's model, trains it, and pushes messages.
     Events are numbered in order of the moment at which they mix, simultaneous ones by client unless the exchange has

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.compress import Compressor, on_tree
 from fedjax_async.compress.payload import Payload
-from fedjax_async.peers.full_models import Stays, changed
+from fedjax_async.peers.full_mixing import Stays, changed
 from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, Traced
 
 _SENDING = 2**31  # folded into the job's key; the numbers of local steps, folded in too, are smaller

@@ -16,14 +16,14 @@ import numpy as np
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.budget import Forecast
 from fedjax_async.clock.event_queue import FRUITLESS, draw_jobs, job_outcomes
-from fedjax_async.clock.exchange_parts import Exchanged, rows_of, with_masses, without_masses
-from fedjax_async.clock.inboxes import fill_inboxes
-from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
-from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
-from fedjax_async.clock.peer_timelines import budget, end_of_run, presence, worked_until
-from fedjax_async.clock.receivers import Online
 from fedjax_async.clock.record import Outcome
 from fedjax_async.clock.scenario import Scenario, too_short
+from fedjax_async.peers.exchange_parts import Exchanged, rows_of, with_masses, without_masses
+from fedjax_async.peers.inboxes import fill_inboxes
+from fedjax_async.peers.pushes import Events, Pushes, make_pushes
+from fedjax_async.peers.receivers import Online
+from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
+from fedjax_async.peers.timelines import budget, end_of_run, presence, worked_until
 
 
 def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from fedjax_async import check
+from fedjax_async.base import check
 
 
 def is_plain_number(text: str) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import inputs
+from fedjax_async.base import inputs
 
 LENGTH = 32  # characters
 

@@ -20,9 +20,9 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_async import check
-from fedjax_async.factories import is_traced, options_of
-from fedjax_async.grammar import option_text
+from fedjax_async.base import check
+from fedjax_async.base.factories import is_traced, options_of
+from fedjax_async.base.grammar import option_text
 
 _EMPTY = inspect.Parameter.empty
 _FIELDS = ("factory", "args", "options", "given", "traced", "scope", "late", "name", "kind", "text", "own")

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import check
-from fedjax_async.home import NO_HOME, default_data_dir, say_not_kept
+from fedjax_async.base import check
+from fedjax_async.base.home import NO_HOME, default_data_dir, say_not_kept
 
 LARGEST = 512 * 2**20  # bytes of all entries together
 SHORTEST = 0.1  # seconds; programs that compile faster are not stored

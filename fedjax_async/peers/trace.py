@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.archives import Format, check_columns, is_archive, read_archive, single_numbers, write_archive
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.peers.schedule import Delivery, PeerSchedule
 
 _FORMAT = Format("fedjax_async peer schedule", 1)
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.inboxes import first_reader
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
-from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events
+from fedjax_async.base import check
 from fedjax_async.clock.record import SLACK, at_or_before, order_by_client
-from fedjax_async.clock.segments import bounds_of, search
+from fedjax_async.peers.inboxes import first_reader
+from fedjax_async.peers.schedule import Delivery, PeerSchedule
+from fedjax_async.peers.segments import bounds_of, search
+from fedjax_async.peers.waves import peer_slots, peer_waves, previous_events
 
 
 class PeerStatistics(NamedTuple):

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.peer_pushes import Events, Pushes
-from fedjax_async.clock.peer_schedule import Delivery
 from fedjax_async.clock.record import order_by_client
-from fedjax_async.clock.segments import bounds_of, search
+from fedjax_async.peers.pushes import Events, Pushes
+from fedjax_async.peers.schedule import Delivery
+from fedjax_async.peers.segments import bounds_of, search
 
 BUFFER_POLICIES = ("discard", "carry", "merge")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_async import check, notices, registry
+from fedjax_async.base import check, notices, registry
 from fedjax_async.clock import chance, csv_tables
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def bind(topology: GivenTopology, num_clients: int, seed: int) -> Topology:
         topology = registry.spec("topology", TOPOLOGIES, topology).make()
     if callable(topology):
         topology = topology(num_clients, seed)
-        check.kind("topology", topology, Topology, "a model that returns clock.Topology")
+        check.kind("topology", topology, Topology, "a model that returns peers.Topology")
         topology = warned_of(topology) if own else topology
     found = of_graphs(topology)
     if found.num_clients != num_clients:

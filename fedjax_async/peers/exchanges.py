@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.exchange_parts import (
+from fedjax_async.base import check
+from fedjax_async.peers.exchange_parts import (
     AGGREGATE_AT,
     check_buffer,
     exchange,
@@ -21,10 +21,10 @@ from fedjax_async.clock.exchange_parts import (
     with_masses,
     without_masses,
 )
-from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
-from fedjax_async.clock.swift import swift
-from fedjax_async.clock.synchronous import dpsgd, sgp
-from fedjax_async.clock.topologies import Topology
+from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
+from fedjax_async.peers.swift import swift
+from fedjax_async.peers.synchronous import dpsgd, sgp
+from fedjax_async.peers.topologies import Topology
 
 Exchange = Callable[[PeerScenario], PeerSchedule]
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async.base import check
 from fedjax_async.clock.budget import budget_text, host_memory
-from fedjax_async.clock.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
-from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
-from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
-from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, order_of, presence
-from fedjax_async.clock.topologies import Topology
+from fedjax_async.peers.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
+from fedjax_async.peers.pushes import Events, Pushes, make_pushes
+from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
+from fedjax_async.peers.timelines import Computes, Presence, compute_events, end_of_run, order_of, presence
+from fedjax_async.peers.topologies import Topology
 
 AGGREGATE_AT = ("start", "end")
 _BYTES_PER_PUSH = 320  # in planning, at the peak

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
+from fedjax_async.base import tree
 from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, State
 
 Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node: never sent, never mixed

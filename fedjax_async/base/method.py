@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedjax_async.spec import Spec
+from fedjax_async.base.spec import Spec
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
 
 

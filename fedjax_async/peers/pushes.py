@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import chance
-from fedjax_async.clock.peer_schedule import PeerScenario
-from fedjax_async.clock.receivers import Online, choose_receivers
 from fedjax_async.clock.record import order_by_client
-from fedjax_async.clock.segments import bounds_of
+from fedjax_async.peers.receivers import Online, choose_receivers
+from fedjax_async.peers.schedule import PeerScenario
+from fedjax_async.peers.segments import bounds_of
 
 
 class Events(NamedTuple):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_async import spec
+from fedjax_async.base import spec
 from fedjax_async.types import Array, Facts, Number, Params, Path, State, Stays, Structure, Tree, Whole
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async.base import check, tree
 from fedjax_async.compress import centroids, most_bits
 from fedjax_async.local.anchored import REFERENCES, Dictionary, Rules, clustered
-from fedjax_async.peers.full_models import Stays, change_towards, changed, no_change
+from fedjax_async.peers.full_mixing import Stays, change_towards, changed, no_change
 from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, Traced
 
 _FIRST = 2**31 + 3  # folded into the key of a node's first event: the clustering of the mean of its messages

@@ -12,10 +12,10 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from fedjax_async import check
-from fedjax_async.factories import is_traced, options_of
-from fedjax_async.grammar import Name, items_of, parse_value, quoted
-from fedjax_async.spec import Spec, require_option
+from fedjax_async.base import check
+from fedjax_async.base.factories import is_traced, options_of
+from fedjax_async.base.grammar import Name, items_of, parse_value, quoted
+from fedjax_async.base.spec import Spec, require_option
 
 Function = TypeVar("Function")
 

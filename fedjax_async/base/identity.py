@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_async.check import shown
-from fedjax_async.grammar import is_plain_number
+from fedjax_async.base.check import shown
+from fedjax_async.base.grammar import is_plain_number
 
 FILES, OWN = "files", "own"  # beside the settings: digests of input files, fingerprints of the user's own parts
 SHORT = 12  # characters of a digest in a message

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.base import check
 from fedjax_async.clock.record import SLACK, order_by_client
 from fedjax_async.clock.waves import colour
+from fedjax_async.peers.schedule import PeerSchedule
 
 _CHUNK = 1 << 16  # events converted to lists at a time
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.clock.exchange_parts import AGGREGATE_AT, Exchanged, events_and_pushes, without_masses
-from fedjax_async.clock.inboxes import Inboxes, first_reader
-from fedjax_async.clock.peer_pushes import Events, Pushes
-from fedjax_async.clock.peer_schedule import Delivery, PeerScenario, PeerSchedule
-from fedjax_async.clock.segments import bounds_of, members, search
-from fedjax_async.clock.topologies import Graph, Topology
+from fedjax_async.base import check
+from fedjax_async.peers.exchange_parts import AGGREGATE_AT, Exchanged, events_and_pushes, without_masses
+from fedjax_async.peers.inboxes import Inboxes, first_reader
+from fedjax_async.peers.pushes import Events, Pushes
+from fedjax_async.peers.schedule import Delivery, PeerScenario, PeerSchedule
+from fedjax_async.peers.segments import bounds_of, members, search
+from fedjax_async.peers.topologies import Graph, Topology
 
 
 def swift(*, every: int = 1, aggregate_at: str = "start") -> Callable[[PeerScenario], PeerSchedule]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check
-from fedjax_async.notices import RunWarning
-from fedjax_async.registry import read
+from fedjax_async.base import check
+from fedjax_async.base.notices import RunWarning
+from fedjax_async.base.registry import read
 
 
 class Kept(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjax_async.clock import chance
-from fedjax_async.clock.segments import bounds_of, members
-from fedjax_async.clock.topologies import Graph, Topology
+from fedjax_async.peers.segments import bounds_of, members
+from fedjax_async.peers.topologies import Graph, Topology
 
 # ``online(nodes, times)``, arrays that broadcast: whether each node is online then; ``None``: all always are.
 Online = Callable[[np.ndarray, np.ndarray], np.ndarray] | None

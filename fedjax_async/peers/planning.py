@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async.base import check, registry
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import network as networks
 from fedjax_async.clock import scenario as scenarios
-from fedjax_async.clock import topologies
 from fedjax_async.clock.availability import AvailabilityModel
 from fedjax_async.clock.budget import Until, budget_text
 from fedjax_async.clock.durations import DelayModel
-from fedjax_async.clock.exchanges import EXCHANGES, Exchange
 from fedjax_async.clock.faults import FAULTS, FaultModel, JobFaults, job_faults
 from fedjax_async.clock.network import NetworkModel
-from fedjax_async.clock.peer_schedule import MessageFaults, PeerScenario, PeerSchedule
 from fedjax_async.clock.planning import NothingArrives, check_until, per_client
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario
+from fedjax_async.peers import topologies
+from fedjax_async.peers.exchanges import EXCHANGES, Exchange
+from fedjax_async.peers.schedule import MessageFaults, PeerScenario, PeerSchedule
 
 _PARTS = 1000  # the most models of one name in a spec: messages at each position have parts of their own
 

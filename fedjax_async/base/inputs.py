@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_async import home, registry
+from fedjax_async.base import home, registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,7 +173,7 @@ def _remembered(path: str | Path, stamp: Stamp) -> str | None:
 
 def _remember(path: str | Path, stamp: Stamp, found: str) -> None:
     """Remember a digest; without a folder to write to, the file is only read again the next time."""
-    from fedjax_async import disk  # noqa: PLC0415 (needs NumPy)
+    from fedjax_async.base import disk  # noqa: PLC0415 (needs NumPy)
 
     store = _store()
     if store is None:
