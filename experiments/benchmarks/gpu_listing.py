@@ -45,7 +45,7 @@ class Loop(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """The mark of ``tree.loop``; None for a loop without one."""
+        """The mark of ``base.tree.loop``; None for a loop without one."""
         found = re.search(rf"{LOOP}([\w ]+)\)*/while$", self.place)
         return found[1] if found else None
 

@@ -12,9 +12,9 @@ It needs the GPU compiler, 1.4 GB but no GPU, driver or CUDA toolkit, in an envi
 A run is planned and executed as on a GPU, but each program gives zeros in place of results, and is noted with what it
 was given. So calls and passes of loops are those of a real run; only a policy sees no losses. Then each program is
 compiled for the card of ``h100.txtpb``, and ``gpu_listing.py``, where the words are explained, counts what the run
-would issue. A loop of unknown length must have a name (``tree.loop``) and a line in ``gpu_passes.py``, or this ends
-with an error. Not counted: the program that makes the parameters, and what the host does between calls. A branch counts
-as its longest case. No time follows: kernels of a microsecond and of a millisecond count alike.
+would issue. A loop of unknown length must have a name (``base.tree.loop``) and a line in ``gpu_passes.py``, or this
+ends with an error. Not counted: the program that makes the parameters, and what the host does between calls. A branch
+counts as its longest case. No time follows: kernels of a microsecond and of a millisecond count alike.
 """
 
 from __future__ import annotations

@@ -70,8 +70,10 @@ def halving() -> ServerAlgorithm:
     )
 
 
-# A version before ``factories.py`` has it in ``registry``.
-_ROOM = "factories" if hasattr(fedjax_async, "Spec") else "registry"
+# Where ``takes`` is: now, and in two earlier versions.
+_ROOMS = ("base.factories", "factories", "registry")
+_FILES = [Path(fedjax_async.__file__).parent / f"{room.replace('.', '/')}.py" for room in _ROOMS]
+_ROOM = next(room for room, file in zip(_ROOMS, _FILES) if file.is_file())
 TAKES = importlib.import_module(f"fedjax_async.{_ROOM}").takes
 # A version before ``Spec`` has functions of ``hyper`` in its place, and a class of its own for methods of nodes.
 SPEC = getattr(fedjax_async, "Spec", None)

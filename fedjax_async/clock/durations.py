@@ -89,7 +89,7 @@ class Speeds(NamedTuple):
     family: str = "lognormal"
 
 
-# The options that delay models share; ``factories.takes`` adds them to each model's own.
+# The options that delay models share; ``base.factories.takes`` adds them to each model's own.
 
 
 def speeds_of(*, heterogeneity: float = 0.0, speeds: str = "lognormal") -> Speeds:

@@ -72,7 +72,7 @@ def named(name: str, thing: Any) -> Named:
     another object under the same name makes another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
 
     Raises ``ValueError`` for other names, for objects that no setting takes, and for an object without a fingerprint,
-    naming its part (``fingerprints.fingerprint``).
+    naming its part (``base.fingerprints.fingerprint``).
     """
     from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
     from fedjax_async.config.kinds import require_some_kind  # noqa: PLC0415 (needs JAX)

@@ -1,6 +1,6 @@
 """Names for factories of the user's own: ``register``, and the files, modules and packages that call it.
 
-Registered names are kept in ``registry.ADDED``, apart from the package's own registries, which the tests go through.
+Registered names are kept in ``base.registry.ADDED``, apart from the registries of the package, which tests go through.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The package's registries by the setting whose text names their entries; ``registry.ADDED`` has those of the user."""
+"""The package's registries by the setting whose text names their entries; the user's: ``base.registry.ADDED``."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = No
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, to replace their names.
 
     Defaults of methods are those of the version that wrote them. Settings that no longer exist are left out, with a
-    warning (``notices.RunWarning``).
+    warning (``base.notices.RunWarning``).
 
     Raises ``ValueError`` for an own part with other code than the file says, and for values out of range.
     """

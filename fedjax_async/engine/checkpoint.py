@@ -51,8 +51,8 @@ class Snapshot(NamedTuple):
 class Keeper:
     """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart.
 
-    The settings that are under ``settings`` in it are compared with those of a checkpoint as ``identity.difference``
-    does: input files by their content.
+    The settings that are under ``settings`` in it are compared with those of a checkpoint as
+    ``base.identity.difference`` does: input files by their content.
     ``seconds``: a checkpoint is also taken when this much real time has passed since the last one. This is only for
     runs of a single process: several processes would not agree on the moment. Raises ``ValueError`` unless ``every`` is
     a whole number >= 1.
@@ -130,8 +130,8 @@ class Keeper:
         """The newest checkpoint, ``None`` if there is none yet.
 
         Raises ``ValueError`` if it is damaged or belongs to other settings, input files, versions, JAX settings or
-        another device. Warns (``notices.RunWarning``) of what can only change the rounding, of an older version, and of
-        input files that it kept no digests of.
+        another device. Warns (``base.notices.RunWarning``) of what can only change the rounding, of an older version,
+        and of input files that it kept no digests of.
         """
         steps = completed(self.folder)
         if not steps:

@@ -3,7 +3,7 @@
 A model is ``model(num_clients, seed) -> Topology``; registry ``TOPOLOGIES``. A networkx graph with the nodes
 0..N-1, directed or not, is a topology too, and so is a list of graphs: the n-th push of a node goes along graph
 ``n mod T`` (in a synchronous exchange, that of round n). Random graphs are drawn again until they are strongly
-connected; given graphs are used with a warning if they are not, all together (``notices.NotConnected``).
+connected; given graphs are used with a warning if they are not, all together (``base.notices.NotConnected``).
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def warned_of(topology: Topology) -> Topology:
 def bind(topology: GivenTopology, num_clients: int, seed: int) -> Topology:
     """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
 
-    Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``notices.NotConnected``) if the
-    graphs of a file, of your own model or of networkx are not strongly connected, all together.
+    Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``base.notices.NotConnected``) if
+    the graphs of a file, of your own model or of networkx are not strongly connected, all together.
     """
     own = callable(topology)
     if isinstance(topology, str):

@@ -73,8 +73,8 @@ def simulate(
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
 
-    Warns (``notices.RunWarning``) of uploads that were not used because the run ended within a server step, and
-    (``notices.AllRejected``) if every upload was rejected.
+    Warns (``base.notices.RunWarning``) of uploads that were not used because the run ended within a server step, and
+    (``base.notices.AllRejected``) if every upload was rejected.
     """
     settings = settings_from(settings, changes)
     require_progress(progress)

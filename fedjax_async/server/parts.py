@@ -154,8 +154,8 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
     """The factory of the same rule with these parts by name, in their order; its options stay the same.
 
     Raises ``ValueError`` if a part acts on deltas, directions or steps and the rule has no guard rails
-    (``factories.takes(guards=server.guard_rails)``). The returned factory raises ``ValueError`` for a part that its
-    rule cannot use, and for one that its rule has by an option that is not switched off.
+    (``base.factories.takes(guards=server.guard_rails)``). The returned factory raises ``ValueError`` for a part that
+    its rule cannot use, and for one that its rule has by an option that is not switched off.
 
     >>> from fedjax_async.server import fedbuff
     >>> server = with_parts(fedbuff, {"dominance": dominance(), "swa": swa(start=0.5)})(server_lr=0.7)

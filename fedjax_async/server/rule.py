@@ -1,6 +1,6 @@
 """The one server rule: transform each arrival, aggregate until the server step closes, apply an optimiser.
 
-The file ends with the options that many rules share: a rule gets them through ``factories.takes``.
+The file ends with the options that many rules share: a rule gets them through ``base.factories.takes``.
 """
 
 from __future__ import annotations

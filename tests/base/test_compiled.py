@@ -19,7 +19,7 @@ from fedjax_async.base.compiled import LARGEST, MINIMUM, UNFINISHED, Entries
 from fedjax_async.base.notices import RunWarning
 from tests.bare_user import a_bare_user
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_an_entry_comes_back(tmp_path):

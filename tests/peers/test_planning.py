@@ -16,7 +16,7 @@ from fedjax_async.clock.scenario import NO_LIMITS, Scenario
 from fedjax_async.peers import plan_peers, topologies
 from fedjax_async.peers.planning import _message_faults
 from fedjax_async.peers.schedule import PeerScenario
-from tests.clock.slow_peers import plan_slowly
+from tests.peers.slow_peers import plan_slowly
 
 DELAYS = ["constant", "constant:mean=0.5,reference_steps=1", "lognormal:heterogeneity=0.5", "exponential"]
 STEPS = np.array([1, 2, 3, 4, 1, 2, 6])  # of the nodes: they often end at the same moments, but not always

@@ -15,7 +15,7 @@ import pytest
 
 import fedjax_async
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = sorted(set((ROOT / "fedjax_async").rglob("__init__.py")) - {ROOT / "fedjax_async/base/__init__.py"})
 PACKAGES = {".".join(path.relative_to(ROOT).parent.parts): path.read_text(encoding="utf-8") for path in SOURCES}
 LAZY = [name for name, text in PACKAGES.items() if "lazy.attach(" in text]

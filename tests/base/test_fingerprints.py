@@ -28,7 +28,7 @@ from fedjax_async.clock import DELAYS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import PARTITIONERS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Pair(NamedTuple):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedjax_async.clock import Until
 from fedjax_async.peers import masses, peer_runs, peer_slots, peer_waves, plan_peers, topologies
 from fedjax_async.peers.swift import communication_coefficients
-from tests.clock.slow_peers import coefficients_by_hand
+from tests.peers.slow_peers import coefficients_by_hand
 
 EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "sgp", "alone"]
 
