@@ -37,7 +37,8 @@ ALLOWED = {
     "config": ENGINE,
     "theory": CONFIG,
     "results": CONFIG,
-    "cli": CONFIG | {"theory", "results", "__version__"},
+    "bridges": CONFIG | {"results"},
+    "cli": CONFIG | {"bridges", "theory", "results", "__version__"},
     "__main__": {"cli"},
 }
 # types that mean the same wherever they are defined: local variables of a job, the state of a node, two sizes, ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import clock, compare, keep_compiled, peers, results, resume, simulate, sweep
+from fedjax_async import bridges, clock, compare, keep_compiled, peers, results, resume, simulate, sweep
 from fedjax_async.base import check
 from fedjax_async.base.factories import options_of
 from fedjax_async.base.registry import spec as spec_of
@@ -78,8 +78,8 @@ CALLS = {
     "collect.folder": lambda run: results.collect(NOBODY),
     "explain.run": lambda run: results.explain(NOBODY),
     "explain.out": lambda run: results.explain(run, out=NOBODY),
-    "export.run": lambda run: results.export(NOBODY, "a.npz"),
-    "export.to": lambda run: results.export(run, NOBODY),
+    "export.run": lambda run: bridges.export(NOBODY, "a.npz"),
+    "export.to": lambda run: bridges.export(run, NOBODY),
     "guarantees.run": lambda run: results.guarantees(NOBODY),
     "load.folder": lambda run: results.load(NOBODY),
     "save.folder": lambda run: results.save(run, NOBODY),
@@ -190,7 +190,7 @@ def test_a_run_reads_and_writes_at_home(tmp_path, monkeypatch):
     (tmp_path / "delays.csv").write_text("client,mean,std\n0,1,0\n1,2,0\n2,3,0\n")
     first = simulate(**SMALL, delay="csv:path=~/delays.csv", out="~/run", plots=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["delays.csv", "run"]
-    results.export("~/run", "~/model.npz")
+    bridges.export("~/run", "~/model.npz")
     again = simulate(**SMALL, initial="~/model.npz")
     (saved,) = read_arrays("~/model.npz").values()
     np.testing.assert_array_equal(saved, *first.params.values())

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from fedjax_async.base import check
+from fedjax_async.bridges.exporting import export
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.models import layer_names, read_arrays
 from fedjax_async.results import table
 from fedjax_async.results.explaining import TABLES, Explanation, decimals_of, explain
-from fedjax_async.results.exporting import export
 from fedjax_async.results.figure import Drawing, require_matplotlib
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.privacy import guarantees

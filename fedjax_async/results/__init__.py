@@ -9,8 +9,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    ``comparisons.py``, ``clients.py``;
 3. ``runs.py``: run into a folder, continue (``begun.py``), compare methods; ``simulation.py``: the same for one
    run, from Python; ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
-   model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
-   (:func:`export`) writes the model of a run for other tools;
+   model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
    ``privacy.py``: epsilon of a run with noise;
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
@@ -24,7 +23,6 @@ from fedjax_async.base import lazy
 from fedjax_async.results.comparisons import comparison as comparison
 from fedjax_async.results.curves import accuracy_curve as accuracy_curve, loss_curve as loss_curve
 from fedjax_async.results.explaining import Explanation as Explanation, explain as explain
-from fedjax_async.results.exporting import export as export
 from fedjax_async.results.figure import Drawing as Drawing, save_figure as save_figure
 from fedjax_async.results.html_report import write_report as write_report
 from fedjax_async.results.landscape import path_picture as path_picture, plane_picture as plane_picture

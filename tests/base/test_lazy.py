@@ -91,7 +91,7 @@ OPTIONAL = {
     "h5py": ("h5py", "data.formats:tff", __file__),
     "pillow": ("PIL", "data.images:import_pillow", "PNG files"),
     "torch": ("torch", "models.weights:_torch", Path("a.pt")),
-    "'flwr[simulation]'": ("flwr", "config.flower:strategy", "fedbuff", 2, 1),
+    "'flwr[simulation]'": ("flwr", "bridges.flower:strategy", "fedbuff", 2, 1),
     "submitit": ("submitit", "results.cluster:_submitit", Path("a"), "local"),
     "ray": ("ray", "results.ray_tasks:connected"),
     "plotly": ("plotly", "results.html_figures:require_plotly"),

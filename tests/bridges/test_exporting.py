@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings, cli, data, named, simulate
+from fedjax_async.bridges import export
 from fedjax_async.config import prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.resolving import resolved
 from fedjax_async.config.settings import as_dict
 from fedjax_async.models import read_arrays, to_torch, write_arrays
-from fedjax_async.results import export, save
+from fedjax_async.results import save
 
 RNG = np.random.default_rng(0)
 IMAGES = data.Dataset(

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from fedjax_async import models
-from fedjax_async.config.flower import Rounds, facts_of, nodes_of_a_round, strategy
+from fedjax_async.bridges.flower import Rounds, facts_of, nodes_of_a_round, strategy
 from fedjax_async.config.methods import method_of
 from fedjax_async.models import read_arrays, write_arrays
 from fedjax_async.types import Facts
 from tests import forked
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "experiments" / "bridges" / "README.md").read_text(encoding="utf-8")
 LOOP, OURS, FLOWER = re.findall(r"```py(?:thon)?\n(.*?)```", PAGE, re.DOTALL)
 SHAPES = {"conv1": (4, 3, 3, 3), "norm": (4,), "fc1": (16, 144), "output": (5, 16)}  # of PyTorch's weights
@@ -199,7 +199,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
-from fedjax_async.config.flower import strategy
+from fedjax_async.bridges.flower import strategy
 
 client, server = ClientApp(), ServerApp()
 OPTIONS = {"clients": 2, "rounds": 2, "fraction_evaluate": 0.0}
