@@ -53,7 +53,7 @@ def _axes(one: Params, two: Params, three: Params) -> tuple[Params, Params, Arra
     rest = project_out(aside, along, per="whole")
     rest = project_out(rest, along, per="whole")  # again: the first leaves a rounding error proportional to ``aside``
     directions = (rebuild(unit(leaves(side)), one) for side in (along, rest))
-    return *directions, *(length(leaves(side)) for side in (along, aside, rest))  # type: ignore[return-value]
+    return *directions, *(length(leaves(side)) for side in (along, aside, rest))
 
 
 def plane_point(plane: Plane, at: ArrayLike) -> Params:

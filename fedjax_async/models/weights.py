@@ -64,7 +64,7 @@ def _torch(path: Path) -> Mapping[str, Any]:
         raise ValueError(f"{path.name} = {type(error).__name__}: must hold {allowed}") from None
     tensors = isinstance(found, Mapping) and all(isinstance(value, torch.Tensor) for value in found.values())
     check.require(tensors, path.name, type(found).__name__, "tensors by name: torch.save(module.state_dict(), FILE)")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
