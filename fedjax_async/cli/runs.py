@@ -15,7 +15,7 @@ from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
-from fedjax_async.config import AdaptiveExperiment, Experiment, PeerExperiment, Prepared, Settings, execute, prepare
+from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
         _run_prepared(arguments, experiment, callbacks, plots)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks, plots: bool) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks, plots: bool) -> None:
     began = time.perf_counter()
     if arguments.out:
         described, chosen = as_dict(experiment.settings), {"overwrite": arguments.overwrite, "again": arguments.again}
@@ -339,13 +339,12 @@ def plan(arguments: argparse.Namespace) -> None:
     with precision(settings), planning_bar() as part:
         experiment = prepare(settings, planning=part(0))
     early = ended_early(experiment.settings, experiment.described, experiment.schedule)
-    if isinstance(experiment, PeerExperiment):
+    if not experiment.has_server:
         _print_peers(experiment)
         figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
     else:
-        if isinstance(experiment, AdaptiveExperiment):
+        if settings.policy is not None:
             print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
-            experiment = experiment.nominal
         used = _print_plan(experiment)
         figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
     if figure is not None:
@@ -354,7 +353,7 @@ def plan(arguments: argparse.Namespace) -> None:
     notices.warn_about({"": {} if early is None else {notices.ENDED_EARLY: early}})
 
 
-def _print_peers(experiment: PeerExperiment) -> None:
+def _print_peers(experiment: Experiment) -> None:
     schedule = experiment.schedule
     print(f"{len(schedule.client)} events, {len(schedule.receiver)} messages of {schedule.message_bytes} bytes")
     _print_fields(peer_statistics(schedule, peer_waves(schedule, experiment.points.time)))

@@ -27,16 +27,14 @@ from fedjax_async import lazy
 
 if TYPE_CHECKING:
     # fmt: off
-    from fedjax_async.config.adaptive import AdaptiveExperiment as AdaptiveExperiment
     from fedjax_async.config.descent import Tuned as Tuned, tune as tune
     from fedjax_async.config.differentiable import (PerClient as PerClient, PerExample as PerExample,
         PerStaleness as PerStaleness, Trajectory as Trajectory, trajectory as trajectory)
     from fedjax_async.config.execution import execute as execute
-    from fedjax_async.config.experiment import Prepared as Prepared, prepare as prepare
+    from fedjax_async.config.experiment import prepare as prepare
     from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
     from fedjax_async.config.methods import METHODS as METHODS, method as method, method_options as method_options
     from fedjax_async.config.own import named as named
-    from fedjax_async.config.peers import PeerExperiment as PeerExperiment
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings

@@ -15,11 +15,9 @@ import numpy as np
 
 from fedjax_async import check, identity, tree
 from fedjax_async.config import concerns, own, plugins
-from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute
-from fedjax_async.config.experiment import Prepared, prepare
-from fedjax_async.config.peers import PeerExperiment
-from fedjax_async.config.prepared import Experiment
+from fedjax_async.config.experiment import prepare
+from fedjax_async.config.prepared import WITH_SERVER, Experiment
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
@@ -54,7 +52,7 @@ class SweepGroup(NamedTuple):
     about: str  # what the runs share
 
 
-def _shared(e: Prepared) -> tuple[Any, ...]:
+def _shared(e: Experiment) -> tuple[Any, ...]:
     """What two runs must have in common to share programs."""
     p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
@@ -68,7 +66,7 @@ def _shared(e: Prepared) -> tuple[Any, ...]:
         s.compute,
         s.engine,
     )
-    return e.shared(), s.policy is None, p.client, p.model, names, shapes, options
+    return e.kind.shared(e), s.policy is None, p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -101,32 +99,22 @@ def plan_groups(
     groups = []
 
     for members in found.values():
-        servers, others = _apart({i: experiments[i] for i in members})
-        if servers:
-            groups.append(_stacked(tuple(members), servers, limit, lanes))
+        each = {i: experiments[i] for i in members}
+        if experiments[members[0]].kind is WITH_SERVER:
+            groups.append(_stacked(each, limit, lanes))
         else:
-            groups.append(_one_by_one(tuple(members), list(others.values()), memory_limit, lanes))
+            groups.append(_one_by_one(each, memory_limit, lanes))
     return groups
 
 
-Unstacked = PeerExperiment | AdaptiveExperiment  # runs that are not trained side by side
-
-
-def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, Unstacked]]:
-    """The planned runs with a server, which can be trained side by side, and the other runs."""
-    servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
-    return servers, {i: e for i, e in experiments.items() if not isinstance(e, Experiment)}
-
-
-def _one_by_one(
-    members: tuple[int, ...], each: Sequence[Unstacked], limit: int | None, lanes: int | None
-) -> SweepGroup:
+def _one_by_one(members: Mapping[int, Experiment], limit: int | None, lanes: int | None) -> SweepGroup:
     """Runs without a server, or with a policy: one after the other, with the same programs; each uses all lanes."""
-    needed = max(_num_bytes(e.nominal) if isinstance(e, AdaptiveExperiment) else _bytes_of_nodes(e) for e in each)
+    each = list(members.values())
+    needed = max(_num_bytes(e) if e.has_server else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
     stacks = tuple((i,) for i in members)
     total = sum(e.total for e in each)
-    return SweepGroup(members, stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
+    return SweepGroup(tuple(members), stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
 
 
 def _about(s: Settings) -> str:
@@ -134,7 +122,7 @@ def _about(s: Settings) -> str:
     return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 
-def _bytes_of_nodes(e: PeerExperiment) -> int:
+def _bytes_of_nodes(e: Experiment) -> int:
     """Device memory of one run, roughly: data, what nodes keep, a message per node, and models to train with."""
     p, nodes = e.components, e.schedule.num_clients
     row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
@@ -149,15 +137,12 @@ def default_limit() -> int:
     return int(MEMORY_SHARE * device_memory())
 
 
-def _stacked(
-    members: tuple[int, ...], experiments: Mapping[int, Experiment], limit: int, lanes: int | None
-) -> SweepGroup:
-    first = experiments[members[0]]
-    sizes = {i: _num_bytes(experiments[i]) for i in members}
+def _stacked(members: Mapping[int, Experiment], limit: int, lanes: int | None) -> SweepGroup:
+    first = next(iter(members.values()))
     held = first.components.data
     pool = () if held.streamed else (held.x, held.y)
     data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
-    largest = max(sizes.values())
+    largest = max(map(_num_bytes, members.values()))
     if lanes is None:
         lanes = max(1, min(default_lanes(), (limit - data) // largest))
     room = (limit - data) // lanes
@@ -171,12 +156,12 @@ def _stacked(
     turns = -(-len(members) // (most * lanes))
     count = min(len(members), turns * lanes)
     length = -(-len(members) // count)
-    longest_first = sorted(members, key=lambda i: -len(experiments[i].schedule.job))
+    longest_first = sorted(members, key=lambda i: -members[i].total)
     stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))
     together = min(lanes, len(stacks))
-    updates = sum(len(experiments[i].schedule.job) for i in members)
+    updates = sum(e.total for e in members.values())
     num_bytes = data + lanes * length * largest
-    return SweepGroup(members, stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
+    return SweepGroup(tuple(members), stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -206,7 +191,7 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
-    watch: Callable[[int, Prepared], Watch] | None = None,
+    watch: Callable[[int, Experiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
@@ -219,8 +204,8 @@ def execute_group(
     """
     prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
-    experiments, _ = _apart(prepared)
-    if not experiments or prepared[group.members[0]].settings.engine == "reference":
+    some = prepared[group.members[0]]
+    if some.kind is not WITH_SERVER or some.settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
@@ -230,8 +215,8 @@ def execute_group(
                 shutil.rmtree(kept, ignore_errors=True)
             before += e.total
         return
-    first = experiments[group.members[0]].settings
-    stacks = [[experiments[i] for i in stack] for stack in group.stacks]
+    first = some.settings
+    stacks = [[prepared[i] for i in stack] for stack in group.stacks]
     keepers = [None if folder is None else _keeper(folder, stack, group.batches) for stack in stacks]
     finished = run_stacks(
         [[member_of(e) for e in stack] for stack in stacks],
@@ -245,13 +230,13 @@ def execute_group(
     )
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
-            e = experiments[i]
+            e = prepared[i]
             on_finished(i, watches[i].finish(e.recorded(outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 
 
-def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, Path | None]:
+def _by_itself(e: Experiment, lanes: int, folder: Path | None) -> tuple[Experiment, Path | None]:
     """The run as it is executed alone with ``lanes`` lanes, and the folder of its checkpoints.
 
     The oracle has neither. The results of the run keep its own settings.
@@ -291,7 +276,7 @@ def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     return Keeper(_checkpoints(folder, members, lanes), CHECKPOINT_UPDATES, about, seconds)
 
 
-def _checkpoints(folder: Path, members: Sequence[Prepared], lanes: int) -> Path:
+def _checkpoints(folder: Path, members: Sequence[Experiment], lanes: int) -> Path:
     """The folder, in ``folder``, for checkpoints of runs trained side by side.
 
     A stack that is trained alone, as a job of a cluster, may be cut into other batches: then its folder is another. So

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from fedjax_async import check, disk, notices
-from fedjax_async.config import Prepared, Settings, execute, prepare
+from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.keywords import OfComparisons, signed
@@ -142,7 +142,7 @@ def _described(target: str | float, methods: Collection[str]) -> str:
 
 
 def run_into(
-    experiment: Prepared,
+    experiment: Experiment,
     folder: Path,
     *,
     plots: bool = True,

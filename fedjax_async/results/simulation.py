@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Prepared, Settings, execute, prepare
+from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.keywords import OfRuns, signed
 from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.watching import Callback
@@ -144,13 +144,13 @@ def resume(
     return run
 
 
-def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Prepared:
+def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Experiment:
     with planning_bar(enabled=progress) as part:
         return prepare(settings, probes=probes, planning=part(0))
 
 
 @contextmanager
-def shown(experiment: Prepared, progress: ProgressShown) -> Iterator[Progress]:
+def shown(experiment: Experiment, progress: ProgressShown) -> Iterator[Progress]:
     """Yields what the engine reports its progress to: a bar, or a function of the user's own."""
     meter = bar(experiment.total, progress, label=str(experiment.settings.method))
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Prepared, sweeping
+from fedjax_async.config import Experiment, sweeping
 from fedjax_async.config.grid import GridPoint, expand, swept, with_changes
 from fedjax_async.config.keywords import OfSweeps, signed
 from fedjax_async.config.resolving import resolved as resolved_settings
@@ -187,7 +187,7 @@ def train(
     checkpoints = None if folder is None else folder / CHECKPOINTS
     watches: list[Watch] = []
 
-    def watch(member: int, experiment: Prepared) -> Watch:
+    def watch(member: int, experiment: Experiment) -> Watch:
         point = work.points[member]
         run_folder = None if folder is None else sweep_folder.run_folder(folder, point)
         callbacks = NO_CALLBACKS if member in work.finished else work.callbacks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_async.config import Prepared
+from fedjax_async.config import Experiment
 from fedjax_async.types import Run, Schedule
 
 
@@ -80,7 +80,7 @@ def make_run(
     )
 
 
-def of_settings(experiment: Prepared, **options: object) -> Run:
+def of_settings(experiment: Experiment, **options: object) -> Run:
     """Stands in for ``execute``: the made-up run with the settings of the experiment."""
     run = make_run()
     counts = dict.fromkeys(("updates", "server_steps", "local_steps", "gradients"), len(run.updates["client"]))
