@@ -27,7 +27,7 @@ import numpy as np
 from common import interleave, write_table
 
 from fedjax_async import Run, Settings
-from fedjax_async.config import Prepared, execute, prepare
+from fedjax_async.config import Experiment, execute, prepare
 
 METHODS = {"fedbuff": "fedbuff@buffer:size=10,concurrency=10", "fedasync": "fedasync@every:concurrency=10"}
 POLICIES = {
@@ -39,7 +39,7 @@ POLICIES = {
 }
 
 
-def prepared(a: argparse.Namespace, model: str, method: str, policy: str | None) -> Prepared:
+def prepared(a: argparse.Namespace, model: str, method: str, policy: str | None) -> Experiment:
     """A run that is ready to execute."""
     return prepare(
         Settings(

@@ -7,7 +7,7 @@ before anything is compiled, and shows how large the run will be.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, objects, own
 from fedjax_async.config.cautions import caution_evaluations
 from fedjax_async.config.policy_steps import LONGEST, PlannedSteps, require_choice, timing_options
-from fedjax_async.config.prepared import Experiment, Resolved
+from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, Resolved
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
@@ -37,7 +37,6 @@ from fedjax_async.engine.components import (
     bound,
     row_of,
 )
-from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean
@@ -56,85 +55,34 @@ class _GrowingPlan:
         self.schedule: Any = None  # Schedule
 
 
-class AdaptiveExperiment(NamedTuple):
-    """A run with a policy that is ready to start: nothing has been compiled or trained yet.
+class WithPolicy(NamedTuple):
+    """The kind of a run with a policy."""
 
-    It has the methods of ``Experiment``. Before it runs, schedule and points are those of the ``nominal`` plan.
-    """
-
-    settings: Settings
-    nominal: Experiment
     policy: PolicyModel
     prior: Prior
     replan: Replan
     facts: Facts
     growing: _GrowingPlan
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """The settings as results keep them."""
-        return self.nominal.described
+    def evaluations(self, e: Experiment) -> Evaluations:
+        """Those of the nominal plan before the run, not complete."""
+        growing = self.growing.evaluations
+        if growing is None:
+            return WITH_SERVER.evaluations(e)._replace(complete=False)
+        updates, steps = growing.counts()
+        return Evaluations(growing.points.time, updates, steps, growing.complete)
 
-    @property
-    def components(self) -> Components:
-        """Server, client, model and data."""
-        return self.nominal.components
+    def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The scores as they are."""
+        return WITH_SERVER.columns(e, row, scores)
 
-    @property
-    def params(self) -> Params:
-        """The parameters at the start."""
-        return self.nominal.params
+    def shared(self, e: Experiment) -> tuple[Any, ...]:
+        """As in a planned run."""
+        return WITH_SERVER.shared(e)
 
-    @property
-    def key(self) -> Key:
-        """The root key of learning."""
-        return self.nominal.key
-
-    @property
-    def probes(self) -> Mapping[str, Any]:
-        """The user's probes."""
-        return self.nominal.probes
-
-    @property
-    def norm_limit(self) -> float:
-        """Uploads of a larger norm are rejected."""
-        return self.nominal.norm_limit
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule; until the end of the run, the nominal one."""
-        return self.nominal.schedule if self.growing.schedule is None else self.growing.schedule
-
-    @property
-    def points(self) -> EvaluationPoints:
-        """The evaluations decided so far; before the run, those of the nominal plan."""
-        return self.nominal.points if self.growing.evaluations is None else self.growing.evaluations.points
-
-    @property
-    def complete(self) -> bool:
-        """Whether all evaluations are decided."""
-        return self.growing.evaluations is not None and self.growing.evaluations.complete
-
-    @property
-    def total(self) -> int:
-        """The number of arrivals of the nominal plan."""
-        return self.nominal.total
-
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
-        return self.nominal.counts() if self.growing.evaluations is None else self.growing.evaluations.counts()
-
-    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The scores of evaluation ``row`` as the columns of the results."""
-        return self.nominal.columns(row, scores)
-
-    def shared(self) -> tuple[Any, ...]:
-        """What two runs must have in common to share programs."""
-        return self.nominal.shared()
-
-    def run(self, **options: Any) -> EngineResult:
-        """Run on the engine that the settings name; ``options``: those of its executor."""
-        e, s = self.nominal, self.settings
+    def run(self, e: Experiment, **options: Any) -> EngineResult:
+        """Run with the executor of the engine; ``options``: those of the executor."""
+        s = e.settings
         evaluations = self.growing.evaluations = GrowingPoints(every_of(s), s.time)
         self.growing.schedule = None
         policy = self.policy(self.prior)
@@ -166,10 +114,10 @@ class AdaptiveExperiment(NamedTuple):
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
         return result._replace(counters=result.counters | seconds, probes=dict(result.probes) | decisions.tables)
 
-    def recorded(self, result: EngineResult) -> Run:
-        """The tables of the run from what the engine returned."""
+    def recorded(self, e: Experiment, result: EngineResult) -> Run:
+        """As in a planned run, with the schedule and the evaluations that were decided."""
         schedule, points = self.growing.schedule, self.growing.evaluations.points
-        run = self.nominal._replace(schedule=schedule, points=points).recorded(result)
+        run = WITH_SERVER.recorded(e._replace(schedule=schedule, points=points), result)
         return run._replace(probes=_until_its_end(run))
 
 
@@ -204,9 +152,7 @@ def looking_of(run: Resolved) -> Looking:
     return Looking(model, prior, policy)
 
 
-def adaptive(
-    run: Resolved, looking: Looking, nominal: Experiment, steps: PlannedSteps, replan: Replan
-) -> AdaptiveExperiment:
+def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: PlannedSteps, replan: Replan) -> Experiment:
     """The adaptive run of a nominal experiment; ``ValueError`` for settings that cannot be adaptive.
 
     ``replan(decisions)`` plans the run and asks ``decisions``.
@@ -222,7 +168,7 @@ def adaptive(
     for field, needed, known in zip(("updates", "server_steps"), used, (only_updates, only_steps)):
         allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
         check.require(not needed or known, "method", str(s.method), allowed)
-    return AdaptiveExperiment(s, nominal, looking.model, looking.prior, replan, facts, _GrowingPlan())
+    return nominal._replace(kind=WithPolicy(looking.model, looking.prior, replan, facts, _GrowingPlan()))
 
 
 def checked_policy(model: Any, prior: Prior) -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,6 @@ from fedjax_async.base import check, registry
 from fedjax_async.base.tree import Columns
 from fedjax_async.config import concerns
 from fedjax_async.config.experiment import prepare
-from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.resolving import with_objects, without_server
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
@@ -78,7 +77,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     allowed = "a method with a server: only those have a trajectory"
     check.require(not without_server(settings), "method", str(settings.method), allowed)
     concerns.refuse("trajectory", given_in(settings))
-    experiment = cast(Experiment, prepare(settings))
+    experiment = prepare(settings)
     components = experiment.components
     check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}

@@ -9,8 +9,7 @@ import jax
 
 from fedjax_async.base import check
 from fedjax_async.config import plugins
-from fedjax_async.config.adaptive import AdaptiveExperiment
-from fedjax_async.config.experiment import Prepared
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import naming_remedies, parse_size
@@ -20,7 +19,7 @@ from fedjax_async.types import Run
 
 @naming_remedies()
 def execute(
-    experiment: Prepared,
+    experiment: Experiment,
     *,
     progress: Progress | None = None,
     checkpoints: Path | None = None,
@@ -36,7 +35,7 @@ def execute(
     watch = Watch(e) if watch is None else watch
     options: dict[str, Any] = {"observer": watch.observer, "progress": progress}
     options["on_bad"] = s.on_bad
-    planned = not isinstance(e, AdaptiveExperiment)
+    planned = s.policy is None
     if planned:
         options["norm_limit"] = e.norm_limit
     if s.engine == "waves":
@@ -50,7 +49,7 @@ def execute(
     return watch.finish(e.recorded(result), result)
 
 
-def _keeper(e: Prepared, folder: Path | None) -> Keeper:
+def _keeper(e: Experiment, folder: Path | None) -> Keeper:
     s = e.settings
     if folder is None or s.checkpoint is None:
         raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_async.base import check, notices, registry, tree
 from fedjax_async.clock import TIMINGS, Decisions, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
-from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive, looking_of
+from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import plan_within, until_of
 from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import sent
@@ -26,7 +26,7 @@ from fedjax_async.config.clients import client_of, compressing, traffic_of, with
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import brings_timing, method_of, rule_spec
 from fedjax_async.config.peer_methods import exchange_of
-from fedjax_async.config.peers import PeerExperiment, prepare_peers
+from fedjax_async.config.peers import prepare_peers
 from fedjax_async.config.policy_steps import (
     PlannedSteps,
     decides,
@@ -36,7 +36,7 @@ from fedjax_async.config.policy_steps import (
     possible_steps,
     timing_options,
 )
-from fedjax_async.config.prepared import Experiment, Resolved
+from fedjax_async.config.prepared import WITH_SERVER, Experiment, Resolved
 from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
@@ -67,8 +67,6 @@ from fedjax_async.types import (
     Schedule,
 )
 
-Prepared = Experiment | PeerExperiment | AdaptiveExperiment
-
 
 @naming_remedies()
 def prepare(
@@ -80,10 +78,8 @@ def prepare(
     client: Any = None,
     probes: Mapping[str, Any] | None = None,
     planning: Callable[[float], None] | None = None,
-) -> Prepared:
+) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
-
-    A method without a server gives a ``PeerExperiment``, a policy an ``AdaptiveExperiment``.
 
     Objects given here replace those of the settings: a ``Method`` (server rule, timing, proximal weight), a ``Model``
     of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A factory gets a
@@ -119,7 +115,7 @@ def _check_buffer(s: Settings, clients: int) -> None:
 
 def _prepare_adaptive(
     run: Resolved, probes: Mapping[str, Any] | None, planning: Callable[[float], None] | None
-) -> AdaptiveExperiment:
+) -> Experiment:
     looking = looking_of(run)
     run = run._replace(timing=first_timing(run.settings, run.timing, looking.prior.num_clients))
     schedule, points = planned(run, planning, certain=not decides(looking.policy))
@@ -255,6 +251,5 @@ def built(
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(
-        s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures
-    )
+    learned = (params, key, points, limit, watched, run.measures, run.traffic)
+    return Experiment(s, run.described, WITH_SERVER, components, schedule, *learned)

@@ -19,6 +19,7 @@ from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import client_spec, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_of, stays_of
+from fedjax_async.config.prepared import Evaluations, Experiment
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
@@ -31,69 +32,46 @@ from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
-from fedjax_async.types import FederatedData, Key, Model, Params, Run
+from fedjax_async.types import FederatedData, Model, Params, Run
 
 PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
-class PeerExperiment(NamedTuple):
-    """A run without a server that is ready to start: nothing has been compiled or trained yet.
+class WithoutServer(NamedTuple):
+    """The kind of a run without a server."""
 
-    It has the methods of ``Experiment``.
-    """
-
-    settings: Settings
-    described: dict[str, Any]  # the settings as results keep them, with names in place of objects
-    components: PeerComponents
-    schedule: PeerSchedule
-    params: Params
-    key: Key
-    points: EvaluationPoints  # position: number of events that have ended by then
     from_plan: dict[str, np.ndarray]  # the columns of the evaluations that follow from the plan
     global_tests: str
-    norm_limit: float = math.inf
-    probes: Mapping[str, Any] = {}
 
-    @property
-    def total(self) -> int:
-        """The number of compute events of the run."""
-        return len(self.schedule.client)
+    def evaluations(self, e: Experiment) -> Evaluations:
+        """Each event is one update and one step."""
+        return Evaluations(e.points.time, e.points.position, e.points.position)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all evaluations are decided."""
-        return True
-
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Events before each evaluation, twice: each event is one update and one step; int64[V] both."""
-        return self.points.position, self.points.position
-
-    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The scores of evaluation ``row`` as the columns of the results."""
-        there = online(self.schedule, self.points.time[row : row + 1])[0]
-        found = scores_of_nodes(scores, there, self.components.data)
+    def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Means over the nodes that are online, and the planned columns."""
+        there = online(e.schedule, e.points.time[row : row + 1])[0]
+        found = scores_of_nodes(scores, there, e.components.data)
         return found | {name: column[row] for name, column in self.from_plan.items() if not name.startswith("bytes_")}
 
-    def run(self, **options: Any) -> PeerResult:
-        """Run on the engine that the settings name; ``options``: those of the engine."""
-        name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
+    def run(self, e: Experiment, **options: Any) -> PeerResult:
+        """Run with ``run_peer_waves`` or ``run_peer_reference``."""
+        name, given = e.settings.engine, {"global_tests": self.global_tests, **options}
         if name == "waves":
-            given["probes"] = self.probes
+            given["probes"] = e.probes
         engine: Callable[..., PeerResult] = PEER_ENGINES[name]
-        return engine(self.components, self.schedule, self.params, self.key, self.points.time, **given)
+        return engine(e.components, e.schedule, e.params, e.key, e.points.time, **given)
 
-    def recorded(self, result: PeerResult) -> Run:
-        """The tables of the run from what the engine returned."""
-        work = gradients_of(self.components, self.schedule)
-        data = self.components.data
-        run = record_peers(self.described, self.schedule, self.points, result, self.from_plan, data, work)
-        whole = len(run.evaluations["time"]) == len(self.points.time)
-        return with_early_end(run, ended_early(self.settings, self.described, self.schedule, whole=whole))
+    def recorded(self, e: Experiment, result: PeerResult) -> Run:
+        """Tables of events and messages."""
+        work, data = gradients_of(e.components, e.schedule), e.components.data
+        run = record_peers(e.described, e.schedule, e.points, result, self.from_plan, data, work)
+        whole = len(run.evaluations["time"]) == len(e.points.time)
+        return with_early_end(run, ended_early(e.settings, e.described, e.schedule, whole=whole))
 
-    def shared(self) -> tuple[Any, ...]:
-        """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
-        data = self.components.data
-        return self.components.peer, self.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
+    def shared(self, e: Experiment) -> tuple[Any, ...]:
+        """Rule, fragments, tests and data."""
+        data = e.components.data
+        return e.components.peer, e.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
 
 
 class PeerResolved(NamedTuple):
@@ -113,7 +91,7 @@ def prepare_peers(
     settings: Settings,
     probes: Mapping[str, Any] | None = None,
     planning: Callable[[float], None] | None = None,
-) -> PeerExperiment:
+) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range. See ``prepare``."""
     run = resolve_peers(settings)
     schedule, points = planned_peers(run, planning)
@@ -228,7 +206,7 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
 
 def built_peers(
     run: PeerResolved, schedule: PeerSchedule, points: EvaluationPoints, probes: Mapping[str, Any] | None = None
-) -> PeerExperiment:
+) -> Experiment:
     """Build what the engine executes: initial parameters, checked probes, planned columns of the evaluations."""
     s, components = run.settings, run.components
     nodes = len(components.data.size)
@@ -242,6 +220,6 @@ def built_peers(
     check.require(not probes or s.engine == "waves", "probes", list(probes or ()), "left out with engine = 'reference'")
     params, key = start_of(s, components.model, components.data)
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    from_plan = planned_columns(schedule, points)
-    learned = (params, key, points, from_plan, run.global_tests, limit, dict(probes or {}))
-    return PeerExperiment(s, run.described, components, schedule, *learned)
+    kind = WithoutServer(planned_columns(schedule, points), run.global_tests)
+    learned = (params, key, points, limit, dict(probes or {}))
+    return Experiment(s, run.described, kind, components, schedule, *learned)

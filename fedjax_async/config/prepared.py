@@ -1,10 +1,10 @@
-"""A run with a server that is ready to start, and the settings from which it is made with objects in place of names."""
+"""A run that is ready to start, the kind of a run with a server, and its settings with objects in place of names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedjax_async.engine.components import (
 )
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
-from fedjax_async.engine.probes import NO_PROBES, Probes
+from fedjax_async.engine.probes import NO_PROBES
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
@@ -26,76 +26,119 @@ from fedjax_async.types import (
     Key,
     Params,
     Run,
-    Schedule,
 )
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
+class Evaluations(NamedTuple):
+    """When the model of a run is evaluated, as far as that is decided."""
+
+    time: np.ndarray  # float64[V], virtual seconds
+    updates: np.ndarray  # int64[V], arrivals applied before; without a server: events
+    steps: np.ndarray  # int64[V], server steps closed before; without a server: events
+    complete: bool = True  # a run with a policy decides its evaluations while it trains
+
+
+class Kind(Protocol):
+    """What differs between runs with a server, without one (``peers.py``) and with a policy (``adaptive.py``)."""
+
+    def evaluations(self, e: Experiment) -> Evaluations:
+        """The evaluations decided so far; before the run, the planned ones."""
+
+    def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The scores of evaluation ``row`` as the columns of the results."""
+
+    def run(self, e: Experiment, **options: Any) -> Any:
+        """Run on the engine that the settings name; ``options``: those of the engine. Returns its result."""
+
+    def recorded(self, e: Experiment, result: Any) -> Run:
+        """The tables of the run from what the engine returned."""
+
+    def shared(self, e: Experiment) -> tuple[Any, ...]:
+        """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
+
+
 class Experiment(NamedTuple):
     """A run that is ready to start: nothing has been compiled or trained yet.
 
-    ``PeerExperiment`` has the same methods for a run without a server, ``AdaptiveExperiment`` for a run that is planned
-    while it trains. Code that executes, watches or saves a run need not tell them apart.
+    Code that executes, watches or saves a run need not know its kind. With a policy, schedule and points are those of
+    the nominal plan, in which the policy decides nothing.
     """
 
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them, with names in place of objects
-    components: Components
-    schedule: Schedule
+    kind: Kind
+    components: Any  # Components; without a server PeerComponents
+    schedule: Any  # Schedule; without a server PeerSchedule
     params: Params
     key: Key
-    points: EvaluationPoints
-    traffic: Traffic
+    points: EvaluationPoints  # position: arrivals by then; without a server, events that have ended by then
     norm_limit: float = math.inf
-    probes: Probes = NO_PROBES
+    probes: Mapping[str, Any] = NO_PROBES
     measures: Measures = NOTHING
+    traffic: Any = None  # Traffic; None without a server
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the run has a server."""
+        return self.traffic is not None
 
     @property
     def total(self) -> int:
-        """The number of arrivals of the run."""
-        return len(self.schedule.job)
+        """The number of arrivals of the run; without a server, of compute events."""
+        return len(self.schedule.job if self.has_server else self.schedule.client)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all evaluations are decided."""
-        return True
+    def run(self, **options: Any) -> Any:
+        """Run on the engine that the settings name; ``options``: those of the engine. Returns its result."""
+        return self.kind.run(self, **options)
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
-        position = self.points.position
-        return position, np.concatenate([[0], np.cumsum(self.schedule.closes)])[position]
+    def recorded(self, result: Any) -> Run:
+        """The tables of the run from what the engine returned."""
+        return self.kind.recorded(self, result)
 
-    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The scores of evaluation ``row`` as the columns of the results."""
-        del row
+
+class WithServer(NamedTuple):
+    """The kind of a planned run with a server."""
+
+    def evaluations(self, e: Experiment) -> Evaluations:
+        """Evaluations count arrivals and the server steps that they close."""
+        position = e.points.position
+        return Evaluations(e.points.time, position, np.concatenate([[0], np.cumsum(e.schedule.closes)])[position])
+
+    def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The scores as they are."""
+        del e, row
         return scores
 
-    def run(self, **options: Any) -> EngineResult:
-        """Run on the engine that the settings name; ``options``: those of ``run_waves`` or ``run_reference``."""
-        engine: Callable[..., EngineResult] = ENGINES[self.settings.engine]
-        given = {"per_client": self.settings.per_client, "probes": self.probes, "measures": self.measures, **options}
-        return engine(self.components, self.schedule, self.params, self.key, self.points, **given)
+    def run(self, e: Experiment, **options: Any) -> EngineResult:
+        """Run with ``run_waves`` or ``run_reference``."""
+        engine: Callable[..., EngineResult] = ENGINES[e.settings.engine]
+        given = {"per_client": e.settings.per_client, "probes": e.probes, "measures": e.measures, **options}
+        return engine(e.components, e.schedule, e.params, e.key, e.points, **given)
 
-    def recorded(self, result: EngineResult) -> Run:
-        """The tables of the run from what the engine returned."""
-        options: dict[str, Any] = {"waits": waits_for_close(self.components)}
-        options["gradients"] = gradients_of(self.components, self.schedule)
-        if self.settings.energy is not None:
-            options["devices"] = energy.bind(self.settings.energy, self.schedule.num_clients, self.settings.seed)
-        marked = self.components.data.malicious
-        if self.settings.attack is not None and marked is not None:
+    def recorded(self, e: Experiment, result: EngineResult) -> Run:
+        """Tables with energy and attackers, if the settings ask for them."""
+        options: dict[str, Any] = {"waits": waits_for_close(e.components)}
+        options["gradients"] = gradients_of(e.components, e.schedule)
+        if e.settings.energy is not None:
+            options["devices"] = energy.bind(e.settings.energy, e.schedule.num_clients, e.settings.seed)
+        marked = e.components.data.malicious
+        if e.settings.attack is not None and marked is not None:
             options["attackers"] = int(marked.sum())
-        run = make_run(self.described, self.schedule, self.points, result, self.traffic, **options)
-        whole = len(run.evaluations["time"]) == len(self.points.time)
-        return with_early_end(run, ended_early(self.settings, self.described, self.schedule, whole=whole))
+        run = make_run(e.described, e.schedule, e.points, result, e.traffic, **options)
+        whole = len(run.evaluations["time"]) == len(e.points.time)
+        return with_early_end(run, ended_early(e.settings, e.described, e.schedule, whole=whole))
 
-    def shared(self) -> tuple[Any, ...]:
-        """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
-        d = self.components.data
+    def shared(self, e: Experiment) -> tuple[Any, ...]:
+        """Server rule, data, whether every arrival closes a step, and what is measured."""
+        d = e.components.data
         held_back = d.validation_size is not None and bool(np.any(d.validation_size))
         data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
-        return self.components.server, data, bool(np.all(self.schedule.closes)), self.measures.shared()
+        return e.components.server, data, bool(np.all(e.schedule.closes)), e.measures.shared()
+
+
+WITH_SERVER = WithServer()
 
 
 class Resolved(NamedTuple):

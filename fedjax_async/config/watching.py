@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.config.experiment import Prepared
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.client_scores import without_accuracies
 from fedjax_async.engine.peer_result import PeerResult
@@ -104,7 +104,7 @@ class Watch:
 
     def __init__(
         self,
-        e: Prepared,
+        e: Experiment,
         *,
         name: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -115,7 +115,7 @@ class Watch:
         self._callbacks, self._streams, self._keep_best = tuple(callbacks), tuple(streams), keep_best
         self._judge = Judge(e.components.data)
         self._improved = _Improvement(self._judge)
-        self._times, (self._updates, self._steps) = e.points.time, e.counts()
+        self._planned = e.kind.evaluations(e)
         self._stopped: Stopped | None = None
         self._judged_by = ""
         require_target(e.settings, self._judge.labelled)
@@ -128,12 +128,13 @@ class Watch:
         return Observer(self._observe, models) if models or self._streams else None
 
     def _observe(self, row: int, scores: dict[str, np.ndarray], again: bool) -> Verdict:
-        if not self._e.complete or row >= len(self._times):  # the plan may have grown
-            self._times, (self._updates, self._steps) = self._e.points.time, self._e.counts()
-        times, last = self._times, self._e.complete and row == len(self._times) - 1
-        values = {name: value[()] for name, value in self._e.columns(row, scores).items()}
+        if not self._planned.complete or row >= len(self._planned.time):  # the plan may have grown
+            self._planned = self._e.kind.evaluations(self._e)
+        times, updates, steps, complete = self._planned
+        last = complete and row == len(times) - 1
+        values = {name: value[()] for name, value in self._e.kind.columns(self._e, row, scores).items()}
         evaluation = Evaluation(
-            self._name, row, float(times[row]), int(self._updates[row]), int(self._steps[row]), values,
+            self._name, row, float(times[row]), int(updates[row]), int(steps[row]), values,
             self._e.described, last, again,
         )  # fmt: skip
         written = evaluation

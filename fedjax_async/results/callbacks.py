@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.config import Prepared
+from fedjax_async.config import Experiment
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
 from fedjax_async.engine.client_scores import client_columns, without_accuracies
 from fedjax_async.results import files, streams
@@ -74,7 +74,7 @@ def chosen(
     return Callbacks(functions, tuple(dict.fromkeys(names)), keep_best)
 
 
-def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, name: str | None = None) -> Watch:
+def watch_of(callbacks: Callbacks, experiment: Experiment, folder: Path | None, name: str | None = None) -> Watch:
     """The :class:`Watch` of one run; ``folder``: where its streams write. Close it at the end."""
     shown = str(experiment.settings.method) if name is None else name
     if folder is not None and callbacks.streams:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.config import Experiment
+from fedjax_async.config.prepared import WITH_SERVER, Experiment
 from fedjax_async.config.resolving import epochs_of
 from fedjax_async.engine.components import bound, facts_of
 from fedjax_async.local import job_key, local_steps
@@ -166,9 +166,9 @@ class _Jobs:
     """One job of each of some clients of an experiment."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[int] | None, number: int, weighting: str) -> None:
-        check.kind(
-            "experiment", experiment, Experiment, "that of a method with a server, from config.prepare(settings)"
-        )
+        allowed = "that of a method with a server, from config.prepare(settings)"
+        served = isinstance(experiment, Experiment) and experiment.kind is WITH_SERVER
+        check.require(served, "experiment", type(experiment).__name__, allowed)
         s, data = experiment.settings, experiment.components.data
         check.whole("number", number, 0)
         check.one_of("weighting", weighting, ("examples", "uniform"))

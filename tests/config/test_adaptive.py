@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_async import Settings, clock, data, resume, simulate
 from fedjax_async.clock import Choice, Policy
-from fedjax_async.config import AdaptiveExperiment, prepare
+from fedjax_async.config import prepare
+from fedjax_async.config.adaptive import WithPolicy
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
@@ -166,7 +167,7 @@ def test_a_step_of_several_arrivals_that_the_nominal_plan_does_not_have_is_aggre
     ("fedbuff@buffer:size=1", "adaptive_buffer:size=1", False),
 ])  # fmt: skip
 def test_every_arrival_closes_its_step_only_if_no_decision_can_change_that(method, policy, closes):
-    assert prepare_of(FASTEST | {"method": method, "policy": policy}).facts.every_closes == closes
+    assert prepare_of(FASTEST | {"method": method, "policy": policy}).kind.facts.every_closes == closes
 
 
 LATEST = {"policy": "linear:speed=-3,temperature=0.01", "eval_at": "9"}
@@ -201,7 +202,7 @@ def test_a_policy_of_your_own():
 
     found = run(policy=slowest_first)
     assert found.settings["policy"].startswith("(object") and "policy" in found.settings["own"]
-    seconds = prepare_of({"policy": "uniform"}).prior.seconds
+    seconds = prepare_of({"policy": "uniform"}).kind.prior.seconds
     assert set(found.schedule.client[:3]) == set(np.argsort(-seconds)[:3])
     for wrong in (lambda prior: 3, lambda prior: Policy(choose=1), lambda prior: Policy(every=0), lambda prior: 1 / 0):
         with pytest.raises(ValueError, match=r"^policy"):
@@ -261,6 +262,6 @@ def test_rules_that_know_the_length_of_the_run_adapt_where_it_is_known():
         {"method": "fedbuff+swa:start=0.5@buffer:size=3", "updates": None, "server_steps": 6},
         {"method": "orthodyn:switch=share"},
     ):
-        assert isinstance(prepare_of({"policy": "uniform", **changes}), AdaptiveExperiment)
+        assert isinstance(prepare_of({"policy": "uniform", **changes}).kind, WithPolicy)
         planned, looking = run(**changes), run(**changes, policy="uniform")
         same(planned.params, looking.params)
