@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from fedjax_async.fingerprints import fingerprint as fingerprint
     from fedjax_async.method import Method as Method
     from fedjax_async.models.metrics import Metric as Metric
-    from fedjax_async.results.runs import compare as compare
-    from fedjax_async.results.simulation import resume as resume, simulate as simulate
+    from fedjax_async.results.simulation import (compare as compare, resume as resume, simulate as simulate)
     from fedjax_async.results.sweeps import sweep as sweep
     from fedjax_async.spec import Spec as Spec
     from fedjax_async.types import (Arrival as Arrival, ClientAlgorithm as ClientAlgorithm, ClientData as ClientData,

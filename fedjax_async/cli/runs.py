@@ -15,13 +15,13 @@ from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
-from fedjax_async.config import Experiment, Settings, execute, prepare
+from fedjax_async.config import Experiment, Settings, prepare
 from fedjax_async.config.budget import ended_early
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
-from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
+from fedjax_async.results import gantt, peer_gantt, save_figure, write_comparison
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
-from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
+from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
@@ -37,11 +37,10 @@ from fedjax_async.results.metrics import (
     window,
 )
 from fedjax_async.results.progress import planning_bar
-from fedjax_async.results.runs import compare as compare_methods
-from fedjax_async.results.runs import run_into
 from fedjax_async.results.significance import INTERVALS
-from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied, require_room
+from fedjax_async.results.simulation import compare as compare_methods
+from fedjax_async.results.simulation import precision, run_alone
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.types import Run
 
 
@@ -103,21 +102,11 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
 
 def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks, plots: bool) -> None:
     began = time.perf_counter()
+    options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks, "plots": plots}
     if arguments.out:
-        described, chosen = as_dict(experiment.settings), {"overwrite": arguments.overwrite, "again": arguments.again}
-        require_room(arguments.out, described, **chosen)
-    meter = bar(experiment.total, False if arguments.quiet else None, label=experiment.settings.method)
+        options |= {"overwrite": arguments.overwrite, "again": arguments.again, "drawing": drawing_of(arguments)}
     try:
-        if arguments.out:
-            options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again, "plots": plots}
-            options |= {"progress": meter.report, "drawing": drawing_of(arguments), "callbacks": callbacks}
-            run = run_into(experiment, Path(arguments.out), **options)
-        else:
-            watch = watch_of(callbacks, experiment, None)
-            try:
-                run = execute(experiment, progress=meter.report, watch=watch)
-            finally:
-                watch.close()
+        run = run_alone(experiment, Path(arguments.out) if arguments.out else None, **options)
     except (KeyboardInterrupt, MemoryError) as error:
         kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
@@ -127,8 +116,6 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
     except NotSaved as error:
         _print_result(error.run, began)  # all that is known of a long run
         raise
-    finally:
-        meter.close()
     _print_result(run, began)
     print(
         f"saved in {arguments.out}" if arguments.out else "nothing is saved: --out DIR keeps tables, pictures and model"

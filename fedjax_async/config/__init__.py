@@ -3,22 +3,23 @@
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy (with
-``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``.
+``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``. ``prepared.py`` has the
+``Experiment`` that they make, and its kinds.
 
 Order of reading: the settings in groups (``of_method.py`` and the other ``of_*.py``, made of ``fields.py``),
 ``settings.py``, ``concerns.py`` (where each setting has an effect) and ``keywords.py`` (the settings as typed
-keywords), ``experiment.py`` (with ``prepared.py``), ``budget.py``, ``cautions.py`` (warnings), ``execution.py``.
+keywords), ``prepared.py``, ``experiment.py``, ``budget.py``, ``cautions.py`` (warnings), ``execution.py``.
 ``methods.py`` (with ``method_checks.py``) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py``
 (local training and compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn names into objects and
 specs (``fedjax_async/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
-runs of a sweep), ``roles.py`` (whether a sweep tunes or compares a setting) and ``sweeping.py`` (which runs share
-programs) serve sweeps. ``own.py`` with ``objects.py`` (objects in place of names), ``plugins.py`` (names for factories
-of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks of such parts, and of what they
-return) let users replace any part of the package by their own. ``words.py`` and ``misplaced.py`` are for messages: what
-other programs call a setting, and where an option belongs. ``earlier.py``: what settings mean that an earlier version
-wrote. ``inputs.py`` finds the files that settings name; their contents are part of the run. ``watching.py`` is early
-stopping, the best model and callbacks. ``differentiable.py`` makes a run a function that JAX differentiates,
-``descent.py`` tunes its numbers along the gradient.
+runs of a sweep) and ``roles.py`` (whether a sweep tunes or compares a setting) serve sweeps, ``sweeping.py`` (which
+runs share programs, and training them) all runs. ``own.py`` with ``objects.py`` (objects in place of names),
+``plugins.py`` (names for factories of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks
+of such parts, and of what they return) let users replace any part of the package by their own. ``words.py`` and
+``misplaced.py`` are for messages: what other programs call a setting, and where an option belongs. ``earlier.py``: what
+settings mean that an earlier version wrote. ``inputs.py`` finds the files that settings name; their contents are part
+of the run. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes a run a
+function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING

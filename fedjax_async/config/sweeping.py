@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fedjax_async.engine.components import bound, facts_of, shapes_of_client, sh
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress
-from fedjax_async.engine.run import run_stacks
+from fedjax_async.engine.run import common_shape, run_stacks
 from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
 from fedjax_async.types import Run
 
@@ -46,10 +46,29 @@ class SweepGroup(NamedTuple):
     members: tuple[int, ...]  # indices into the list of settings
     stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each without a server or with a policy
     lanes: int  # each trains one stack at a time
-    batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes
-    num_bytes: int  # estimated device memory in use at a time
-    updates: int  # of all members together
+    batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes; 0: see ``alone``
+    num_bytes: int  # estimated device memory in use at a time; 0: not estimated
+    sizes: tuple[int, ...]  # updates of each member
     about: str  # what the runs share
+    done: tuple[tuple[int, ...], ...] = ()  # stacks that are finished; tables of the others are as long as with them
+
+    @property
+    def updates(self) -> int:
+        """The updates of all members together."""
+        return sum(self.sizes)
+
+    @property
+    def alone(self) -> bool:
+        """Whether its one run is trained as its settings say, with their lanes, memory limit and checkpoints."""
+        return self.batches == 0
+
+    def left(self, finished: Collection[int]) -> SweepGroup:
+        """The group without the stacks in which every run is finished."""
+        stacks = tuple(stack for stack in self.stacks if not set(finished).issuperset(stack))
+        done = tuple(stack for stack in self.stacks if stack not in stacks)
+        sizes = dict(zip(self.members, self.sizes, strict=True))
+        left = {member: sizes[member] for member in self.members if any(member in stack for stack in stacks)}
+        return self._replace(members=tuple(left), stacks=stacks, sizes=tuple(left.values()), done=done)
 
 
 def _shared(e: Experiment) -> tuple[Any, ...]:
@@ -81,8 +100,9 @@ def plan_groups(
 
     ``memory_limit``: bytes of device memory for everything that runs at the same time. ``lanes``: stacks at the same
     time, by default one per CPU core, or as many as fit; a group with fewer stacks trains several batches of each.
+    Without both, runs that need more than half of the memory each are trained one after the other.
     ``planning(i)(share)`` is called with the share of run i that is planned. Nothing is compiled. Raises ``ValueError``
-    if one run needs more memory, or one run per lane if ``lanes`` is given.
+    if one run needs more than ``memory_limit``, or one run per lane if ``lanes`` is given.
     """
     if lanes is not None:
         check.whole("lanes", lanes)
@@ -93,18 +113,21 @@ def plan_groups(
     ]
     found: dict[Any, list[int]] = {}
     for i, experiment in enumerate(experiments):
-        alone = (i,) if experiment.settings.engine == "reference" else ()
-        found.setdefault((*_shared(experiment), *alone), []).append(i)
-    limit = memory_limit or default_limit()
+        apart = (i,) if experiment.settings.engine == "reference" else ()
+        found.setdefault((*_shared(experiment), *apart), []).append(i)
     groups = []
-
     for members in found.values():
         each = {i: experiments[i] for i in members}
         if experiments[members[0]].kind is WITH_SERVER:
-            groups.append(_stacked(each, limit, lanes))
+            groups.append(_stacked(each, memory_limit, lanes))
         else:
             groups.append(_one_by_one(each, memory_limit, lanes))
     return groups
+
+
+def alone(i: int, e: Experiment) -> SweepGroup:
+    """The group of run ``i`` alone, trained as its settings say."""
+    return SweepGroup((i,), ((i,),), 1, 0, 0, (e.total,), _about(e.settings))
 
 
 def _one_by_one(members: Mapping[int, Experiment], limit: int | None, lanes: int | None) -> SweepGroup:
@@ -112,9 +135,13 @@ def _one_by_one(members: Mapping[int, Experiment], limit: int | None, lanes: int
     each = list(members.values())
     needed = max(_num_bytes(e) if e.has_server else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
-    stacks = tuple((i,) for i in members)
-    total = sum(e.total for e in each)
-    return SweepGroup(tuple(members), stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
+    return _in_turn(members, lanes or default_lanes(), needed)
+
+
+def _in_turn(members: Mapping[int, Experiment], lanes: int, needed: int) -> SweepGroup:
+    stacks, sizes = tuple((i,) for i in members), tuple(e.total for e in members.values())
+    first = next(iter(members.values())).settings
+    return SweepGroup(tuple(members), stacks, 1, lanes, needed, sizes, _about(first))
 
 
 def _about(s: Settings) -> str:
@@ -137,12 +164,14 @@ def default_limit() -> int:
     return int(MEMORY_SHARE * device_memory())
 
 
-def _stacked(members: Mapping[int, Experiment], limit: int, lanes: int | None) -> SweepGroup:
-    first = next(iter(members.values()))
+def _stacked(members: Mapping[int, Experiment], memory_limit: int | None, lanes: int | None) -> SweepGroup:
+    first, limit = next(iter(members.values())), memory_limit or default_limit()
     held = first.components.data
     pool = () if held.streamed else (held.x, held.y)
     data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
     largest = max(map(_num_bytes, members.values()))
+    if memory_limit is None and lanes is None and data + largest > limit:
+        return _in_turn(members, default_lanes(), data + largest)
     if lanes is None:
         lanes = max(1, min(default_lanes(), (limit - data) // largest))
     room = (limit - data) // lanes
@@ -155,13 +184,15 @@ def _stacked(members: Mapping[int, Experiment], limit: int, lanes: int | None) -
     # as many stacks as lanes or a multiple of it, all of nearly the same length
     turns = -(-len(members) // (most * lanes))
     count = min(len(members), turns * lanes)
+    if len(members) <= most and (len(members) % count or lanes % count):
+        count = 1  # some lanes would be idle at the end: one stack, which trains as many batches as there are lanes
     length = -(-len(members) // count)
     longest_first = sorted(members, key=lambda i: -members[i].total)
     stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))
     together = min(lanes, len(stacks))
-    updates = sum(e.total for e in members.values())
+    sizes = tuple(e.total for e in members.values())
     num_bytes = data + lanes * length * largest
-    return SweepGroup(tuple(members), stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
+    return SweepGroup(tuple(members), stacks, together, lanes // together, num_bytes, sizes, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -184,47 +215,62 @@ def member_of(e: Experiment) -> Member:
 
 @naming_remedies()
 def execute_group(
-    settings: Sequence[Settings],
+    experiments: Sequence[Settings | Experiment],
     group: SweepGroup,
     *,
     on_finished: Callable[[int, Run], None],
     progress: Progress | None = None,
     folder: Path | None = None,
+    often: bool = False,
     probes: Mapping[str, Any] | None = None,
     watch: Callable[[int, Experiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
-    ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
-    ``folder``: where checkpoints of unfinished stacks are kept; the same call continues from them. ``probes``: those of
-    every run, as the group was planned. ``watch(i, experiment)``: the :class:`Watch` of member ``i``.
+    ``experiments``: the runs of all groups; settings of this group's members are prepared. ``on_finished(i, run)`` is
+    called in this thread, as soon as the stack of member ``i`` is done. ``folder``: where checkpoints of unfinished
+    stacks are kept; the same call continues from them. ``often``: if the process is killed, no more updates are lost
+    than one run has. ``probes``: those of every run, as the group was planned. ``watch(i, experiment)``: the
+    :class:`Watch` of member ``i``.
 
     Each run of a stack stops on its own. The device keeps training it until the whole stack has ended, and its results
     leave out what comes after its stop.
     """
-    prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
+
+    def ready(i: int) -> Experiment:
+        e = experiments[i]
+        return prepare(e, probes=probes) if isinstance(e, Settings) else e
+
+    prepared = {i: ready(i) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
     some = prepared[group.members[0]]
+    if group.alone:
+        ((i, e),) = prepared.items()
+        on_finished(i, execute(e, progress=progress, checkpoints=folder, watch=watches[i]))
+        return
     if some.kind is not WITH_SERVER or some.settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
-            alone, kept = _by_itself(e, group.batches, folder)
-            on_finished(i, execute(alone, progress=report, checkpoints=kept, watch=watches[i]))
+            changed, kept = _by_itself(e, group.batches, folder)
+            on_finished(i, execute(changed, progress=report, checkpoints=kept, watch=watches[i]))
             if kept is not None:
                 shutil.rmtree(kept, ignore_errors=True)
             before += e.total
         return
-    first = some.settings
     stacks = [[prepared[i] for i in stack] for stack in group.stacks]
-    keepers = [None if folder is None else _keeper(folder, stack, group.batches) for stack in stacks]
+    members, layouts = zip(*(_laid_out(stack, group.batches) for stack in stacks))
+    done = [_laid_out([ready(i) for i in stack], group.batches) for stack in group.done]
+    every = min(CHECKPOINT_UPDATES, max(1, min(group.sizes) // group.lanes)) if often else CHECKPOINT_UPDATES
+    keepers = [None if folder is None else _keeper(folder, stack, group.batches, every) for stack in stacks]
     finished = run_stacks(
-        [[member_of(e) for e in stack] for stack in stacks],
-        [_layout(stack, group.batches) for stack in stacks],
+        members,
+        layouts,
         keepers,
+        shape=common_shape([*members, *(stack for stack, _ in done)], [*layouts, *(layout for _, layout in done)]),
         at_a_time=group.lanes,
-        per_client=first.per_client,
-        on_bad=first.on_bad,
+        per_client=some.settings.per_client,
+        on_bad=some.settings.on_bad,
         progress=progress,
         observers=[[watches[i].observer for i in stack] for stack in group.stacks],
     )
@@ -265,15 +311,15 @@ def _max_width(e: Experiment) -> int | None:
     return e.settings.max_width
 
 
-def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
-    batching, width = members[0].settings.batching, _max_width(members[0])
-    return layout_of([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
+def _laid_out(stack: Sequence[Experiment], lanes: int) -> tuple[list[Member], Layout]:
+    members, batching = [member_of(e) for e in stack], stack[0].settings.batching
+    return members, layout_of(members, max_width=_max_width(stack[0]), lanes=lanes, batching=batching)
 
 
-def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
+def _keeper(folder: Path, members: Sequence[Experiment], lanes: int, every: int) -> Keeper:
     about = {"settings": [e.described for e in members], "plugins": plugins.digests()}
     seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
-    return Keeper(_checkpoints(folder, members, lanes), CHECKPOINT_UPDATES, about, seconds)
+    return Keeper(_checkpoints(folder, members, lanes), every, about, seconds)
 
 
 def _checkpoints(folder: Path, members: Sequence[Experiment], lanes: int) -> Path:

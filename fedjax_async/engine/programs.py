@@ -41,7 +41,10 @@ def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh
 
 @lru_cache(maxsize=256)
 def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
-    """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers."""
+    """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers.
+
+    A loop has no width: it is 0.
+    """
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
     made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
     if mesh is not None:
@@ -219,7 +222,9 @@ def compile_programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
         train={
-            w: train(client, w, layout.batching, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
+            w: train(client, w if layout.batching == "vmap" else 0, layout.batching, mesh)
+            .lower(tables, carry.slots, carry.clients, empty, span)
+            .compile()
             for w in layout.widths
         },
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),

@@ -35,7 +35,7 @@ from fedjax_async.engine.stack import (
     make_stack,
     shape_of,
 )
-from fedjax_async.engine.tables import StackShape
+from fedjax_async.engine.tables import StackShape, pooled
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule, ServerAlgorithm, State
@@ -259,6 +259,14 @@ def _result(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: i
     )
 
 
+def common_shape(stacks: Sequence[Sequence[Member]], layouts: Sequence[Layout]) -> StackShape:
+    """The sizes of tables that are long enough for each of the stacks, so that they share programs."""
+    shape = StackShape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
+    if stacks[0][0].components.data.streamed:
+        return shape
+    return shape._replace(rows=max(len(pooled([m.components.data.order for m in each])[0]) for each in stacks))
+
+
 def run_stacks(
     stacks: Sequence[Sequence[Member]],
     layouts: Sequence[Layout],
@@ -269,12 +277,14 @@ def run_stacks(
     on_bad: str = "reject",
     progress: Progress | None = None,
     observers: Sequence[Sequence[Observer | None]] | None = None,
+    shape: StackShape | None = None,
 ) -> Iterator[tuple[int, list[EngineResult]]]:
     """Run ``stacks``, which share compiled programs, ``at_a_time`` of them at the same time, each in a thread.
 
+    ``shape``: by default their :func:`common_shape`.
     Yields ``(k, results of stack k)``, in the order in which the stacks end.
     """
-    shape = StackShape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
+    shape = common_shape(stacks, layouts) if shape is None else shape
     report = _Total(progress, sum(len(layout.run) for layout in layouts))
 
     def prepared(k: int) -> Callable[[], list[EngineResult]]:

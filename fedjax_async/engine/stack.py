@@ -313,7 +313,7 @@ def make_stack(
         sharding=everywhere(mesh),
     )
     every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
-    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, everywhere(mesh))
     own = per_client and differs(components, members[0].params)
     tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -104,6 +105,7 @@ class StackShape(NamedTuple):
     positions: int
     writes: int
     slot_count: int
+    rows: int = 0  # of ``order``, at least
 
 
 def padded_length(length: int, least: int = 4096) -> int:
@@ -181,6 +183,7 @@ def make_tables(
     by batch.
     """
     order, begins = pooled([d.order for d in data])
+    order = order if len(order) >= shape.rows else padded(order, shape.rows, order.dtype)
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
 
     def per_run(values: Sequence[float], dtype: Any = None) -> np.ndarray:
@@ -193,8 +196,10 @@ def make_tables(
         "updates": per_run([int(one.sum()) for one in applied], np.int32),
         "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
     }
-    spare = [keys[0]] * (shape.runs - len(keys))
-    return DeviceTables(**to_devices(columns | pool | {"key": jnp.stack([*keys, *spare])}, sharding))
+    every = [jax.random.key_data(key) for key in [*keys, *[keys[0]] * (shape.runs - len(keys))]]
+    # joined on the host: jnp.stack would compile a program for each number of runs
+    key = jax.random.wrap_key_data(jax.device_put(np.stack(every)), impl=jax.random.key_impl(keys[0]))
+    return DeviceTables(**to_devices(columns | pool | {"key": key}, sharding))
 
 
 def event_columns(

@@ -1,14 +1,15 @@
 """Results of runs: folders, metrics, tables, pictures, a progress bar; sweeps and comparisons that can be continued.
 
-Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
+Start with :func:`simulate` and :func:`compare` (``simulation.py``) and :func:`sweep` (``sweeps.py``), which all train
+with ``run`` (``running.py``). Order of reading:
 
 1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``, ``provenance.py``
    (with what it was computed, against this process); pictures: ``figure.py``, ``picture.py``, ``curves.py``,
    ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
 2. several methods and seeds: ``compared.py`` (their names), ``significance.py`` (intervals, tests),
    ``comparisons.py``, ``clients.py``;
-3. ``runs.py``: run into a folder, continue (``begun.py``), compare methods; ``simulation.py``: the same for one
-   run, from Python; ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
+3. ``runs.py``: tables and pictures of runs and comparisons; ``running.py``: train runs, read finished ones, continue
+   (``begun.py``); ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
    model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run; ``exporting.py``
    (:func:`export`) writes the model of a run for other tools;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;

@@ -25,7 +25,7 @@ from fedjax_async.results import callbacks as looking
 from fedjax_async.results.array_jobs import Call
 from fedjax_async.results.begun import load_plugins
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train_into
+from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train
 
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
 # option of --submit -> submitit's parameter
@@ -215,7 +215,7 @@ def train_members(
             callbacks = looking.chosen(None, stream or None, bool(keep_best), root)
             sizes: dict[str, Any] = {"memory_limit": limits["memory_limit"], "lanes": limits["lanes"]}
             work = plan_sweep(chosen, folder=root, callbacks=callbacks, **sizes)
-            train_into(root, work, progress=False)
+            train(work, root, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"
 
 

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
@@ -100,21 +100,6 @@ def bar(
 def _hidden(enabled: ProgressShown) -> bool | None:
     """tqdm's ``disable``: a function of the user's own shows no bar."""
     return None if enabled is None else enabled is not True
-
-
-def in_turn(progress: ProgressShown, totals: Sequence[int]) -> Callable[[int], ProgressShown]:
-    """The progress of each of several runs that are trained one after the other: a bar each.
-
-    A function instead gets the updates done by all of them together. ``totals``: the updates of each run.
-    """
-
-    def of_run(index: int) -> ProgressShown:
-        if not callable(progress):
-            return progress
-        before, total, report = sum(totals[:index]), sum(totals), progress
-        return lambda done, _, **status: report(before + done, total, **status)
-
-    return of_run
 
 
 @contextlib.contextmanager

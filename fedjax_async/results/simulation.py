@@ -1,26 +1,34 @@
-"""One run from Python: ``simulate``, in memory or into a folder; ``resume`` continues the run in a folder."""
+"""Runs from Python, in memory or into a folder: ``simulate``, ``compare``, and ``resume`` for an interrupted run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Experiment, Settings, execute, prepare
-from fedjax_async.config.keywords import OfRuns, signed
-from fedjax_async.config.resolving import settings_from
+from fedjax_async.config import Experiment, Settings, prepare, sweeping
+from fedjax_async.config.concerns import without_effect
+from fedjax_async.config.experiment import check_method
+from fedjax_async.config.grid import MOST_RUNS
+from fedjax_async.config.keywords import OfComparisons, OfRuns, signed
+from fedjax_async.config.resolving import resolved, settings_from, settings_in_comparison
+from fedjax_async.config.settings import given_in
+from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
-from fedjax_async.engine.record import Progress
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
-from fedjax_async.results.callbacks import chosen, resumed, watch_of
+from fedjax_async.results.callbacks import chosen, resumed
 from fedjax_async.results.claim import claimed
+from fedjax_async.results.compared import folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
-from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
-from fedjax_async.results.runs import run_into
+from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
+from fedjax_async.results.running import OneRun, run_kept
+from fedjax_async.results.store import CHECKPOINTS, require_comparison
 from fedjax_async.types import Run
 
 
@@ -80,29 +88,16 @@ def simulate(
     require_progress(progress)
     for name, value in (("plots", plots), ("overwrite", overwrite), ("again", again)):
         check.require(isinstance(value, bool), name, value, "True or False")
-    if out is None:
-        for name, value in (("overwrite", overwrite), ("again", again)):
-            check.require(not value, name, value, "left out without a folder (out)")
-        watching = chosen(callbacks, stream, keep_best, None)
-        experiment = _prepared(settings, probes, progress)
-        watch = watch_of(watching, experiment, None)
-        try:
-            with shown(experiment, progress) as report:
-                run = execute(experiment, progress=report, watch=watch)
-        finally:
-            watch.close()
-        notices.warn_about({"": run.counters})
-        return run
-    folder = check.path("out", out)
-    if plots:
+    for name, value in (("overwrite", overwrite), ("again", again)):
+        check.require(out is not None or not value, name, value, "left out without a folder (out)")
+    folder = None if out is None else check.path("out", out)
+    if folder is not None and plots:
         require_matplotlib("plots=False")
+    options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
     with claimed(folder):
         settings = settings if overwrite else as_begun(settings, [folder])
-        options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again}
         options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
-        experiment = _prepared(settings, probes, progress)
-        with shown(experiment, progress) as report:
-            run = run_into(experiment, folder, progress=report, **options)
+        run = run_alone(_prepared(settings, probes, progress), folder, **options)
     notices.warn_about({"": run.counters})
     return run
 
@@ -135,13 +130,99 @@ def resume(
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)
-        options: dict[str, Any] = {"plots": plots, "callbacks": resumed(folder, callbacks)}
+        options: dict[str, Any] = {"plots": plots, "callbacks": resumed(folder, callbacks), "progress": progress}
         with precision(settings):
-            experiment = _prepared(settings, probes, progress)
-            with shown(experiment, progress) as report:
-                run = run_into(experiment, folder, progress=report, **options)
+            run = run_alone(_prepared(settings, probes, progress), folder, **options)
     notices.warn_about({"": run.counters})
     return run
+
+
+@signed(OfComparisons)
+def compare(
+    methods: Sequence[Any] | Mapping[str, Any],
+    settings: Settings | None = None,
+    *,
+    seeds: int = 1,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    again: bool = False,
+    progress: ProgressShown = None,
+    callbacks: Iterable[Callback] | None = None,
+    stream: str | Iterable[str] | None = None,
+    keep_best: bool = False,
+    **changes: Unpack[OfComparisons],
+) -> dict[str, list[Run]]:
+    """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
+
+    The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so they are the same
+    for all methods. Before the first run starts, every setting is checked, every schedule is planned, and every folder
+    is made and checked. ``out`` is locked until the end.
+
+    Runs that differ only in numbers, such as the seeds of a method, are trained together, as in :func:`sweep`. The runs
+    are trained one after the other if ``callbacks`` are given, or one of the settings that belong to a single run:
+    ``checkpoint``, ``lanes``, ``devices``, ``memory_limit``.
+
+    Args:
+      methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
+        ``"fedbuff@buffer:size=5"``; they name the rows. Give a ``Method`` of your own a name, by ``named("fair", ...)``
+        or by a dict, ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` for methods without a server) applies
+        to methods that have none of their own. Methods with and without a server may be compared: a setting that only
+        one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless you set it.
+      settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
+      out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
+        of the same settings are read. If a comparison is killed, the same call continues it; no more is trained again
+        than the updates of one run.
+      again: train finished runs once more; input files may have changed since.
+      progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.
+      callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
+
+    Returns: method -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are equal.
+    """
+    check.whole("seeds", seeds, high=MOST_RUNS)
+    check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    require_progress(progress)
+    common = settings_from(settings, changes)
+    out = None if out is None else check.path("out", out)
+    looking_on = chosen(callbacks, stream, keep_best, out)
+    by_name = methods_by_name(methods)
+    all_seeds = range(common.seed, common.seed + seeds)
+
+    def settings_of(method: str, seed: int) -> Settings:
+        return replace(settings_in_comparison(common, by_name[method], list(by_name.values())), seed=seed)
+
+    def folder_of(method: str, seed: int) -> Path | None:
+        return None if out is None else out / "runs" / folder_name(method) / f"seed_{seed}"
+
+    for method in by_name:
+        check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
+    in_turn = bool(looking_on.functions or jax.process_count() > 1 or given_in(common).keys() & without_effect("sweep"))
+
+    def plan(runs: Sequence[OneRun]) -> list[SweepGroup]:
+        with planning_bar(len(runs), progress) as part:
+            if not in_turn:
+                return sweeping.plan_groups([one.settings for one in runs], planning=part)
+            return [sweeping.alone(i, prepare(one.settings, planning=part(i))) for i, one in enumerate(runs)]
+
+    with claimed(out):
+        if out is not None:
+            require_comparison(out, overwrite=overwrite)
+        if out is not None and not overwrite:
+            for name in by_name:
+                given = as_begun(settings_of(name, common.seed), [folder_of(name, seed) for seed in all_seeds])
+                by_name[name] = given.method
+        in_order = list(itertools.product(all_seeds, by_name))
+        runs = [
+            OneRun(f"{method} seed {seed}", resolved(settings_of(method, seed)), folder_of(method, seed))
+            for seed, method in in_order
+        ]
+        options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
+        options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
+        found = dict(zip(in_order, run_kept(runs, plan, **options), strict=True))
+    by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
+    notices.warn_about(
+        {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
+    )
+    return by_method
 
 
 def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Experiment:
@@ -149,14 +230,11 @@ def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: Pr
         return prepare(settings, probes=probes, planning=part(0))
 
 
-@contextmanager
-def shown(experiment: Experiment, progress: ProgressShown) -> Iterator[Progress]:
-    """Yields what the engine reports its progress to: a bar, or a function of the user's own."""
-    meter = bar(experiment.total, progress, label=str(experiment.settings.method))
-    try:
-        yield meter.report
-    finally:
-        meter.close()
+def run_alone(experiment: Experiment, folder: Path | None, **options: Any) -> Run:
+    """Train one run as its settings say, or read it; in memory without a folder. ``options``: as in ``run_kept``."""
+    one = OneRun(str(experiment.settings.method), experiment.settings, folder, experiment)
+    with claimed(folder):
+        return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

@@ -39,7 +39,8 @@ BEST = "best.npz"  # only with keep_best: the parameters of the best model, in t
 BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
-CHECKPOINTS = "checkpoints"  # only while the run is not finished
+CHECKPOINTS = "checkpoints"  # only while the run is not finished; in a comparison, those of its stacks
+MEMBERS = "members.json"  # among the checkpoints of a comparison: the settings of the runs that it has begun, by name
 BARE = "."  # the name of a parameter tree that is a single array
 
 
@@ -175,9 +176,11 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     folder = require_folder(folder)
     if overwrite or _is_bare(folder):
         return folder
-    others = {"sweep.json": "a sweep", MANIFEST: "a run", CHECKPOINTS: "a run", "settings.json": "a run"}
+    others = {"sweep.json": "a sweep", MANIFEST: "a run", f"{CHECKPOINTS}/settings.json": "a run"}
+    others["settings.json"] = "a run"
     found = next((kind for name, kind in others.items() if (folder / name).exists()), None)
-    if found is None and not (folder / "runs").is_dir():
+    left = [path.name for path in folder.iterdir() if not disk.is_leftover(path)]
+    if found is None and "runs" not in left and left != [CHECKPOINTS]:
         found = "other files"
     if found is not None:
         allowed = f"empty or hold a comparison, but it holds {found} (choose another folder)"
@@ -206,8 +209,9 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
     processes are removed; other files in the folder stay.
 
-    Raises: ``ValueError`` as in ``require_room``; :class:`NotSaved` naming the files that cannot be written. The small
-    ones are written first, and one that fails does not keep the others from being written.
+    Raises: ``ValueError`` as in ``require_room``; :class:`NotSaved` naming the files that cannot be written. The
+    settings are written first, so that a process that is killed leaves a folder of this run, then the small files. One
+    that fails does not keep the others from being written.
     """
     check.require(isinstance(run, Run), "run", run, "a Run, as simulate returns it")
     folder = require_room(folder, run.settings, overwrite=overwrite)
@@ -215,7 +219,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in set(OPTIONAL) - set(contents):  # of an earlier run
         (folder / name).unlink(missing_ok=True)
-    by_size = sorted(contents, key=lambda name: len(contents[name]))
+    by_size = sorted(contents, key=lambda name: (name != "settings.json", len(contents[name])))
     writers: dict[str, Callable[[], Any]] = {n: partial(disk.write, folder / n, contents[n]) for n in by_size}
     save_plan: Any = save_schedule if run.has_server else save_peer_schedule
     _write_all(run, folder, writers | {SCHEDULE: partial(save_plan, folder / SCHEDULE, run.schedule)})

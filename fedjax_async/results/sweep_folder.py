@@ -153,12 +153,6 @@ def save_run(run: Run, folder: Path, point: GridPoint) -> None:
     write_run(run, run_folder(folder, point), plots=False, overwrite=True)
 
 
-def saved_updates(folder: Path, point: GridPoint) -> int:
-    """The number of updates that a finished run trained, unused ones too."""
-    counters = saved_counters(folder, point)
-    return int(counters["updates"] + counters.get("unused", 0))
-
-
 def saved_counters(folder: Path, point: GridPoint) -> dict[str, Any]:
     """The counters of a finished run."""
     counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -13,23 +12,22 @@ from typing import Any, NamedTuple, Unpack
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Experiment, sweeping
+from fedjax_async.config import sweeping
 from fedjax_async.config.grid import GridPoint, expand, swept, with_changes
 from fedjax_async.config.keywords import OfSweeps, signed
 from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import SweepGroup
-from fedjax_async.config.watching import Callback, Watch
+from fedjax_async.config.watching import Callback
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results import provenance, store, streams, sweep_folder
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
-from fedjax_async.results.store import is_finished
+from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
+from fedjax_async.results.running import OneRun, run
+from fedjax_async.results.store import CHECKPOINTS, is_finished
 from fedjax_async.types import Run
-
-CHECKPOINTS = "checkpoints"  # of unfinished stacks, inside the sweep's folder
 
 
 class Sweep(NamedTuple):
@@ -127,7 +125,7 @@ def plan_sweep(
     finished = _finished(points, folder, callbacks)
     with precision(points):  # as the runs were computed
         _remark(points, finished, folder)
-    left = (_left(group, finished, points, folder) for group in groups)
+    left = (group.left(finished) for group in groups)
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
 
@@ -154,74 +152,19 @@ def _remark(points: Sequence[GridPoint], finished: frozenset[int], folder: Path)
         warnings.warn(f"{folder}: its finished runs are read; {text}", notices.RunWarning, stacklevel=3)
 
 
-def _left(group: SweepGroup, finished: frozenset[int], points: Sequence[GridPoint], folder: Path) -> SweepGroup:
-    """The group without the stacks in which every run is finished."""
-    stacks = tuple(stack for stack in group.stacks if not finished.issuperset(stack))
-    left = {member for stack in stacks for member in stack}
-    members = tuple(member for member in group.members if member in left)
-    done = sum(sweep_folder.saved_updates(folder, points[member]) for member in group.members if member not in left)
-    return group._replace(members=members, stacks=stacks, updates=group.updates - done)
-
-
-def train(
-    work: SweepWork,
-    *,
-    on_finished: Callable[[int, Run], None],
-    folder: Path | None = None,
-    progress: ProgressShown = None,
-) -> None:
-    """Train the runs that are left, group by group; ``on_finished(index, run)`` is called for each new run."""
-    total, before = work.updates, 0
-    new = sum(member not in work.finished for group in work.groups for member in group.members)
-    meter = bar(total, progress, label=f"{new} runs")
-
-    def report(done: int, of: int, **status: Any) -> None:
-        shown = {name: status.get(name, math.nan) for name in ("staleness", "accuracy")}
-        meter.report(before + done, total, time=status.get("time", 0.0), **shown)
-
-    def finish(member: int, run: Run) -> None:
-        if member not in work.finished:
-            on_finished(member, run)
-
-    settings = [point.settings for point in work.points]
-    checkpoints = None if folder is None else folder / CHECKPOINTS
-    watches: list[Watch] = []
-
-    def watch(member: int, experiment: Experiment) -> Watch:
-        point = work.points[member]
-        run_folder = None if folder is None else sweep_folder.run_folder(folder, point)
-        callbacks = NO_CALLBACKS if member in work.finished else work.callbacks
-        watches.append(looking.watch_of(callbacks, experiment, run_folder, point.name))
-        return watches[-1]
-
-    options: dict[str, Any] = {"progress": report, "folder": checkpoints, "probes": work.probes}
-    if work.callbacks != NO_CALLBACKS:
-        options["watch"] = watch
-    try:
-        with precision(work.points):
-            for group in work.groups:
-                sweeping.execute_group(settings, group, on_finished=finish, **options)
-                before += group.updates
-    finally:
-        meter.close()
-        for each in watches:
-            each.close()
-
-
 def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: ProgressShown = None) -> Sweep:
     """Train what is left, in memory or into ``folder``, which must be the folder given to :func:`plan_sweep`.
 
     The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
     """
     if folder is None:
-        finished: dict[int, Run] = {}
-        train(work, on_finished=finished.__setitem__, progress=progress)
-        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))), work.roles)
+        kept = train(work, None, progress=progress)
+        return Sweep(work.points, None, tuple(kept[index] for index in range(len(work.points))), work.roles)
     folder = check.path("folder", folder)
     with claimed(folder):
         begin_streams(folder, work)
         sweep_folder.begin(folder, work.points, work.probes, work.roles)
-        train_into(folder, work, progress=progress)
+        train(work, folder, progress=progress)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, folder, roles=work.roles)
 
@@ -241,13 +184,26 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
             streams.clear(run_folder)
 
 
-def train_into(folder: Path, work: SweepWork, *, progress: ProgressShown = None) -> None:
-    """Train the runs that are left; each is written into the sweep's folder as soon as it is finished."""
+def train(work: SweepWork, folder: Path | None, *, progress: ProgressShown = None) -> dict[int, Run]:
+    """Train the runs that are left: each is written into the sweep's folder as soon as it is finished.
+
+    Without a folder they are returned, by their index.
+    """
+    kept: dict[int, Run] = {}
+    folders = [None if folder is None else sweep_folder.run_folder(folder, point) for point in work.points]
+    runs = [OneRun(point.name, point.settings, one) for point, one in zip(work.points, folders, strict=True)]
 
     def save(index: int, run: Run) -> None:
-        sweep_folder.save_run(run, folder, work.points[index])
+        if folder is None:
+            kept[index] = run
+        else:
+            sweep_folder.save_run(run, folder, work.points[index])
 
-    train(work, on_finished=save, folder=folder, progress=progress)
+    options: dict[str, Any] = {"checkpoints": None if folder is None else folder / CHECKPOINTS, "probes": work.probes}
+    options |= {"finished": work.finished, "callbacks": work.callbacks, "progress": progress}
+    with precision(work.points):
+        run(runs, work.groups, on_finished=save, **options)
+    return kept
 
 
 @signed(OfSweeps)

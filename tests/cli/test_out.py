@@ -13,13 +13,13 @@ import pytest
 from fedjax_async import cli, disk
 from fedjax_async.cli import landscape as landscapes
 from fedjax_async.cli import runs, saved, sweep
+from fedjax_async.config import sweeping
 from fedjax_async.engine import checkpoint
 from fedjax_async.results import load
-from fedjax_async.results import runs as run_folders
 from fedjax_async.results.store import Occupied
 from tests.cli.called import refused
 from tests.results import sweep_engine
-from tests.results.made_up import of_settings
+from tests.results.made_up import of_group
 from tests.results.test_claim import elsewhere, never
 
 SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
@@ -43,8 +43,8 @@ def here(tmp_path, monkeypatch):
 def idle(monkeypatch):
     """Make preparing (which compiles the first model), planning and training fail the test."""
     monkeypatch.setattr(runs, "prepare", never)
-    monkeypatch.setattr(run_folders, "prepare", never)
-    monkeypatch.setattr(run_folders, "execute", never)
+    monkeypatch.setattr(sweeping, "prepare", never)
+    monkeypatch.setattr(sweeping, "execute", never)
     monkeypatch.setattr(sweep, "read", never)
     monkeypatch.setattr(sweep, "plan_sweep", never)
 
@@ -70,7 +70,7 @@ def begun(folder: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folders, "execute", cut)
+        patch.setattr(sweeping, "execute", cut)
         assert cli.main(["run", *SMALL, "--checkpoint", "2", "--out", folder]) == 130
 
 
@@ -106,14 +106,13 @@ def test_an_interrupted_run_without_checkpoints_leaves_no_folder(capsys, tmp_pat
     def cut(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folders, "execute", cut)
+    monkeypatch.setattr(sweeping, "execute_group", cut)
     for command, says in (
         (("run", *SMALL, "--out", "deep/out"), "there is no checkpoint (see --checkpoint)"),
         (("compare", "fedasync", *SMALL, "--out", "deep/out"), "no run was finished"),
     ):
         assert cli.main([*command]) == 130
         assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
-    monkeypatch.setattr(runs, "execute", cut)
     assert cli.main(["run", *SMALL]) == 130
     says = "nothing is kept without a folder (see --out and --checkpoint)"
     assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
@@ -128,8 +127,7 @@ def test_interrupted_before_the_first_checkpoint_it_says_that_none_was_due(capsy
 
 @pytest.mark.parametrize("out", [(), ("--out", "out", "--no-plots")])
 def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys, monkeypatch, out):
-    for place in (runs, run_folders):
-        monkeypatch.setattr(place, "execute", of_settings)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
     assert cli.main(["run", *SMALL, *out]) == 0
     line = "nothing is saved: --out DIR keeps tables, pictures and model"
     found = capsys.readouterr().out.splitlines()
@@ -144,7 +142,7 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, content)
 
-    monkeypatch.setattr(run_folders, "execute", of_settings)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(disk, "write", full)
     assert cli.main(("run", *SMALL, "--out", "out")) == 2
     done = capsys.readouterr()
@@ -154,8 +152,7 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
 
 
 def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch):
-    monkeypatch.setattr(run_folders, "execute", of_settings)
-    sweep_engine.use(monkeypatch)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for command in (("run", *SMALL, "--out", "one"), ("compare", "fedasync", "asgd", *SMALL, "--out", "two")):
         advice = "matplotlib = not installed: needed for pictures, which --no-plots leaves out; run: pip install matp"
@@ -164,6 +161,7 @@ def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypat
         assert "pictures" not in capsys.readouterr().out
         assert not list(Path(command[-1]).rglob("*.png"))
     assert load("one").settings["updates"] == 6 and Path("two/comparison.md").is_file()
+    sweep_engine.use(monkeypatch)
     assert cli.main(("sweep", "sweep.toml", "--out", "three", "--quiet", "--no-plots")) == 0
     assert Path("three/best.md").is_file() and not list(Path("three").rglob("*.png"))
     capsys.readouterr()
@@ -205,13 +203,13 @@ def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):
 def test_a_comparison_keeps_the_runs_that_were_finished(capsys, monkeypatch):
     calls = []
 
-    def cut(experiment, **options):
-        calls.append(experiment)
+    def cut(*arguments, **options):
+        calls.append(arguments)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return of_settings(experiment)
+        of_group(*arguments, **options)
 
-    monkeypatch.setattr(run_folders, "execute", cut)
+    monkeypatch.setattr(sweeping, "execute_group", cut)
     assert cli.main(["compare", "fedasync", "asgd", *SMALL, "--out", "out"]) == 130
     assert capsys.readouterr().err == "fedjax-async: interrupted; finished runs are kept in out\n"
     assert load("out/runs/fedasync/seed_0").settings["updates"] == 6
@@ -223,7 +221,7 @@ def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):
             never()
         return "a table"
 
-    monkeypatch.setattr(run_folders, "execute", of_settings)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", report)
     assert cli.main(["compare", "fedasync", *SMALL, "--out", "out"]) == 0
 
@@ -257,7 +255,7 @@ def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle):
 def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
     """The same comparison, or more methods in it, go on in its folder; others get the next number."""
 
-    monkeypatch.setattr(run_folders, "execute", of_settings)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", lambda found, out, **options: Path(out, "comparison.csv").touch())
 
     def compared(*command: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pytest
 from fedjax_async import cli
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results import save
-from fedjax_async.results.runs import run_into
+from fedjax_async.results.simulation import run_alone
 from tests.results.folders import Killed, contents
 from tests.results.made_up import make_run
 
@@ -109,7 +109,7 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     experiment = prepare(
         Settings(model="logistic", clients=4, updates=8, steps=2, method="fedbuff@buffer:size=3", checkpoint=4)
     )
-    run_into(experiment, tmp_path / "whole")
+    run_alone(experiment, tmp_path / "whole", plots=True)
     want, replace, deaths = contents(tmp_path / "whole"), os.replace, 0
     for last in count():
         folder = tmp_path / f"cut_{last}"
@@ -125,12 +125,12 @@ def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", dying)
             try:
-                run_into(experiment, folder)
+                run_alone(experiment, folder, plots=True)
             except Killed:
                 deaths += 1
         ended = deaths == last  # not killed this time
         if not ended:
-            run_into(experiment, folder)
+            run_alone(experiment, folder, plots=True)
         assert contents(folder) == want, last
         if ended:
             break

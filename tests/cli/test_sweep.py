@@ -102,7 +102,7 @@ def test_groups_of_a_plan_have_different_titles():
     index = {(p.settings.batch_size, p.settings.compute, p.settings.lr): i for i, p in enumerate(points)}
 
     def titles(*groups):
-        made = [SweepGroup(tuple(group), ((0,),), 1, 1, 1, 1, "the same") for group in groups]
+        made = [SweepGroup(tuple(group), ((0,),), 1, 1, 1, (1,), "the same") for group in groups]
         return sweep.titles(SweepWork(tuple(points), frozenset(), tuple(made)))
 
     by_size = [[i for key, i in index.items() if key[:2] == (size, "float32")] for size in (8, 16)]

@@ -136,10 +136,39 @@ def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
         plan_groups(settings, memory_limit=limit, lanes=4)
 
 
-@pytest.mark.parametrize(("runs", "lanes", "batches"), [(1, 1, 2), (2, 2, 1), (3, 2, 1)])
-def test_a_group_of_one_run_trains_two_batches_at_a_time(runs, lanes, batches):
+@pytest.mark.parametrize(("runs", "lanes", "batches"), [(1, 1, 2), (2, 2, 1), (3, 1, 2), (4, 2, 1)])
+def test_a_group_that_cannot_be_shared_out_evenly_trains_two_batches_of_one_stack(runs, lanes, batches):
     groups = plan_groups(varied(seed=range(runs)), lanes=2)
     assert [(group.lanes, group.batches) for group in groups] == [(lanes, batches)]
+
+
+def test_what_is_left_of_a_group_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
+    """Tables are as long as those of the longest stack, also when that one is finished."""
+    monkeypatch.setattr("fedjax_async.config.sweeping.CHECKPOINT_UPDATES", 10)
+    settings, found, done = varied(seed=[0, 1, 2]), {}, []
+    want = swept(settings)[1]
+    group = plan_groups(settings)[0]._replace(stacks=((0, 1), (2,)), lanes=1, batches=1)
+
+    class Killed(Exception):
+        pass
+
+    def killer(updates, total, **status):
+        done.append(updates)
+        if updates > 85:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute_group(settings, group, on_finished=found.__setitem__, progress=killer, folder=tmp_path)
+    assert sorted(found) == [0, 1] and list(tmp_path.glob("*/*.npz"))
+    first = len(done)
+    left = group.left(found)
+    assert left.members == (2,) and left.updates == 30
+    execute_group(
+        settings, left, on_finished=found.__setitem__, progress=lambda n, of, **s: done.append(n), folder=tmp_path
+    )
+    assert min(done[first:]) > 20, "it went on"
+    for i, one in enumerate(want):
+        jax.tree.map(np.testing.assert_array_equal, found[i].params, one.params)
 
 
 def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.local import mean_loss
 from fedjax_async.results import load, save
-from fedjax_async.results.runs import run_into
+from fedjax_async.results.simulation import run_alone
 from fedjax_async.types import ClientData, Probe
 from tests.engine.problem import MODEL, Killed, changed, data, killer, near, personal, same
 
@@ -129,7 +129,7 @@ def test_simulated_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(table["time"], run.updates["arrival_time"])
     agree(load(save(run, tmp_path / "a")).probes, run.probes)
     experiment = prepare(Settings(**options, checkpoint=4), probes=probes)
-    again = run_into(experiment, tmp_path / "b", plots=False)
+    again = run_alone(experiment, tmp_path / "b", plots=False)
     agree(again.probes, run.probes)
     agree(load(tmp_path / "b").probes, run.probes)
     oracle = simulate(probes=probes, engine="reference", **options)

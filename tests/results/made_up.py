@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from fedjax_async.config import Experiment
+from fedjax_async.config import Experiment, Settings, prepare
 from fedjax_async.types import Run, Schedule
 
 
@@ -80,8 +82,15 @@ def make_run(
     )
 
 
-def of_settings(experiment: Experiment, **options: object) -> Run:
-    """Stands in for ``execute``: the made-up run with the settings of the experiment."""
+def of_group(experiments: Any, group: Any, *, on_finished: Any, **options: object) -> None:
+    """Stands in for ``execute_group``: made-up runs."""
+    for i in group.members:
+        given = experiments[i]
+        on_finished(i, of_settings(prepare(given) if isinstance(given, Settings) else given))
+
+
+def of_settings(experiment: Experiment) -> Run:
+    """The made-up run with the settings of the experiment."""
     run = make_run()
     counts = dict.fromkeys(("updates", "server_steps", "local_steps", "gradients"), len(run.updates["client"]))
     return run._replace(settings=experiment.described, counters=run.counters | counts | {"rejected": 1})

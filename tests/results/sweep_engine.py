@@ -11,7 +11,7 @@ import pytest
 from fedjax_async.config import Settings
 from fedjax_async.config.settings import as_dict
 from fedjax_async.config.sweeping import SweepGroup
-from fedjax_async.results import sweeps
+from fedjax_async.results import running, sweeps
 from fedjax_async.types import Run
 from tests.results.made_up import make_run
 
@@ -49,7 +49,7 @@ def plan_groups(
             lanes or 1,
             1,
             2_500_000_000,
-            UPDATES * len(members),
+            (UPDATES,) * len(members),
             f"{method}, made up",
         )
         for method, members in by_method.items()
@@ -73,7 +73,7 @@ class Engine:
         on_finished: Callable[[int, Run], None],
         progress: Any = None,
         folder: Path | None = None,
-        probes: Any = None,
+        **options: Any,
     ) -> None:
         self.folders.add(folder)
         done = 0
@@ -90,5 +90,6 @@ class Engine:
 def use(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Engine:
     """Replace the real engine by an :class:`Engine`."""
     engine = Engine(*args, **options)
-    monkeypatch.setattr(sweeps, "sweeping", engine)
+    for module in (sweeps, running):
+        monkeypatch.setattr(module, "sweeping", engine)
     return engine

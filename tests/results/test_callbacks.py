@@ -196,7 +196,7 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
     ({"keep_best": 1}, "keep_best = 1: must be True or False"),
 ])  # fmt: skip
 def test_bad_callbacks_are_refused(monkeypatch, options, message):
-    monkeypatch.setattr("fedjax_async.results.simulation.execute", None)
+    monkeypatch.setattr("fedjax_async.config.sweeping.execute", None)
     monkeypatch.setattr("fedjax_async.config.prepared.ENGINES", None)
     with pytest.raises(ValueError, match=message):
         simulate(**SMALL | options)
@@ -274,7 +274,7 @@ def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeyp
 
     def is_read(**watching):
         with monkeypatch.context() as patch:
-            patch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
+            patch.setattr("fedjax_async.config.sweeping.execute", lambda *args, **options: 1 / 0)
             try:
                 return simulate(**given, **watching)
             except ZeroDivisionError:

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import pytest
 
 from fedjax_async import disk
-from fedjax_async.config import Settings, prepare
+from fedjax_async.config import Settings, prepare, sweeping
 from fedjax_async.config.grid import expand
-from fedjax_async.results import claim, cluster, runs, save, store, sweep_folder, sweeps
+from fedjax_async.results import claim, cluster, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
-from fedjax_async.results.runs import compare, run_into
+from fedjax_async.results.simulation import compare, run_alone
 from tests.results import sweep_engine
-from tests.results.made_up import make_run, of_settings
+from tests.results.made_up import make_run, of_group
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Settings(model="logistic", clients=4, updates=6, steps=2)
@@ -117,9 +117,9 @@ def test_a_bad_place_is_one_line(bad):
 def test_nothing_is_executed_for_a_bad_place(tmp_path, monkeypatch):
     (bad := tmp_path / "file").write_text("mine")
     experiment = prepare(SMALL)
-    monkeypatch.setattr(runs, "execute", never)
-    refused(bad, lambda: run_into(experiment, bad))
-    monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # it compiles the first model
+    monkeypatch.setattr(sweeping, "execute_group", never)
+    refused(bad, lambda: run_alone(experiment, bad))
+    monkeypatch.setattr(sweeping, "prepare", never)  # it compiles the first model
     refused(bad, lambda: compare(["fedasync", "asgd"], SMALL, out=bad))
     monkeypatch.setattr(sweeps, "plan_sweep", never)
     monkeypatch.setattr(sweeps, "resolved", never)
@@ -139,7 +139,7 @@ def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch, cod
 
 
 def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_async.results.runs.run_into", never)
+    monkeypatch.setattr("fedjax_async.results.running.run", never)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "asgd").write_text("a file")
     place = tmp_path / "runs" / "asgd" / "seed_0"
@@ -211,15 +211,15 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkey
     folder, experiment = tmp_path / "run", prepare(SMALL)
     with another_process(folder) as process:
         with monkeypatch.context() as patch:
-            patch.setattr(runs, "execute", never)
+            patch.setattr(sweeping, "execute_group", never)
             with pytest.raises(ValueError, match="must be free") as error:
-                run_into(experiment, folder)
+                run_alone(experiment, folder)
         says = str(error.value)
         assert says.startswith(f"folder = {str(folder)!r}") and "\n" not in says
         assert f"the folder is in use by process {process.pid} on " in says
     assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # the killed process could not remove it
-    monkeypatch.setattr(runs, "execute", of_settings)
-    run_into(experiment, folder, plots=False)
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
+    run_alone(experiment, folder, plots=False)
     assert (folder / store.MANIFEST).is_file() and not (folder / disk.LOCK).exists()
 
 
@@ -234,9 +234,9 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
             seen.append(place)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "execute", execute)
+    monkeypatch.setattr(sweeping, "execute", execute)
     with pytest.raises(KeyboardInterrupt):
-        compare(["fedasync"], SMALL, out=tmp_path)
+        compare(["fedasync"], SMALL, out=tmp_path, checkpoint=4)  # in turn
     assert seen == places
     with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # another process uses a run folder inside
         compare(["asgd", "fedasync"], SMALL, out=tmp_path)

@@ -43,7 +43,7 @@ from tests.data.test_formats import h5_file, leaf_file, saved
 from tests.models.tiny_encoder import BERT
 from tests.results import sweep_engine
 from tests.results.folders import killed_run
-from tests.results.made_up import of_settings
+from tests.results.made_up import of_group
 
 CLIENTS = 3
 SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
@@ -265,7 +265,7 @@ def as_by_an_older_version(folder):
 @pytest.fixture
 def made_at_once(monkeypatch):
     """Every run is a made-up one of its settings."""
-    monkeypatch.setattr("fedjax_async.results.runs.execute", of_settings)
+    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
 
 
 def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys, made_at_once):

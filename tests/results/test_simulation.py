@@ -16,11 +16,11 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import collect, load
 from tests.results import sweep_engine
 from tests.results.folders import contents, killed_run
-from tests.results.made_up import of_settings
+from tests.results.made_up import of_group
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "constant"}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-EXECUTE = "fedjax_async.results.runs.execute"
+EXECUTE = "fedjax_async.config.sweeping.execute_group"
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_finished_run_is_read_and_not_trained_again(finished, untrained, capsy
 def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkeypatch):
     command = ["compare", "fedasync", "asgd", *FLAGS, "--out", str(tmp_path), "--quiet", "--no-plots"]
     with monkeypatch.context() as patch:
-        patch.setattr(EXECUTE, of_settings)
+        patch.setattr(EXECUTE, of_group)
         assert main(command) == 0
     monkeypatch.setattr(EXECUTE, lambda *args, **options: 1 / 0)
     capsys.readouterr()
