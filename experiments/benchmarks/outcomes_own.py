@@ -267,7 +267,7 @@ PLUGIN = '''"""A plugin: a method without a server, and a decay."""
 
 import jax
 
-from fedjax_async import Message, factories, register
+from fedjax_async import Message, register
 from fedjax_async.peers import PeerAlgorithm
 
 

@@ -90,9 +90,9 @@ def _is_rule(rule: object) -> bool:
 
 
 _CLOCKS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-    ("timing", TIMINGS, "TIMINGS"),
-    ("exchange", EXCHANGES, "EXCHANGES"),
-    ("topology", TOPOLOGIES, "TOPOLOGIES"),
+    ("timing", TIMINGS, "clock.TIMINGS"),
+    ("exchange", EXCHANGES, "peers.EXCHANGES"),
+    ("topology", TOPOLOGIES, "peers.TOPOLOGIES"),
 )
 
 
@@ -105,7 +105,7 @@ def check_fields(given: Method, kind: str) -> None:
             allowed = f"left out: {nodes if field == 'timing' else 'the rule is of a server'}"
             check.require(spec is None, f"{kind}.{field}", spec, allowed)
             continue
-        allowed = f"a text, a name of clock.{name}; only a run takes an object"
+        allowed = f"a text, a name of {name}; only a run takes an object"
         check.require(isinstance(spec, str), f"{kind}.{field}", spec, allowed)
         registry.spec(field, known, spec).make()  # checks the ranges
     check.require(given.has_server or given.feedback is None, f"{kind}.feedback", given.feedback, f"left out: {nodes}")

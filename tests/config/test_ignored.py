@@ -74,8 +74,6 @@ def lacking(field, proximal=0.2, **settings):
 REFUSED = [
     *[({field: value}, rf"^{field} = .*: must be True or False") for field in ("remat", "per_client")
       for value in ("no", "", 1, None)],
-    ({"method": Method(server.fedasync()._replace(receive=lambda state, memory, arrival: (state, memory, None)))},
-     r"^rule.receive = '.*lambda.*': must be replaced together with given"),
     # a timing beside the method's own
     *[({"method": "fedbuff@buffer:size=5", "timing": timing},
        r"^timing = .*: must be left out: the method brings its own, buffer:size=5$")

@@ -317,7 +317,7 @@ def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch
         found.append(registry.ADDED["method"]["mine"].fingerprint)
         registry.ADDED.clear()
     program = (
-        "import sys; from fedjax_async import registry; from fedjax_async.config import plugins; "
+        "import sys; from fedjax_async.base import registry; from fedjax_async.config import plugins; "
         "plugins.load(sys.argv[1:]); print(registry.ADDED['method']['mine'].fingerprint)"
     )
     command = [sys.executable, "-c", program, str(write(tmp_path / "same"))]
