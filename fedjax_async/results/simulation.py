@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -197,12 +198,6 @@ def compare(
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
     in_turn = bool(looking_on.functions or jax.process_count() > 1 or given_in(common).keys() & without_effect("sweep"))
 
-    def plan(runs: Sequence[OneRun]) -> list[SweepGroup]:
-        with planning_bar(len(runs), progress) as part:
-            if not in_turn:
-                return sweeping.plan_groups([one.settings for one in runs], planning=part)
-            return [sweeping.alone(i, prepare(one.settings, planning=part(i))) for i, one in enumerate(runs)]
-
     with claimed(out):
         if out is not None:
             require_comparison(out, overwrite=overwrite)
@@ -217,12 +212,20 @@ def compare(
         ]
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
-        found = dict(zip(in_order, run_kept(runs, plan, **options), strict=True))
+        found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
     by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
     notices.warn_about(
         {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
     )
     return by_method
+
+
+def _planned(in_turn: bool, progress: ProgressShown, runs: Sequence[OneRun]) -> list[SweepGroup]:
+    """Which runs of a comparison are trained together."""
+    with planning_bar(len(runs), progress) as part:
+        if not in_turn:
+            return sweeping.plan_groups([one.settings for one in runs], planning=part)
+        return [sweeping.alone(i, prepare(one.settings, planning=part(i))) for i, one in enumerate(runs)]
 
 
 def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Experiment:

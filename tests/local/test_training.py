@@ -186,3 +186,13 @@ def test_bad_options_are_refused(options, message_):
     with pytest.raises(ValueError) as error:
         plain(**options)
     assert str(error.value) == message_
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda gradient: jax.tree.map(lambda leaf: leaf[None], gradient),  # would be broadcast
+    lambda gradient: {"w": gradient["w"]},
+])  # fmt: skip
+def test_what_correct_returns_is_like_the_gradient(wrong):
+    client = plain(correct=lambda gradient, weights, message: wrong(gradient))
+    with pytest.raises(ValueError, match=r"^what correct returned = .*: must be like the gradient"):
+        job(client, jax.random.key(0), 2)
