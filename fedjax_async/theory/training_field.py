@@ -167,8 +167,8 @@ class _Jobs:
 
     def __init__(self, experiment: Experiment, clients: Sequence[int] | None, number: int, weighting: str) -> None:
         allowed = "that of a method with a server, from config.prepare(settings)"
-        served = isinstance(experiment, Experiment) and experiment.kind is WITH_SERVER
-        check.require(served, "experiment", type(experiment).__name__, allowed)
+        check.kind("experiment", experiment, Experiment, allowed)
+        check.require(experiment.kind is WITH_SERVER, "experiment", experiment.settings.method, allowed)
         s, data = experiment.settings, experiment.components.data
         check.whole("number", number, 0)
         check.one_of("weighting", weighting, ("examples", "uniform"))
