@@ -80,6 +80,15 @@ class WithPolicy(NamedTuple):
         """As in a planned run."""
         return WITH_SERVER.shared(e)
 
+    @property
+    def lay_out(self) -> None:
+        """One after the other: the plans grow at different moments."""
+        return None
+
+    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+        """Of the nominal plan."""
+        return WITH_SERVER.num_bytes(e, rows, **options)
+
     def run(self, e: Experiment, **options: Any) -> EngineResult:
         """Run with the executor of the engine; ``options``: those of the executor."""
         s = e.settings

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async.base import check, tree
@@ -19,17 +20,28 @@ from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import client_spec, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_of, stays_of
-from fedjax_async.config.prepared import Evaluations, Experiment
+from fedjax_async.config.prepared import Evaluations, Experiment, shared_data
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import PeerComponents, bound, components_of_nodes, gradients_of
+from fedjax_async.engine.components import (
+    PeerComponents,
+    bound,
+    components_of_nodes,
+    gradients_of,
+    shapes_of_client,
+)
+from fedjax_async.engine.defaults import default_lanes
+from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few
 from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_result import PeerResult, online
-from fedjax_async.engine.peer_run import run_peer_waves
+from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
+from fedjax_async.engine.peer_tables import peer_shape
+from fedjax_async.engine.run import Ready
+from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
 from fedjax_async.types import FederatedData, Model, Params, Run
@@ -70,8 +82,32 @@ class WithoutServer(NamedTuple):
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Rule, fragments, tests and data."""
-        data = e.components.data
-        return e.components.peer, e.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
+        return e.components.peer, e.schedule.fragments, self.global_tests, shared_data(e.components.data)
+
+    @property
+    def lay_out(self) -> Callable[..., Ready]:
+        """As a stack of ``engine.peer_run``."""
+        return partial(_stack, self.global_tests)
+
+    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+        """What nodes keep, a message a node, and models to train with."""
+        p, nodes = e.components, e.schedule.num_clients
+        row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
+        each = bytes_of(row) + bytes_of(shapes_of_client(p, e.params)) + e.schedule.fragments * e.schedule.message_bytes
+        return nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
+
+
+def _stack(global_tests: str, each: Sequence[Experiment], **options: Any) -> Ready:
+    members = [
+        make_peer_member(
+            e.components, e.schedule, e.params, e.key, e.points.time, norm_limit=e.norm_limit,
+            global_tests=global_tests, probes=e.probes,
+        )
+        for e in each
+    ]  # fmt: skip
+    layout = peer_layout_of(members, batching=each[0].settings.batching, **options)
+    shape = peer_shape(layout)._replace(rows=rows_of([e.components.data for e in each]))
+    return Ready(len(layout.source), shape, lambda shape, models: make_peer_stack(members, layout, shape))
 
 
 class PeerResolved(NamedTuple):

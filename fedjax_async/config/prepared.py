@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fedjax_async.base import tree
 from fedjax_async.clock import DelayModel, Timing, energy
 from fedjax_async.config.budget import ended_early, with_early_end
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import (
     Components,
+    facts_of,
     gradients_of,
+    shapes_of_client,
+    shapes_of_server,
     waits_for_close,
 )
+from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import run_waves
-from fedjax_async.types import (
-    Key,
-    Params,
-    Run,
-)
+from fedjax_async.engine.run import Ready, run_waves
+from fedjax_async.engine.stack import Member, layout_of, make_member, make_stack, shape_of
+from fedjax_async.engine.tables import rows_of
+from fedjax_async.types import FederatedData, Key, Params, Run
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
@@ -57,6 +61,13 @@ class Kind(Protocol):
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
+
+    @property
+    def lay_out(self) -> Callable[..., Ready] | None:
+        """``lay_out(experiments, max_width=, lanes=)``: runs that share programs, side by side; None: one by one."""
+
+    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+        """Device memory of one run besides its examples, roughly; ``rows``: jobs that are trained at a time."""
 
 
 class Experiment(NamedTuple):
@@ -132,10 +143,43 @@ class WithServer(NamedTuple):
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Server rule, data, whether every arrival closes a step, and what is measured."""
-        d = e.components.data
-        held_back = d.validation_size is not None and bool(np.any(d.validation_size))
-        data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
+        data = shared_data(e.components.data)
         return e.components.server, data, bool(np.all(e.schedule.closes)), e.measures.shared()
+
+    @property
+    def lay_out(self) -> Callable[..., Ready]:
+        """As a stack of ``engine.stack``."""
+        return _stack
+
+    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+        """Slots, rows, tables, states, and four models to train with."""
+        model = tree.num_bytes(e.params)
+        schedule, data = e.schedule, e.components.data
+        state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
+        own = shapes_of_client(e.components, e.params)
+        remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
+        slots = layout_of([_member(e)], batching=e.settings.batching, **options).slots.count
+        rows = min(schedule.num_clients, rows)
+        tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
+        return model * (slots + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
+
+
+def _stack(each: Sequence[Experiment], **options: Any) -> Ready:
+    s, members = each[0].settings, [_member(e) for e in each]
+    layout = layout_of(members, batching=s.batching, **options)
+    shape = shape_of(layout)._replace(rows=rows_of([e.components.data for e in each]))
+    make = partial(make_stack, members, layout, per_client=s.per_client)
+    return Ready(len(layout.run), shape, lambda shape, models: make(shape, models=models))
+
+
+def _member(e: Experiment) -> Member:
+    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
+
+
+def shared_data(d: FederatedData) -> tuple[Any, ...]:
+    """What the data of two runs must have in common for the runs to share programs: the examples, and sizes."""
+    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
+    return id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back
 
 
 WITH_SERVER = WithServer()

@@ -18,16 +18,14 @@ from fedjax_async.config import concerns, plugins
 from fedjax_async.config.execution import execute
 from fedjax_async.config.experiment import prepare
 from fedjax_async.config.names import names_in
-from fedjax_async.config.prepared import WITH_SERVER, Experiment
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_client, shapes_of_server
-from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
-from fedjax_async.engine.layout import Layout
+from fedjax_async.engine.defaults import default_lanes
+from fedjax_async.engine.devices import device_memory, naming_remedies
 from fedjax_async.engine.record import Progress
-from fedjax_async.engine.run import common_shape, run_stacks
-from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
+from fedjax_async.engine.run import Ready, common_shape, run_stacks
 from fedjax_async.types import Run
 
 # Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.
@@ -119,10 +117,8 @@ def plan_groups(
     groups = []
     for members in found.values():
         each = {i: experiments[i] for i in members}
-        if experiments[members[0]].kind is WITH_SERVER:
-            groups.append(_stacked(each, memory_limit, lanes))
-        else:
-            groups.append(_one_by_one(each, memory_limit, lanes))
+        several = experiments[members[0]].kind.lay_out is not None
+        groups.append((_stacked if several else _one_by_one)(each, memory_limit, lanes))
     return groups
 
 
@@ -132,9 +128,8 @@ def alone(i: int, e: Experiment) -> SweepGroup:
 
 
 def _one_by_one(members: Mapping[int, Experiment], limit: int | None, lanes: int | None) -> SweepGroup:
-    """Runs without a server, or with a policy: one after the other, with the same programs; each uses all lanes."""
-    each = list(members.values())
-    needed = max(_num_bytes(e) if e.has_server else _bytes_of_nodes(e) for e in each)
+    """Runs with a policy: one after the other, with the same programs; each uses all lanes."""
+    needed = max(map(_num_bytes, members.values()))
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
     return _in_turn(members, lanes or default_lanes(), needed)
 
@@ -150,16 +145,6 @@ def _about(s: Settings) -> str:
     return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 
-def _bytes_of_nodes(e: Experiment) -> int:
-    """Device memory of one run, roughly: data, what nodes keep, a message per node, and models to train with."""
-    p, nodes = e.components, e.schedule.num_clients
-    row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
-    own = shapes_of_client(p, e.params)
-    held = sum(array.nbytes for array in (p.data.x, p.data.y) if isinstance(array, np.ndarray))
-    each = bytes_of(row) + bytes_of(own) + e.schedule.fragments * e.schedule.message_bytes
-    return held + nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
-
-
 def default_limit() -> int:
     """Bytes a group may use: half of the device's memory."""
     return int(MEMORY_SHARE * device_memory())
@@ -167,9 +152,7 @@ def default_limit() -> int:
 
 def _stacked(members: Mapping[int, Experiment], memory_limit: int | None, lanes: int | None) -> SweepGroup:
     first, limit = next(iter(members.values())), memory_limit or default_limit()
-    held = first.components.data
-    pool = () if held.streamed else (held.x, held.y)
-    data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
+    data = _bytes_of_examples(first)
     largest = max(map(_num_bytes, members.values()))
     if memory_limit is None and lanes is None and data + largest > limit:
         return _in_turn(members, default_lanes(), data + largest)
@@ -196,22 +179,16 @@ def _stacked(members: Mapping[int, Experiment], memory_limit: int | None, lanes:
     return SweepGroup(tuple(members), stacks, together, lanes // together, num_bytes, sizes, _about(first.settings))
 
 
+def _bytes_of_examples(e: Experiment) -> int:
+    """Bytes of the training examples on the device, which runs of a group share."""
+    data = e.components.data
+    pool = () if data.streamed else (data.x, data.y)
+    return sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
+
+
 def _num_bytes(e: Experiment) -> int:
-    """Device memory of one run, roughly: slots, rows, tables, states, and four models to train with."""
-    model = tree.num_bytes(e.params)
-    schedule, data = e.schedule, e.components.data
-    state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
-    own = shapes_of_client(e.components, e.params)
-    remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
-    slots = layout_of([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
-    rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)
-    tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
-    return model * (slots + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
-
-
-def member_of(e: Experiment) -> Member:
-    """The run of a prepared experiment."""
-    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
+    """Device memory of one run besides its examples, roughly."""
+    return e.kind.num_bytes(e, _max_width(e) or CPU_WIDTH, max_width=_max_width(e))
 
 
 @naming_remedies()
@@ -238,18 +215,18 @@ def execute_group(
     leave out what comes after its stop.
     """
 
-    def ready(i: int) -> Experiment:
+    def made(i: int) -> Experiment:
         e = experiments[i]
         return prepare(e, probes=probes) if isinstance(e, Settings) else e
 
-    prepared = {i: ready(i) for i in group.members}
+    prepared = {i: made(i) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
     some = prepared[group.members[0]]
     if group.alone:
         ((i, e),) = prepared.items()
         on_finished(i, execute(e, progress=progress, checkpoints=folder, watch=watches[i]))
         return
-    if some.kind is not WITH_SERVER or some.settings.engine == "reference":
+    if some.kind.lay_out is None or some.settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
@@ -260,17 +237,15 @@ def execute_group(
             before += e.total
         return
     stacks = [[prepared[i] for i in stack] for stack in group.stacks]
-    members, layouts = zip(*(_laid_out(stack, group.batches) for stack in stacks))
-    done = [_laid_out([ready(i) for i in stack], group.batches) for stack in group.done]
+    ready = [_laid_out(stack, group.batches) for stack in stacks]
+    done = [_laid_out([made(i) for i in stack], group.batches) for stack in group.done]
     every = min(CHECKPOINT_UPDATES, max(1, min(group.sizes) // group.lanes)) if often else CHECKPOINT_UPDATES
     keepers = [None if folder is None else _keeper(folder, stack, group.batches, every) for stack in stacks]
     finished = run_stacks(
-        members,
-        layouts,
+        ready,
         keepers,
-        shape=common_shape([*members, *(stack for stack, _ in done)], [*layouts, *(layout for _, layout in done)]),
+        shape=common_shape([*ready, *done]),
         at_a_time=group.lanes,
-        per_client=some.settings.per_client,
         on_bad=some.settings.on_bad,
         progress=progress,
         observers=[[watches[i].observer for i in stack] for stack in group.stacks],
@@ -312,9 +287,10 @@ def _max_width(e: Experiment) -> int | None:
     return e.settings.max_width
 
 
-def _laid_out(stack: Sequence[Experiment], lanes: int) -> tuple[list[Member], Layout]:
-    members, batching = [member_of(e) for e in stack], stack[0].settings.batching
-    return members, layout_of(members, max_width=_max_width(stack[0]), lanes=lanes, batching=batching)
+def _laid_out(stack: Sequence[Experiment], lanes: int) -> Ready:
+    lay_out = stack[0].kind.lay_out
+    assert lay_out is not None  # see plan_groups
+    return lay_out(stack, max_width=_max_width(stack[0]), lanes=lanes)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int, every: int) -> Keeper:

@@ -42,6 +42,8 @@ from fedjax_async.base import lazy
 if TYPE_CHECKING:
     # fmt: off
     from fedjax_async.engine.components import Components as Components, PeerComponents as PeerComponents
+    from fedjax_async.engine.defaults import (default_batching as default_batching, default_lanes as default_lanes,
+        default_width as default_width)
     from fedjax_async.engine.evaluation import (EvaluationPoints as EvaluationPoints, Every as Every,
         evaluation_points as evaluation_points)
     from fedjax_async.engine.layout import Layout as Layout, make_layout as make_layout
@@ -51,7 +53,5 @@ if TYPE_CHECKING:
     from fedjax_async.engine.peer_run import run_peer_waves as run_peer_waves
     from fedjax_async.engine.reference import run_reference as run_reference
     from fedjax_async.engine.run import run_waves as run_waves
-    from fedjax_async.engine.stack import (default_batching as default_batching, default_lanes as default_lanes,
-        default_width as default_width)
 
 __getattr__, __dir__ = lazy.attach(__name__)

@@ -22,6 +22,7 @@ import numpy as np
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.components import bound, shapes_of_client, shapes_of_server
+from fedjax_async.engine.defaults import default_batching, default_lanes, default_width
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
@@ -29,9 +30,8 @@ from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes, described
 from fedjax_async.engine.record import EngineResult, Progress, refuse
-from fedjax_async.engine.run import OTHER_PROGRAMS
-from fedjax_async.engine.sending import StackFacts
-from fedjax_async.engine.stack import default_batching, default_lanes, default_width, make_member
+from fedjax_async.engine.stack import OTHER_PROGRAMS, make_member
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Schedule, Structure

@@ -144,3 +144,14 @@ def naming_remedies() -> Iterator[None]:
         first = str(error).partition("\n")[0].rstrip(". ") or "no reason given"
         advice = "fewer updates, clients or evaluations need less"
         raise MemoryError(f"memory: exhausted ({first[:LONGEST]}); {advice}; {REMEDIES}") from error
+
+
+class TooLarge(Exception):
+    """Runs need more device memory than they may use.
+
+    ``needed``: bytes, as far as they are known by then; ``capacity``: the most jobs that a lane trains at a time.
+    """
+
+    def __init__(self, needed: int, capacity: int) -> None:
+        super().__init__(f"{needed} bytes")
+        self.needed, self.capacity = needed, capacity

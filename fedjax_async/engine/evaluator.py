@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import DTypeLike
 from fedjax_async.engine.evaluation import now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.scoring import evaluated
-from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.watching import Watcher, is_ready
 from fedjax_async.types import Params
+
+if TYPE_CHECKING:
+    from fedjax_async.engine.stack import Stack
 
 
 class OneOf:

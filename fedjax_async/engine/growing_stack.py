@@ -25,8 +25,8 @@ from fedjax_async.engine.measures import Inputs, inputs_of
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.scoring import Measuring, evaluated
-from fedjax_async.engine.sending import StackFacts
 from fedjax_async.engine.stack import Member, Stack, held_out
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.types import Tree

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -14,8 +14,9 @@ from jax.sharding import NamedSharding
 from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
-from fedjax_async.engine.evaluation import Scores
+from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.trainers import Moved, Results, Tables, Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.types import Array, Params
@@ -25,23 +26,82 @@ from fedjax_async.types import Array, Params
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
+Evaluate = Callable[[Moved, list[tuple[int, int]]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
 
-class Calls(NamedTuple, Generic[Moved, Results]):
-    """The functions that the loop calls, beside the training of the lanes; ``carry`` is the state between programs."""
 
-    # (carry, buffers, low, high) -> (carry, rejected so far)
-    apply: Callable[[Moved, Results, int, int], tuple[Moved, Array]]
-    # (carry, [(run, its arrivals so far; without a server: the row of the evaluation)]) -> scores of each
-    evaluate: Callable[[Moved, list[tuple[int, int]]], list[dict[str, Any]]]
-    # (carry, high) -> rejected uploads among positions 0 .. high-1, without those after a run's stop; waits
-    rejected: Callable[[Moved, int], int]
-    enough: Callable[[Moved], int]  # carry -> how many positions give all stopped runs their results
-    status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
+class Planned(Protocol):
+    """What the loop reads of a run."""
+
+    @property
+    def points(self) -> EvaluationPoints: ...
+    @property
+    def applied(self) -> np.ndarray: ...  # bool[E], false: an upload that never arrives cannot be rejected
+
+
+class LaidOut(Protocol):
+    """What the loop reads of a layout."""
+
+    @property
+    def dealt(self) -> Lanes: ...
+    @property
+    def capacity(self) -> int: ...  # rows of a lane's buffers
+    @property
+    def positions(self) -> Sequence[np.ndarray]: ...  # per run, of its arrivals (without a server: events)
+
+
+class Runs(Protocol[Tables, Moved, Results]):
+    """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
+
+    ``carry``, of type ``Moved``, is the state that goes from program to program, ``buffers`` are those of a lane.
+    """
+
+    @property
+    def members(self) -> Sequence[Planned]: ...
+    @property
+    def layout(self) -> LaidOut: ...
+    @property
+    def tables(self) -> Tables: ...
+    @property
+    def params(self) -> Params: ...  # of the structure of models that observers keep
+    @property
+    def feed(self) -> Feed | None: ...
+    @property
+    def sharding(self) -> NamedSharding | None: ...
+
+    def start(self) -> Moved:
+        """The carry at the start."""
+
+    def buffers(self, carry: Moved) -> Results:
+        """Empty buffers of a lane."""
+
+    def train(self, width: int, tables: Tables, carry: Moved, buffers: Results, span: np.ndarray) -> Results:
+        """Train a batch; see ``kernels.make_train`` for ``span``."""
+
+    def apply(self, carry: Moved, buffers: Results, low: int, high: int) -> tuple[Moved, Array]:
+        """Apply the positions ``low .. high-1``; also returns how many uploads were rejected so far."""
+
+    def scores(self) -> Scores:
+        """When each run is evaluated."""
+
+    def evaluator(self, watcher: Watcher, trainers: Trainers[Tables, Moved, Results]) -> Evaluate[Moved]:
+        """The evaluation of runs at moments; it hands the scores to the watcher, too."""
+
+    def identity(self, carry: Moved) -> dict[str, object]:
+        """What a checkpoint must have in common with the runs, besides their settings."""
+
+    def until(self, carry: Moved, watcher: Watcher, run: int) -> tuple[int, int]:
+        """How many arrivals of a run belong to its result, and how many must be received until it is complete."""
+
+    def status(self, low: int, high: int) -> dict[str, float]:
+        """What the progress bar shows of the positions ``low .. high-1``."""
+
+    def result(self, carry: Moved, scores: Scores, watcher: Watcher, run: int) -> Any:
+        """The result of a run."""
 
 
 def advance(
-    calls: Calls[Moved, Results],
-    dealt: Lanes,
+    runs: Runs[Tables, Moved, Results],
+    evaluate: Evaluate[Moved],
     carry: Moved,
     trainers: Trainers[Tables, Moved, Results],
     scores: Scores,
@@ -57,6 +117,7 @@ def advance(
     The host waits for the device only to stay within about ``TURNS_AHEAD`` turns and a few observed evaluations
     of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
+    dealt = runs.layout.dealt
     high, tokens, total, done = 0, deque[Array](), len(dealt.train_order), turns
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
@@ -64,23 +125,42 @@ def advance(
     for g in range(turns, len(dealt.turns)):
         buffers = trainers.train(dealt.turns[g], carry)
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
-            carry, rejected = calls.apply(carry, buffers[lane_of[low]], low, high)
-            scores.evaluate(high, partial(calls.evaluate, carry))
+            carry, rejected = runs.apply(carry, buffers[lane_of[low]], low, high)
+            scores.evaluate(high, partial(evaluate, carry))
         if done % CHECK_EVERY == 0:
             tokens.append(rejected)
         done += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
         if len(tokens) > TURNS_AHEAD // CHECK_EVERY and int(tokens.popleft()) and on_bad == "raise":
-            refuse(calls.rejected(carry, high), on_bad)
+            refuse(_rejected(runs, carry, watcher, high), on_bad)
         if keeper is not None and keeper.due(high) and high < total:
             keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
         if progress is not None:
-            progress(high, total, **calls.status(low, high), accuracy=scores.latest())
+            progress(high, total, **runs.status(low, high), accuracy=scores.latest())
         watcher.hand_over()
-        if watcher.all_ended and high >= calls.enough(carry):
+        if watcher.all_ended and high >= _enough(runs, carry, watcher):
             break
-    refuse(calls.rejected(carry, high), on_bad)
+    refuse(_rejected(runs, carry, watcher, high), on_bad)
     return carry
+
+
+def _enough(runs: Runs[Tables, Moved, Results], carry: Moved, watcher: Watcher) -> int:
+    """How many positions must be received until the results of all stopped runs are complete."""
+    until = {run: runs.until(carry, watcher, run)[1] for run in watcher.ends}
+    return max((int(runs.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
+
+
+def _rejected(runs: Runs[Tables, Moved, Results], carry: Any, watcher: Watcher, received: int) -> int:
+    """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
+    watcher.hand_over(wait=True)
+    if not watcher.ends:
+        return int(carry.rejected)
+    accepted, total = np.asarray(jax.device_get(carry.records["accepted"])), 0
+    for run, member in enumerate(runs.members):
+        arrivals = runs.until(carry, watcher, run)[0]
+        position = runs.layout.positions[run][:arrivals][member.applied[:arrivals]]
+        total += int(np.sum(~accepted[position[position < received]]))
+    return total
 
 
 def restored(

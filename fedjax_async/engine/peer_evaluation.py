@@ -1,4 +1,7 @@
-"""Scores of all nodes' models: on their own tests, on the global test set, and their consensus distance."""
+"""Scores of all nodes' models: on their own tests, on the global test set, and their consensus distance.
+
+The programs score one run of a stack at a time. Its nodes have rows ``run * N .. run * N + N - 1``.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +38,24 @@ class PeerScoring(NamedTuple):
     globally: bool  # whether the global test set is read at all
 
 
-def scoring_of(data: FederatedData, width: int, globally: bool) -> PeerScoring:
-    """How the models of a run are evaluated."""
-    sizes = np.zeros(1) if data.test_size is None else np.asarray(data.test_size)
+def scoring_of(data: Sequence[FederatedData], width: int, globally: bool) -> PeerScoring:
+    """How the models of the runs with these data are evaluated."""
+    sizes = np.concatenate([np.zeros(1) if d.test_size is None else np.asarray(d.test_size) for d in data])
     batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
-    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-    validation = data.validation_size is not None and bool(np.any(data.validation_size))
-    return PeerScoring(labels, len(data.test_y), batch, width, validation, globally)
+    labels = bool(np.issubdtype(data[0].test_y.dtype, np.integer))
+    validation = any(d.validation_size is not None and bool(np.any(d.validation_size)) for d in data)
+    return PeerScoring(labels, len(data[0].test_y), batch, width, validation, globally)
 
 
 def make_own_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
     """``own(tables, rows, nodes) -> {name: scores}``: ``loss`` and ``accuracy`` of each node on its own tests.
 
     Also ``validation_loss`` and ``validation_accuracy`` where there are validation parts. ``nodes``: int32[n], their
-    numbers; the scores: float[n].
+    rows, all of one run; the scores: float[n].
     """
 
     def own(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
-        peer, _ = what.at(tables)
+        peer, _ = what.at(tables, _run_of(tables, rows, nodes))
         held = tables.held
 
         def one(i: Array) -> dict[str, Array]:
@@ -86,11 +89,13 @@ def make_global_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> 
     evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
 
     def whole(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
-        peer, _ = what.at(tables)
+        run = _run_of(tables, rows, nodes)
+        peer, _ = what.at(tables, run)
+        tests = tests_of(tables, run, scoring.total)
 
         def one(i: Array) -> dict[str, Array]:
             params = peer.params(tree.gather(rows, nodes[i]))
-            return evaluate(params, tables.held.x, tables.held.y, None)
+            return evaluate(params, *tests, None)
 
         found = over_clients(one, len(nodes), scoring.width)
         return {f"global_{name}": values for name, values in found.items()}
@@ -101,7 +106,7 @@ def make_global_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> 
 def make_together(
     what: Algorithms, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
 ) -> Callable[..., dict[str, Array]]:
-    """``together(tables, rows, online, parts, now) -> scores``: those of each node, joined, and those of all together.
+    """``together(tables, rows, run, online, parts, now) -> scores``: those of each node, and of a run's nodes together.
 
     The latter are the consensus distance, the scores of the mean model and the columns of the probes of nodes.
     ``parts``: the scores of consecutive nodes, which are joined to [N]. ``now``: bool[], whether the mean model is
@@ -110,9 +115,10 @@ def make_together(
     evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
 
     def together(
-        tables: PeerTables, rows: State, online: Array, parts: Sequence[dict[str, Array]], now: Array
+        tables: PeerTables, rows: State, run: Array, online: Array, parts: Sequence[dict[str, Array]], now: Array
     ) -> dict[str, Array]:
-        peer, _ = what.at(tables)
+        peer, _ = what.at(tables, run)
+        rows = rows_of_run(rows, run, len(online), len(tables.key))
         params = jax.vmap(peer.params)(rows)
         count = jnp.sum(online)
         mean = jax.tree.map(lambda leaf: _mean(leaf, online), params)
@@ -120,7 +126,8 @@ def make_together(
         found = {"consensus": sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))}
         if scoring.globally:
             # a conditional skips the whole global test set where the score is not wanted
-            score = partial(evaluate, test_x=tables.held.x, test_y=tables.held.y, owner=None)
+            x, y = tests_of(tables, run, scoring.total)
+            score = partial(evaluate, test_x=x, test_y=y, owner=None)
             nothing = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), jax.eval_shape(score, mean))
             average = jax.lax.cond(now, score, lambda _: nothing, mean)
             found |= {f"average_{name}": value for name, value in average.items()}
@@ -129,6 +136,29 @@ def make_together(
         return each | found | nodes_values(dict(probes), rows, online)
 
     return together
+
+
+def _run_of(tables: PeerTables, rows: State, nodes: Array) -> Array:
+    """The run of these rows. For R = 1 no index is traced."""
+    if len(tables.key) == 1:
+        return jnp.int32(0)
+    return nodes[0] // (len(jax.tree.leaves(rows)[0]) // len(tables.key))
+
+
+def rows_of_run(rows: State, run: Array, nodes: int, runs: int) -> State:
+    """The rows of the nodes of one run, [N, ...]."""
+    if runs == 1:
+        return rows
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, run * nodes, nodes), rows)
+
+
+def tests_of(tables: PeerTables, run: Array, total: int) -> tuple[Array, Array]:
+    """The ``total`` examples of a run's test set."""
+    held = tables.held
+    if len(held.y) == total:  # the runs share one
+        return held.x, held.y
+    x, y = (jax.lax.dynamic_slice_in_dim(rows, held.begin[run], total) for rows in (held.x, held.y))
+    return x, y
 
 
 def _mean(leaf: Array, online: Array) -> Array:

@@ -35,14 +35,17 @@ class Algorithms(NamedTuple):
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
     longest: int = 1  # L, the longest inbox that a probe sees
 
-    def at(self, tables: PeerTables) -> tuple[PeerAlgorithm, ClientAlgorithm]:
-        """Peer and client with the run's hyperparameters."""
-        hyper = hyper_of(tables, jnp.int32(0))
+    def at(self, tables: PeerTables, run: Array) -> tuple[PeerAlgorithm, ClientAlgorithm]:
+        """Peer and client with the hyperparameters of a run."""
+        return self.given(hyper_of(tables, run))
+
+    def given(self, hyper: Mapping[str, Array]) -> tuple[PeerAlgorithm, ClientAlgorithm]:
+        """Peer and client with these hyperparameters."""
         return bound(self.peer, hyper), bound(self.client, hyper)
 
 
 class Nodes(NamedTuple):
-    """What every node keeps between events; [N, ...], without the axis for a single node."""
+    """What every node keeps between events; [R * N, ...], without the axis for a single node."""
 
     row: State  # of the peer algorithm
     client: State  # of its local training
@@ -119,7 +122,7 @@ def mixed(
 
 def key_of(tables: PeerTables, position: Array) -> Key:
     """The key of the event at ``position``."""
-    return job_key(tables.key[0], tables.client[position], tables.number[position])
+    return job_key(tables.key[tables.run[position]], tables.client[position], tables.number[position])
 
 
 def event_of(tables: PeerTables, position: Array) -> Event:
@@ -145,7 +148,8 @@ def ended(
     """The fields of ``PeerBuffers`` from ``messages`` on, of one event whose steps are done."""
     message = message_of(peer, woken.row, tables.number[position])
     yes, no = jnp.bool_(True), jnp.bool_(False)
-    upload, after, norm, accepted, info = finished(client, work, message, before, tables.norm_limit, no, yes)
+    limit = tables.norm_limit[tables.run[position]]
+    upload, after, norm, accepted, info = finished(client, work, message, before, limit, no, yes)
     row, messages, columns = peer.push(woken.row, upload, event_of(tables, position))
     both = set(columns) & set(info) | (set(columns) | set(info)) & set(RESERVED)
     check.require(not both, "columns of peer.push and client.info", sorted(both), "named differently")
@@ -160,7 +164,7 @@ def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, po
     slot = tables.inbox_slot[entry]
     good = (entry < high) & slots.finite[slot] & jnp.logical_not(tables.inbox_corrupt[entry])
     weights = jnp.where(good, tables.inbox_weight[entry], 0)
-    held, who = tables.held, tables.client[position]
+    held, who = tables.held, tables.owner[position]
 
     def part(x: Array, y: Array, rows: tuple[Array, Array, Array]) -> ClientData:
         return ClientData(x, y, rows[0], rows[1][who], rows[2][who])
@@ -196,39 +200,50 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> TrainPeer
 
     def train(tables: PeerTables, slots: Slots, nodes: Nodes, buffers: PeerBuffers, span: Array) -> PeerBuffers:
         low, count, first, last = span
-        peer, client = what.at(tables)
         index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
         position, active = tables.train_order[low + index], index < count
         steps = jnp.where(active, tables.steps[position], 0)
         number, data = tables.number[position], client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0, None))
+        hyper = hyper_of(tables, tables.run[position])
+        each = None if len(tables.key) == 1 else 0  # the axis of hyper
 
-        def begin(key: Key, row: State, number: Array, before: State, data: ClientData, steps: Array) -> State:
+        def begin(
+            hyper: Any, key: Key, row: State, number: Array, before: State, data: ClientData, steps: Array
+        ) -> State:
+            peer, client = what.given(hyper)
             message = message_of(peer, row, number)._replace(local_steps=steps)
             return client.begin(key, message, before, data)
 
+        def wakes(hyper: Any, row: State, position: Array, low: Array, high: Array) -> tuple[State, Array]:
+            return mixed(what.given(hyper)[0], tables, slots, row, position, (low, high))
+
+        def starts(hyper: Any, row: State, number: Array) -> Message:
+            return message_of(what.given(hyper)[0], row, number)
+
+        def ends(hyper: Any, *event: Any) -> tuple[Any, ...]:
+            return ended(*what.given(hyper), tables, *event)
+
         def fresh() -> tuple[Woken, State, State]:
-            rows, before = tree.gather(tuple(nodes), tables.client[position])
+            rows, before = tree.gather(tuple(nodes), tables.owner[position])
             seen = _probed(what, tables, slots, rows, position, active)
-            begins = tables.inbox_bounds[position]
-            ends = jnp.where(active, tables.inbox_bounds[position + 1], begins)
-            rows, refused = jax.vmap(
-                lambda row, position, *entries: mixed(peer, tables, slots, row, position, entries)
-            )(rows, position, begins, ends)
+            low = tables.inbox_bounds[position]
+            high = jnp.where(active, tables.inbox_bounds[position + 1], low)
+            rows, refused = jax.vmap(wakes, in_axes=(each, 0, 0, 0, 0))(hyper, rows, position, low, high)
             keys = jax.vmap(lambda position: key_of(tables, position))(position)
-            work = jax.vmap(begin, in_axes=(0, 0, 0, 0, one, 0))(keys, rows, number, before, data, steps)
+            work = jax.vmap(begin, in_axes=(each, 0, 0, 0, 0, one, 0))(hyper, keys, rows, number, before, data, steps)
             return Woken(rows, refused, seen), before, work
 
-        step = jax.vmap(make_advance(what.client, data), in_axes=(None, 0, None, 0, 0, 0, 0))
-        hyper = hyper_of(tables, jnp.int32(0))
+        step = jax.vmap(make_advance(what.client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
 
         def advance(k: Array, held: tuple[Woken, State, State]) -> tuple[Woken, State, State]:
             woken, before, work = held
-            message = jax.vmap(lambda row, number: message_of(peer, row, number))(woken.row, number)
+            message = jax.vmap(starts, in_axes=(each, 0, 0))(hyper, woken.row, number)
             return woken, before, step(hyper, work, k, steps, message, data.offset, data.size)
 
         def finish(rows: Callable[[Any], Any], held: tuple[Woken, State, State]) -> tuple[Any, ...]:
-            return jax.vmap(lambda *event: ended(peer, client, tables, *event))(*held, rows(position))
+            given = (hyper if each is None else rows(hyper), *held, rows(position))
+            return jax.vmap(ends, in_axes=(each, *[0] * 4))(*given)
 
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
         return PeerBuffers(*kept, *done)
@@ -241,12 +256,12 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> TrainPeers:
 
     def train(tables: PeerTables, slots: Slots, nodes: Nodes, buffers: PeerBuffers, span: Array) -> PeerBuffers:
         low, count = span[0], span[1]
-        peer, client = what.at(tables)
 
         def one(i: Array, buffers: PeerBuffers) -> PeerBuffers:
             position = tables.train_order[low + i * devices + device_index(devices)]
-            number, who = tables.number[position], tables.client[position]
-            row, before = tree.gather(tuple(nodes), who)
+            number = tables.number[position]
+            peer, client = what.at(tables, tables.run[position])
+            row, before = tree.gather(tuple(nodes), tables.owner[position])
             rows = jax.tree.map(lambda leaf: leaf[None], row)
             seen = _probed(what, tables, slots, rows, position[None], jnp.ones(1, jnp.bool_))
             entries = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
@@ -283,7 +298,7 @@ def make_peer_write() -> Callable[[PeerTables, PeerCarry, PeerBuffers, Array], t
 
         noted = tree.gather(buffers.columns, row) | {"upload_norm": buffers.norm[row], "accepted": accepted}
         return PeerCarry(
-            nodes=tree.scatter(carry.nodes, tables.client[p], tree.gather(buffers.nodes, row)),
+            nodes=tree.scatter(carry.nodes, tables.owner[p], tree.gather(buffers.nodes, row)),
             slots=jax.lax.fori_loop(0, tables.slot.shape[1], send, carry.slots),
             records=tree.scatter(carry.records, p, noted),
             rejected=carry.rejected + jnp.logical_not(accepted).astype(jnp.int32),
@@ -300,8 +315,9 @@ def make_peer_write() -> Callable[[PeerTables, PeerCarry, PeerBuffers, Array], t
 # --- the beginning ---------------------------------------------------------------------------
 def one_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffers:
     """The first event without mixing and local steps; used only for the shapes of what events leave."""
-    peer, client = what.at(tables)
-    before, zero = client.init(params), jnp.int32(0)
+    zero = jnp.int32(0)
+    peer, client = what.at(tables, zero)
+    before = client.init(params)
     row = peer.init(params)
     woken = Woken(peer.wake(row, peer.open(row), event_of(tables, zero)), zero, {})
     message = message_of(peer, woken.row, zero)._replace(local_steps=zero)
@@ -315,7 +331,7 @@ def make_peer_buffers(what: Algorithms, capacity: int, batching: str) -> Callabl
     """``buffers(tables, params) -> buffers``: empty buffers of the right shapes."""
 
     def buffers(tables: PeerTables, params: Params) -> PeerBuffers:
-        one = jax.eval_shape(lambda tables, params: one_event(what, tables, params), tables, params)
+        one = _shapes_of_event(what, tables, params)
         if batching == "loop":
             one = one._replace(woken=(), before=(), work=())
         empty: PeerBuffers = tree.stack_zeros(one, capacity)
@@ -324,22 +340,37 @@ def make_peer_buffers(what: Algorithms, capacity: int, batching: str) -> Callabl
     return buffers
 
 
+def _shapes_of_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffers:
+    """Shapes of what one event leaves."""
+    if len(tables.key) > 1:
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    return jax.eval_shape(lambda tables, params: one_event(what, tables, params), tables, params)
+
+
 def make_peer_start(what: Algorithms, nodes: int, slots: int) -> Callable[[PeerTables, Params], PeerCarry]:
-    """``start(tables, params) -> carry``: every node has the same model, and nothing has been sent."""
+    """``start(tables, params) -> carry``: all nodes of a run have the same model, and nothing has been sent.
+
+    ``params``: [R, ...]; without the axis where R = 1.
+    """
 
     def start(tables: PeerTables, params: Params) -> PeerCarry:
-        peer, client = what.at(tables)
-        one = jax.eval_shape(lambda tables, params: one_event(what, tables, params), tables, params)
-        length = len(tables.client)
+        one, runs, length = _shapes_of_event(what, tables, params), len(tables.key), len(tables.client)
+
+        def node(run: Array, params: Params) -> Nodes:
+            peer, client = what.at(tables, run)
+            return Nodes(peer.init(params), client.init(params))
 
         def each(leaf: Array) -> Array:
             leaf = jnp.asarray(leaf)
-            return jnp.broadcast_to(leaf[None], (nodes, *leaf.shape))
+            if runs == 1:
+                return jnp.broadcast_to(leaf[None], (nodes, *leaf.shape))
+            return jnp.repeat(leaf, nodes, axis=0)
 
+        made = node(jnp.int32(0), params) if runs == 1 else jax.vmap(node)(jnp.arange(runs, dtype=jnp.int32), params)
         message = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one.messages)
         noted = one.columns | {"upload_norm": one.norm, "accepted": one.accepted}
         return PeerCarry(
-            nodes=jax.tree.map(each, Nodes(peer.init(params), client.init(params))),
+            nodes=jax.tree.map(each, made),
             slots=Slots(tree.stack_zeros(message, slots), jnp.zeros(slots, jnp.bool_)),
             records=tree.stack_zeros(noted, length),
             rejected=jnp.int32(0),

@@ -1,13 +1,14 @@
-"""From the plan of a decentralised run to work for the device (host, NumPy): order, batches, rows and slots.
+"""From the plans of decentralised runs to work for the device (host, NumPy): order, batches, rows and slots.
 
 A *position* is the number of an executed event in order of execution. Events are executed wave by wave
 (``peers.peer_waves``), or in order of the moments at which they mix, which keeps fewer messages alive. In both orders,
-an evaluation comes after all events that it sees and before all others.
+an evaluation comes after all events that it sees and before all others of its run. The waves of several runs are
+executed side by side: the runs share lanes and batches, but no slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,15 +25,18 @@ ORDERS = ("waves", "moments")
 
 
 class PeerLayout(NamedTuple):
-    """How the events of a plan are trained. E executed events, D entries of their inboxes, F fragments."""
+    """How the events of R plans are trained. E executed events, D entries of their inboxes, F fragments."""
 
-    schedule: PeerSchedule
-    order: np.ndarray  # int64[E], the event at each position
-    stops: np.ndarray  # int64[V], positions before each evaluation
-    waves: int  # the fewest batches that could train all events, if lanes were wide enough
+    schedules: list[PeerSchedule]
+    run: np.ndarray  # int32[E], of the event at each position
+    orders: list[np.ndarray]  # per run: its events in the order of their execution, int64[E_r]
+    positions: list[np.ndarray]  # per run: the positions of these events, int64[E_r]
+    source: np.ndarray  # int64[E], index into the events of all plans, listed one plan after the other
+    stops: list[np.ndarray]  # per run: how many of its events are executed before each evaluation, int64[V]
+    waves: np.ndarray  # int64[W + 1], positions: the fewest batches that could train all events in wide enough lanes
     dealt: Lanes
     inbox_bounds: np.ndarray  # int64[E + 1]: the inbox of position p is inbox_bounds[p] .. inbox_bounds[p+1]-1
-    inbox: np.ndarray  # int64[D], entries of the plan's inboxes
+    inbox: np.ndarray  # int64[D], index into the inbox entries of all plans, listed one plan after the other
     inbox_slot: np.ndarray  # int32[D], the slot of the message
     slot: np.ndarray  # int32[E, F], where the messages of a position are written; -1: nobody reads them
     slot_count: int
@@ -46,13 +50,13 @@ class PeerLayout(NamedTuple):
 def peer_digest(layout: PeerLayout) -> str:
     """A fingerprint of the order, the lanes and the batches in which events are trained."""
     dealt = layout.dealt
-    columns = (layout.order, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, layout.slot)
+    columns = (layout.source, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, layout.slot)
     return digest_of((layout.batching, layout.capacity, dealt.turns), *columns)
 
 
 def make_peer_layout(
-    schedule: PeerSchedule,
-    times: np.ndarray,
+    schedules: Sequence[PeerSchedule],
+    times: Sequence[np.ndarray],
     *,
     max_width: int,
     lanes: int = 1,
@@ -62,43 +66,71 @@ def make_peer_layout(
     fill: bool = True,
     costs: Mapping[str, float] = MappingProxyType({}),
 ) -> PeerLayout:
-    """Cut a plan into batches of at most ``max_width`` events; lay out rows, slots and widths.
+    """Cut plans into batches of at most ``max_width`` events; lay out rows, slots and widths.
 
-    ``times``: of the evaluations, float64[V]. ``order``: one of ``ORDERS``. The other options are those of
-    :func:`~fedjax_async.engine.make_layout`.
+    ``times``: per plan, those of the evaluations, float64[V]. ``order``: one of ``ORDERS``. The other options are those
+    of :func:`~fedjax_async.engine.make_layout`.
     """
     check.one_of("batching", batching, BATCHINGS)
     check.one_of("order", order, ORDERS)
-    cut = first_cuts(schedule, times)
-    waves = peer_waves(schedule, times) if order == "waves" else cut
-    chosen = np.lexsort((np.arange(len(waves)), waves))
-    chosen = chosen[: np.count_nonzero(cut < len(times))]
-    ready = ready_at(schedule, chosen)
-    steps = schedule.local_steps[chosen].astype(np.int64)
+    each = [_ordered(*given, order) for given in zip(schedules, times, strict=True)]
+    sizes = [len(chosen) for chosen, _, _ in each]
+    run = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    merged = np.lexsort((np.arange(len(run)), run, np.concatenate([wave for _, wave, _ in each])))
+    position = np.empty_like(merged)
+    position[merged] = np.arange(len(merged))
+    positions = np.split(position, np.cumsum(sizes)[:-1])
+    ready = np.concatenate(
+        [np.concatenate([[0], own + 1])[ready_at(s, o[0])] for s, own, o in zip(schedules, positions, each)]
+    )[merged]
+    first = _first([len(s.client) for s in schedules])
+    source = np.concatenate([begin + chosen for begin, (chosen, _, _) in zip(first, each)])[merged]
+    steps = np.concatenate([s.local_steps for s in schedules])[source].astype(np.int64)
     runs = contiguous_runs(ready)
     dealt, widths, capacity, executed = deal(
-        ready, runs, steps, most=schedule.num_clients, max_width=max_width, lanes=lanes, devices=devices,
-        batching=batching, fill=fill, costs=costs,
+        ready, runs, steps, most=sum(s.num_clients for s in schedules), max_width=max_width, lanes=lanes,
+        devices=devices, batching=batching, fill=fill, costs=costs,
     )  # fmt: skip
-    bounds, entries = _inboxes(schedule, chosen)
-    slots, slot = _slots(schedule, chosen, dealt.bounds)
+    bounds, entries = _inboxes(schedules, source)
+    count, slot = _slots(schedules, [chosen for chosen, _, _ in each], positions, dealt.bounds)
+    senders, fragments = (
+        np.concatenate(columns)
+        for columns in zip(*((begin + s.source, s.fragment) for begin, s in zip(first, schedules)))
+    )
     return PeerLayout(
-        schedule=schedule,
-        order=chosen,
-        stops=np.searchsorted(np.sort(cut[chosen]), np.arange(len(times)), side="right"),
-        waves=len(runs) - 1,
+        schedules=list(schedules),
+        run=run[merged],
+        orders=[chosen for chosen, _, _ in each],
+        positions=positions,
+        source=source,
+        stops=[stops for _, _, stops in each],
+        waves=runs,
         dealt=dealt,
         inbox_bounds=bounds,
         inbox=entries,
-        inbox_slot=slot[schedule.source[entries], schedule.fragment[entries]],
-        slot=slot[chosen],
-        slot_count=slots,
+        inbox_slot=slot[senders[entries], fragments[entries]],
+        slot=slot[source],
+        slot_count=count,
         batching=batching,
         widths=widths,
         capacity=capacity,
         useful_steps=int(steps.sum()),
         executed_steps=executed,
     )
+
+
+def _ordered(schedule: PeerSchedule, times: np.ndarray, order: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The executed events of a plan in order, the wave of each, and how many come before each evaluation."""
+    cut = first_cuts(schedule, times)
+    waves = peer_waves(schedule, times) if order == "waves" else cut
+    chosen = np.lexsort((np.arange(len(waves)), waves))
+    chosen = chosen[: np.count_nonzero(cut < len(times))]
+    return chosen, waves[chosen], np.searchsorted(np.sort(cut[chosen]), np.arange(len(times)), side="right")
+
+
+def _first(sizes: Sequence[int]) -> np.ndarray:
+    """Where each of several lists begins, if they are joined."""
+    return np.cumsum([0, *sizes])[:-1]
 
 
 def _readers(schedule: PeerSchedule) -> np.ndarray:
@@ -134,25 +166,37 @@ def contiguous_runs(ready: np.ndarray) -> np.ndarray:
     return np.array([*bounds, len(ready)] if len(ready) else bounds, np.int64)
 
 
-def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inboxes in order of positions: their bounds, int64[E + 1], and the entries of the plan, int64[D]."""
-    sizes = np.diff(schedule.inbox_bounds)[order]
+def _inboxes(schedules: Sequence[PeerSchedule], source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inboxes in order of positions: their bounds, int64[E + 1], and the entries of all plans, int64[D]."""
+    sizes = np.concatenate([np.diff(s.inbox_bounds) for s in schedules])
+    begins, sizes = (np.cumsum(sizes) - sizes)[source], sizes[source]
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
-    return bounds, np.repeat(schedule.inbox_bounds[:-1][order], sizes) + within
+    return bounds, np.repeat(begins, sizes) + within
 
 
-def _slots(schedule: PeerSchedule, order: np.ndarray, bounds: np.ndarray) -> tuple[int, np.ndarray]:
-    """How many slots there are, and the slot of each message of the plan; int32[E, F].
+def _slots(
+    schedules: Sequence[PeerSchedule],
+    orders: Sequence[np.ndarray],
+    positions: Sequence[np.ndarray],
+    bounds: np.ndarray,
+) -> tuple[int, np.ndarray]:
+    """How many slots there are, and the slot of each message of all plans; int32[all events, F].
 
     A message keeps its slot until the turn in which the last event that mixes it is written, because a run that resumes
     before that turn may train that event again.
     """
-    written = np.full(len(schedule.client), len(order) + 1)
-    written[order] = np.arange(len(order)) + 1
-    read = np.full(len(schedule.client), -1)
-    read[order] = np.repeat(bounds[:-1], np.diff(bounds))
-    return peer_slots(schedule, written, read)
+    total, slots, count = int(bounds[-1]), [], 0
+    begins = np.repeat(bounds[:-1], np.diff(bounds))  # of the turn of each position
+    for schedule, order, position in zip(schedules, orders, positions):
+        written = np.full(len(schedule.client), total + 1)
+        written[order] = position + 1
+        read = np.full(len(schedule.client), -1)
+        read[order] = begins[position]
+        own, slot = peer_slots(schedule, written, read)
+        slots.append(np.where(slot < 0, slot, slot + np.int32(count)))
+        count += own
+    return count, np.concatenate(slots)
 
 
 def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:

@@ -15,7 +15,7 @@ from jax.stages import Compiled, Wrapped
 from fedjax_async.engine import peer_evaluation, peer_kernels
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
-from fedjax_async.engine.peer_evaluation import PeerScoring
+from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
 from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_tables import PeerShape, PeerTables
@@ -93,19 +93,20 @@ def together(
     made = peer_evaluation.make_together(what, model, scoring, probes)
 
     def gathered(
-        tables: PeerTables, rows: State, online: Array, parts: list[dict[str, Array]], now: Array
+        tables: PeerTables, rows: State, run: Array, online: Array, parts: list[dict[str, Array]], now: Array
     ) -> dict[str, Array]:
-        return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
+        return made(tables, rows, run, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
 
     return jitted(made if mesh is None else gathered, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def models_of(what: Algorithms) -> Wrapped:
-    """Jitted ``models_of(tables, rows) -> params`` of all nodes [N, ...]: a copy that outlives the rows' donation."""
+def models_of(what: Algorithms, nodes: int) -> Wrapped:
+    """Jitted ``models_of(tables, rows, run) -> params`` of a run's nodes [N, ...]: a copy; the rows are donated."""
 
-    def models(tables: PeerTables, rows: State) -> Params:
-        return jax.tree.map(jnp.copy, jax.vmap(what.at(tables)[0].params)(rows))
+    def models(tables: PeerTables, rows: State, run: Array) -> Params:
+        peer, rows = what.at(tables, run)[0], rows_of_run(rows, run, nodes, len(tables.key))
+        return jax.tree.map(jnp.copy, jax.vmap(peer.params)(rows))
 
     return jitted(models)
 
@@ -172,7 +173,7 @@ def compile_peer_programs(
     part = jax.eval_shape(own, tables, rows, nodes)
     part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]
-    online = np.zeros(shape.nodes, np.bool_)
+    run, online = np.int32(0), np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
         start=start(what, shape.nodes, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=buffers(what, shape.capacity, batching, mesh).lower(tables, params).compile(),
@@ -184,7 +185,7 @@ def compile_peer_programs(
         own=own.lower(tables, rows, nodes).compile(),
         whole=whole.lower(tables, rows, nodes).compile() if scoring.globally else None,
         together=together(what, model, scoring, probes, mesh)
-        .lower(tables, rows, online, parts, np.array(False))
+        .lower(tables, rows, run, online, parts, np.array(False))
         .compile(),
-        models=models_of(what).lower(tables, rows).compile(),
+        models=models_of(what, shape.nodes).lower(tables, rows, run).compile(),
     )

@@ -1,47 +1,43 @@
-"""Execute the plan of a decentralised run in waves: the fast engine."""
+"""Decentralised runs side by side, laid out, moved to the device and compiled; the loop of ``run.py`` executes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
 from fedjax_async.base import check
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import PeerComponents
-from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
+from fedjax_async.engine.defaults import default_batching, default_lanes, default_width, width_costs
+from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
-from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
 from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
-from fedjax_async.engine.peer_probes import (
-    NodesProbes,
-    event_table,
-    nodes_tables,
-    split_probes,
-    without_probes,
-)
+from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
-from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
+from fedjax_async.engine.peer_tables import PeerShape, PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import Progress
-from fedjax_async.engine.stack import TooLarge, default_batching, default_lanes, default_width, width_costs
+from fedjax_async.engine.run import fitted, run_stack
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, Key, Params
 
+NodesTrainers = Trainers[PeerTables, PeerCarry, PeerBuffers]
+
 
 class PeerMember(NamedTuple):
-    """Everything that defines a run before it is laid out; :func:`make_peer_member` makes one."""
+    """One run of a stack, before it is laid out; :func:`make_peer_member` makes one."""
 
     components: PeerComponents
     schedule: PeerSchedule
@@ -53,60 +49,253 @@ class PeerMember(NamedTuple):
     nodes_probes: NodesProbes
     global_tests: str
 
+    @property
+    def points(self) -> EvaluationPoints:
+        """The evaluations. The position of an evaluation is its row: which nodes are online depends on its time."""
+        return EvaluationPoints(np.arange(len(self.times)), self.times)
 
-class PeerRun(NamedTuple):
-    """A run that is laid out, moved to the device and compiled."""
+    @property
+    def applied(self) -> np.ndarray:
+        """Every upload is one that the node pushes; bool[E]."""
+        return np.ones(len(self.schedule.client), np.bool_)
 
-    member: PeerMember
+
+class PeerStack(NamedTuple):
+    """Decentralised runs that advance side by side, laid out, moved to the device and compiled: ``loop.Runs``."""
+
+    members: Sequence[PeerMember]
     layout: PeerLayout
+    shape: PeerShape
     tables: PeerTables
-    params: Params
-    node_blocks: list[np.ndarray]  # the numbers of the nodes that each call of an evaluation scores
+    params: Params  # [R, ...]; without the axis where R = 1
+    node_blocks: list[np.ndarray]  # the nodes of a run that each call of an evaluation scores
     programs: PeerPrograms
     num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
-    feed: Feed | None
-    mesh: Mesh | None
+    feed: Feed | None = None
+    sharding: NamedSharding | None = None  # of what every device holds
+
+    @property
+    def x64(self) -> bool:
+        """Whether the programs have 64-bit numbers; each thread has its own setting."""
+        return bool(self.tables.norm_limit.dtype == np.float64)
+
+    def start(self) -> PeerCarry:
+        """The carry at the start: nothing has been sent."""
+        carry: PeerCarry = self.programs.start(self.tables, self.params)
+        return carry
+
+    def buffers(self, carry: PeerCarry) -> PeerBuffers:
+        """Empty buffers of a lane."""
+        del carry
+        empty: PeerBuffers = self.programs.buffers(self.tables, self.params)
+        return empty
+
+    def train(
+        self, width: int, tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: np.ndarray
+    ) -> PeerBuffers:
+        """Mix, train and push the events of a batch."""
+        trained: PeerBuffers = self.programs.train[width](tables, carry.slots, carry.nodes, buffers, span)
+        return trained
+
+    def apply(self, carry: PeerCarry, buffers: PeerBuffers, low: int, high: int) -> tuple[PeerCarry, Array]:
+        """Write the positions ``low .. high-1`` to the nodes and to the slots."""
+        span = np.array([low, high], np.int32)
+        applied: tuple[PeerCarry, Array] = self.programs.write(self.tables, carry, buffers, span)
+        return applied
+
+    def scores(self) -> Scores:
+        """When each run is evaluated: after all its events that the evaluation sees."""
+        last = [
+            np.concatenate([[0], own + 1])[stops[1:]] - 1
+            for own, stops in zip(self.layout.positions, self.layout.stops)
+        ]
+        return Scores([m.points for m in self.members], last)
+
+    def evaluator(
+        self, watcher: Watcher, trainers: NodesTrainers
+    ) -> Callable[[PeerCarry, list[tuple[int, int]]], list[dict[str, Any]]]:
+        """The evaluation of runs; the lanes of ``trainers`` score some of the nodes each."""
+        seen = [online(m.schedule, m.times) for m in self.members]
+
+        def scored(carry: PeerCarry, run: int, row: int) -> dict[str, Any]:
+            member, rows, which = self.members[run], carry.nodes.row, np.int32(run)
+            now = member.global_tests == "all" or row in (0, len(member.times) - 1)
+            with jax.enable_x64(self.x64):
+                parts = self._parts(trainers, carry, run, self.programs.whole if now else None)
+                given = (self.tables, rows, which, seen[run][row], parts, np.array(now))
+                found: dict[str, Any] = self.programs.together(*given)
+                model = self.programs.models(self.tables, rows, which) if watcher.wants_model(run) else None
+            watcher.add((run, row), without_probes(found), model)
+            return found
+
+        return lambda carry, due: [scored(carry, run, row) for run, row in due]
+
+    def _parts(
+        self, trainers: NodesTrainers, carry: PeerCarry, run: int, whole: Compiled | None
+    ) -> list[dict[str, Any]]:
+        """The scores of a run's nodes, one part a lane; ``whole``: the program for the global test set, None: NaN."""
+        blocks = [nodes + np.int32(run * self.shape.nodes) for nodes in self.node_blocks]
+
+        def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
+            found: dict[str, Any] = program(self.tables, carry.nodes.row, nodes)
+            return found
+
+        parts = trainers.each([partial(one, self.programs.own, nodes) for nodes in blocks])
+        if self.programs.whole is None:
+            return parts
+        if whole is not None:
+            more = trainers.each([partial(one, whole, nodes) for nodes in blocks])
+        else:
+            made = self.programs.whole.out_info  # its dtypes: in 64-bit mode a float32 model is still scored in float32
+            nothing = {name: np.full(score.shape, np.nan, score.dtype) for name, score in made.items()}
+            more = [nothing for _ in blocks]
+        return [part | one for part, one in zip(parts, more)]
+
+    def identity(self, carry: PeerCarry) -> dict[str, object]:
+        """Batches and probes."""
+        del carry
+        first = self.members[0]
+        return {
+            "batches (cores, lanes, max_width)": peer_digest(self.layout),
+            "probes": [described(first.probes), sorted(first.nodes_probes)],
+        }
+
+    def until(self, carry: PeerCarry, watcher: Watcher, run: int) -> tuple[int, int]:
+        """How many events of a run belong to its result; no more are needed for it."""
+        del carry
+        stops = self.layout.stops[run]
+        row = watcher.ends[run][0] if run in watcher.ends else len(stops) - 1
+        return (int(stops[row]),) * 2
+
+    def status(self, low: int, high: int) -> dict[str, float]:
+        """Of the run of the last position: its virtual time, and the mean age in seconds of the messages mixed."""
+        run = int(self.layout.run[high - 1])
+        first, last = np.searchsorted(self.layout.positions[run], [low, high])
+        schedule, events = self.layout.schedules[run], self.layout.orders[run][first:last]
+        sizes = np.diff(schedule.inbox_bounds)[events]
+        entries = np.repeat(schedule.inbox_bounds[events] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        age = np.repeat(schedule.mixed_at[events], sizes) - schedule.end[schedule.source[entries]]
+        time = float(schedule.end[events].max(initial=0.0))
+        return {"time": time, "staleness": float(age.mean()) if len(age) else 0.0}
+
+    def result(self, carry: PeerCarry, scores: Scores, watcher: Watcher, run: int) -> PeerResult:
+        """The result of a run."""
+        member, layout = self.members[run], self.layout
+        schedule, until = member.schedule, self.until(carry, watcher, run)[0]
+        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.times)
+        columns = scores.columns(run, rows)
+        sorting = np.argsort(layout.orders[run][:until])
+        events, position = layout.orders[run][:until][sorting], layout.positions[run][:until][sorting]
+        records = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
+        tables = {}
+        for name, probe in member.probes.items():
+            chosen = np.isin(events, numbers_of(probe, len(schedule.client)))
+            values = {c: np.asarray(v)[position][chosen] for c, v in jax.device_get(carry.probes[name]).items()}
+            tables[name] = event_table(schedule, events[chosen], values)
+        if run in watcher.ends:
+            last = watcher.ends[run][1]
+        else:
+            with jax.enable_x64(self.x64):
+                last = jax.device_get(self.programs.models(self.tables, carry.nodes.row, np.int32(run)))
+        own = layout.positions[run]
+        waves = len(np.unique(np.searchsorted(layout.waves, own, side="right")))
+        return PeerResult(
+            params=last,
+            scores=without_probes(columns),
+            records=records,
+            counters={
+                "waves": waves,
+                "mean_width": len(own) / waves if waves else 0.0,
+                "batches": sum(map(len, layout.dealt.turns)),
+                "widest": int(np.diff(layout.dealt.bounds).max(initial=0)),
+                "widths": list(layout.widths),
+                "slots": layout.slot_count,
+                "useful_steps": layout.useful_steps,
+                "executed_steps": layout.executed_steps,
+                "refused_messages": int(records["refused_messages"].sum()),
+                "programs": self.programs.number(),
+                "num_bytes": self.num_bytes,
+            },
+            events=events,
+            probes=tables | nodes_tables(member.nodes_probes, columns, member.times[:rows]),
+            rows=rows,
+            kept=watcher.kept.get(run),
+        )
 
 
-def make_peer_run(
-    member: PeerMember, layout: PeerLayout, *, mesh: Mesh | None = None, memory_limit: int | None = None
-) -> PeerRun:
-    """Move a run to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit`` bytes."""
-    components, schedule = member.components, member.schedule
-    data, shape, sharding = components.data, peer_shape(layout), everywhere(mesh)
-    client = schedule.client[layout.order]
-    feed = feed_of(client, layout.dealt, data, sharding) if data.streamed else None
-    given = (member.key, components.hyper, member.norm_limit, member.probes)
-    tables = make_peer_tables(layout, shape, data, *given, feed=feed, sharding=sharding)
+def peer_layout_of(
+    members: Sequence[PeerMember],
+    *,
+    max_width: int | None = None,
+    lanes: int = 1,
+    batching: str | None = None,
+    devices: int = 1,
+    order: str = "waves",
+    fill: bool = True,
+) -> PeerLayout:
+    """The layout of a stack; the options are those of :func:`run_peer_waves`. ``ValueError`` for invalid ones."""
+    first = members[0]
+    top = devices * default_width(first.params) if max_width is None else max_width
+    check.whole("max_width", top)
+    check.whole("lanes", lanes)
+    return make_peer_layout(
+        [m.schedule for m in members],
+        [m.times for m in members],
+        max_width=top,
+        lanes=lanes,
+        devices=devices,
+        batching=batching or default_batching(),
+        order=order,
+        fill=fill and not first.components.data.streamed,
+        costs=width_costs(first.components.model, first.params, first.components.data.x),
+    )
+
+
+def make_peer_stack(
+    members: Sequence[PeerMember],
+    layout: PeerLayout,
+    shape: PeerShape,
+    *,
+    mesh: Mesh | None = None,
+    memory_limit: int | None = None,
+) -> PeerStack:
+    """Move a stack to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit``."""
+    first, data, sharding = members[0], [m.components.data for m in members], everywhere(mesh)
+    client = np.concatenate([s.client for s in layout.schedules])[layout.source]
+    feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None
+    given = ([m.key for m in members], [m.components.hyper for m in members], [m.norm_limit for m in members])
+    tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
     longest = int(np.diff(layout.inbox_bounds).max(initial=1))
-    functions = tuple((name, probe.function) for name, probe in member.probes.items())
-    what = Algorithms(components.peer, components.client, functions, longest if functions else 1)
-    params = to_devices(member.params, sharding)
+    functions = tuple((name, probe.function) for name, probe in first.probes.items())
+    what = Algorithms(first.components.peer, first.components.client, functions, longest if functions else 1)
+    every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
+    params = to_devices(params, sharding)
     shapes = peer_shapes(what, shape, layout.batching, tables, params, mesh)
     fixed = bytes_of(tables._replace(key=())) + bytes_of(shapes.carry)
     needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed)
-    vmapped = layout.batching == "vmap"
+        raise TooLarge(needed, layout.capacity)
     node_blocks = _node_blocks(shape.nodes, layout.dealt.lanes, 1 if mesh is None else mesh.size)
+    width = layout.capacity if layout.batching == "vmap" else 1
     programs = compile_peer_programs(
         what,
-        components.model,
+        first.components.model,
         shape,
         layout.widths,
         layout.batching,
         tables,
         params,
         shapes,
-        scoring=scoring_of(data, layout.capacity if vmapped else 1, member.global_tests != "never"),
+        scoring=scoring_of(data, width, first.global_tests != "never"),
         node_blocks=node_blocks,
-        probes=tuple(member.nodes_probes.items()),
+        probes=tuple(first.nodes_probes.items()),
         mesh=mesh,
     )
     needed += layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed)
-    return PeerRun(member, layout, tables, params, node_blocks, programs, needed, feed, mesh)
+        raise TooLarge(needed, layout.capacity)
+    return PeerStack(members, layout, shape, tables, params, node_blocks, programs, needed, feed, sharding)
 
 
 def _node_blocks(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
@@ -146,48 +335,27 @@ def run_peer_waves(
     The other options are those of :func:`~fedjax_async.engine.run_waves`.
     """
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
-    member = make_peer_member(
-        components,
-        schedule,
-        params,
-        key,
-        points,
-        norm_limit=norm_limit,
-        global_tests=global_tests,
-        probes=probes,
-    )
+    given: dict[str, Any] = {"norm_limit": norm_limit, "global_tests": global_tests, "probes": probes}
+    members = [make_peer_member(components, schedule, params, key, points, **given)]
     mesh = make_mesh(devices)
     shared = 1 if mesh is None else mesh.size
-    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
-    width = shared * default_width(params) if max_width is None else max_width
-    check.whole("max_width", width)
-    check.whole("lanes", lanes)
     orders = list(ORDERS) if order is None else [order]
-    while True:
-        layout = make_peer_layout(
-            schedule,
-            member.times,
-            max_width=width,
-            lanes=lanes,
-            devices=shared,
-            batching=batching or default_batching(),
-            order=orders[0],
-            fill=memory_limit is None and not components.data.streamed,
-            costs=width_costs(components.model, member.params, components.data.x),
-        )
-        try:
-            run = make_peer_run(member, layout, mesh=mesh, memory_limit=memory_limit)
-            break
-        except TooLarge as error:  # first the order that keeps fewer messages, then shorter batches, then one lane
-            needed = error.needed
-        if len(orders) > 1:
-            orders.pop(0)
-            continue
-        wide = layout.capacity > shared
-        check.require(wide or lanes > 1, "memory_limit", memory_limit, f"at least {needed} bytes for this run")
-        lanes = lanes if wide else 1
-        width = max(shared, layout.capacity // 2)
-    return run_peers(run, on_bad=on_bad, progress=progress, keeper=keeper, observer=observer)
+
+    def make(width: int | None, lanes: int) -> PeerStack:
+        while True:
+            options: dict[str, Any] = {"max_width": width, "lanes": lanes, "batching": batching, "devices": shared}
+            layout = peer_layout_of(members, **options, order=orders[0], fill=memory_limit is None)
+            try:
+                return make_peer_stack(members, layout, peer_shape(layout), mesh=mesh, memory_limit=memory_limit)
+            except TooLarge:
+                if len(orders) == 1:
+                    raise
+                orders.pop(0)  # the next order keeps fewer messages
+
+    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
+    stack = fitted(make, max_width=max_width, lanes=lanes, devices=shared, memory_limit=memory_limit)
+    found: PeerResult = run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
+    return found
 
 
 def make_peer_member(
@@ -208,149 +376,3 @@ def make_peer_member(
     times = checked_points(points)
     known = (norm_limit, of_events, of_nodes, global_tests)
     return PeerMember(components, schedule, params, key, times, *known)
-
-
-def run_peers(
-    run: PeerRun,
-    *,
-    on_bad: str = "reject",
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    observer: Observer | None = None,
-) -> PeerResult:
-    """Execute every event, or those after the newest checkpoint of ``keeper``; traces nothing."""
-    member, layout, tables, programs = run.member, run.layout, run.tables, run.programs
-    x64 = tables.norm_limit.dtype == np.float64
-    rows = np.arange(len(member.times))
-    points = [EvaluationPoints(rows, member.times)]  # an evaluation's position is its row
-    scores, watcher = Scores(points, [layout.stops[1:] - 1]), Watcher(points, [observer])
-    seen = online(member.schedule, member.times)
-
-    def apply(carry: PeerCarry, buffers: PeerBuffers, low: int, high: int) -> tuple[PeerCarry, Array]:
-        applied: tuple[PeerCarry, Array] = programs.write(tables, carry, buffers, np.array([low, high], np.int32))
-        return applied
-
-    def train(width: int, tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: np.ndarray) -> PeerBuffers:
-        return programs.train[width](tables, carry.slots, carry.nodes, buffers, span)
-
-    carry = programs.start(tables, run.params)
-    with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, run.params), run.feed) as trainers:
-
-        def evaluate(carry: PeerCarry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
-            return [scored(carry, row) for _, row in due]
-
-        def scored(carry: PeerCarry, row: int) -> dict[str, Any]:
-            now = member.global_tests == "all" or row in (0, len(rows) - 1)
-            whole = programs.whole if now else None
-            with jax.enable_x64(x64):  # each thread has its own setting
-                parts = _parts(run, trainers, carry, whole)
-                found: dict[str, Any] = programs.together(tables, carry.nodes.row, seen[row], parts, np.array(now))
-                model = programs.models(tables, carry.nodes.row) if watcher.wants_model(0) else None
-            watcher.add((0, row), without_probes(found), model)
-            return found
-
-        if keeper is not None:
-            keeper.identify("batches (cores, lanes, max_width)", peer_digest(layout))
-            keeper.identify("probes", [described(member.probes), sorted(member.nodes_probes)])
-        carry, turns = restored(keeper, carry, scores, watcher, run.params, everywhere(run.mesh))
-        if not scores.at:
-            scores.evaluate(0, partial(evaluate, carry))
-        if turns:
-            trainers.train_again(layout.dealt.unreceived(turns, layout.capacity), carry)
-        calls = Calls(
-            apply=apply,
-            evaluate=evaluate,
-            rejected=lambda carry, high: _rejected(run, carry, watcher, high),
-            enough=lambda carry: int(layout.stops[watcher.ends[0][0]]),
-            status=partial(_status, layout),
-        )
-        options: dict[str, Any] = {"turns": turns, "on_bad": on_bad, "progress": progress, "keeper": keeper}
-        carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
-        watcher.hand_over(wait=True)
-    return _result(run, carry, scores, watcher)
-
-
-def _parts(
-    run: PeerRun, trainers: Trainers[PeerTables, PeerCarry, PeerBuffers], carry: PeerCarry, whole: Compiled | None
-) -> list[dict[str, Any]]:
-    """The scores of all nodes, one part per lane; ``whole``: the program for the global test set, None: NaN instead."""
-
-    def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
-        found: dict[str, Any] = program(run.tables, carry.nodes.row, nodes)
-        return found
-
-    parts = trainers.each([partial(one, run.programs.own, nodes) for nodes in run.node_blocks])
-    if run.programs.whole is None:
-        return parts
-    if whole is not None:
-        more = trainers.each([partial(one, whole, nodes) for nodes in run.node_blocks])
-    else:
-        made = run.programs.whole.out_info  # its dtypes: in 64-bit mode a float32 model is still scored in float32
-        nothing = {name: np.full(score.shape, np.nan, score.dtype) for name, score in made.items()}
-        more = [nothing for _ in run.node_blocks]
-    return [part | one for part, one in zip(parts, more)]
-
-
-def _status(layout: PeerLayout, low: int, high: int) -> dict[str, float]:
-    """Virtual time, and the mean age in virtual seconds of the messages mixed at positions ``low .. high-1``."""
-    schedule, entries = layout.schedule, layout.inbox[layout.inbox_bounds[low] : layout.inbox_bounds[high]]
-    events = np.repeat(layout.order[low:high], np.diff(layout.inbox_bounds[low : high + 1]))
-    age = schedule.mixed_at[events] - schedule.end[schedule.source[entries]]
-    time = float(schedule.end[layout.order[low:high]].max(initial=0.0))
-    return {"time": time, "staleness": float(age.mean()) if len(age) else 0.0}
-
-
-def _until(run: PeerRun, watcher: Watcher) -> tuple[int, int]:
-    """How many evaluations and how many positions belong to the result."""
-    if 0 not in watcher.ends:
-        return len(run.member.times), len(run.layout.order)
-    row = watcher.ends[0][0]
-    return row + 1, int(run.layout.stops[row])
-
-
-def _rejected(run: PeerRun, carry: PeerCarry, watcher: Watcher, high: int) -> int:
-    """Rejected uploads among the first ``high`` positions, without those after a stop; waits for the device."""
-    watcher.hand_over(wait=True)
-    if not watcher.all_ended:
-        return int(carry.rejected)
-    accepted = np.asarray(jax.device_get(carry.records["accepted"]))
-    return int(np.sum(~accepted[: min(high, _until(run, watcher)[1])]))
-
-
-def _result(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) -> PeerResult:
-    member, layout, schedule = run.member, run.layout, run.member.schedule
-    rows, until = _until(run, watcher)
-    columns = scores.columns(0, rows)
-    sorting = np.argsort(layout.order[:until])
-    events = layout.order[:until][sorting]
-    records = {name: np.asarray(column)[sorting] for name, column in jax.device_get(carry.records).items()}
-    tables = {}
-    for name, probe in member.probes.items():
-        chosen = np.isin(events, numbers_of(probe, len(schedule.client)))
-        values = {c: np.asarray(v)[sorting][chosen] for c, v in jax.device_get(carry.probes[name]).items()}
-        tables[name] = event_table(schedule, events[chosen], values)
-    with jax.enable_x64(run.tables.norm_limit.dtype == np.float64):
-        last = watcher.ends[0][1] if watcher.ends else jax.device_get(run.programs.models(run.tables, carry.nodes.row))
-    widths = np.diff(layout.dealt.bounds)
-    return PeerResult(
-        params=last,
-        scores=without_probes(columns),
-        records=records,
-        counters={
-            "waves": layout.waves,
-            "mean_width": len(layout.order) / layout.waves if layout.waves else 0.0,
-            "batches": sum(map(len, layout.dealt.turns)),
-            "widest": int(widths.max(initial=0)),
-            "widths": list(layout.widths),
-            "slots": layout.slot_count,
-            "useful_steps": layout.useful_steps,
-            "executed_steps": layout.executed_steps,
-            "refused_messages": int(records["refused_messages"].sum()),
-            "programs": run.programs.number(),
-            "num_bytes": run.num_bytes,
-        },
-        events=events,
-        probes=tables | nodes_tables(member.nodes_probes, columns, member.times[:rows]),
-        rows=rows,
-        kept=watcher.kept.get(0),
-    )

@@ -20,7 +20,8 @@ from fedjax_async.engine.evaluation import RunTests
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
-from fedjax_async.engine.sending import StackFacts, rule_at, state_of, write_messages
+from fedjax_async.engine.sending import rule_at, state_of, write_messages
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.local import mean_loss
 from fedjax_async.types import Array, ClientData, Model, Params, State, Structure

@@ -16,7 +16,8 @@ from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, most_at_once, own_models, rows_at
 from fedjax_async.engine.measures import Inputs, Measures
-from fedjax_async.engine.sending import StackFacts, rule_at, state_of
+from fedjax_async.engine.sending import rule_at, state_of
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import tree
 from fedjax_async.engine.components import Server, bound
 from fedjax_async.engine.kernels import Carry, hyper_of
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Array, Facts, Message, Request, ServerAlgorithm, State, Tree
 
@@ -34,25 +32,6 @@ def read_rows(table: Tree, index: Array) -> Tree:
 def state_of(tables: DeviceTables, states: State, run: Array) -> State:
     """The server state of a run."""
     return states if len(tables.key) == 1 else tree.gather(states, run)
-
-
-class StackFacts(NamedTuple):
-    """What the compiled programs of a stack depend on; equal for all its runs."""
-
-    num_clients: int
-    every_closes: bool  # whether every arrival completes its server step
-    all_applied: bool  # whether no job is trained in vain
-    probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
-    # The most messages due after an arrival (of a stack: after the arrivals of a rank), if the programs depend on it.
-    # They then send them without a loop of unknown length, which would cost an accelerator more than the messages.
-    messages: int | None = None
-    # Whether messages must be sent one after the other: some client gets two after the same arrival, and what the
-    # server remembers of the client when it sends the second is what the first has left.
-    in_turn: bool = False
-    # Whether few arrivals close a step or are followed by messages, so that a loop over the arrivals in between pays.
-    grouped: bool = False
-    # How many arrivals are received in a pass of a loop, of which each costs an accelerator several launches.
-    at_once: int = 1
 
 
 def rule_at(server: Server, tables: DeviceTables, run: Array) -> ServerAlgorithm:

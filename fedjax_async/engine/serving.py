@@ -16,7 +16,6 @@ from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
 from fedjax_async.engine.sending import (
-    StackFacts,
     facts_at,
     read_rows,
     request_of,
@@ -25,6 +24,7 @@ from fedjax_async.engine.sending import (
     write_messages,
     write_together,
 )
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.local import arrival_key
 from fedjax_async.server import begun, closed

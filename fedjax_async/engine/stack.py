@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -12,29 +10,42 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from fedjax_async.base import check, tree
+from fedjax_async.base import check
 from fedjax_async.clock import check_schedule
-from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
-from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, differs, own_tests, owners, validation_part
-from fedjax_async.engine.flat import flattened
-from fedjax_async.engine.layout import Layout, make_layout
+from fedjax_async.clock.record import SLACK
+from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_client, shapes_of_server
+from fedjax_async.engine.defaults import default_batching, default_width, width_costs
+from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.evaluation import (
+    EvaluationPoints,
+    RunTests,
+    Scores,
+    differs,
+    own_tests,
+    owners,
+    validation_part,
+)
+from fedjax_async.engine.evaluator import Evaluator
+from fedjax_async.engine.flat import Flat, flattened
+from fedjax_async.engine.kernels import Carry, JobBuffers
+from fedjax_async.engine.layout import Layout, digest, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
-from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
+from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
+from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.scoring import Measuring
-from fedjax_async.engine.sending import StackFacts
+from fedjax_async.engine.stack_facts import stack_facts
 from fedjax_async.engine.streaming import Feed, make_feed
-from fedjax_async.engine.tables import DeviceTables, StackShape, group_ends, make_tables, padded_length
+from fedjax_async.engine.tables import DeviceTables, StackShape, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
+from fedjax_async.engine.watching import Watcher
 from fedjax_async.engine.widths import ladder
-from fedjax_async.types import Array, Key, Model, Params, Schedule, Structure
+from fedjax_async.types import Array, Key, Params, Schedule, ServerAlgorithm, State
 
+# Besides one training program per width: start, buffers, receive, evaluate.
+OTHER_PROGRAMS = 4
 # The least number of slots, so that small runs of different methods share programs.
 LEAST_SLOTS = 12
-
-
-AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
 
 
 class Member(NamedTuple):
@@ -71,53 +82,8 @@ def make_member(
     return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
 
 
-def stack_facts(members: Sequence[Member], layout: Layout, shape: StackShape) -> StackFacts:
-    """What the compiled programs of a stack depend on."""
-    off_the_cpu = jax.default_backend() != "cpu"
-    in_turn = (off_the_cpu or _by_ranks(layout, shape)) and sends_twice(layout)
-    facts = StackFacts(
-        members[0].schedule.num_clients,
-        all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
-        all(bool(np.all(m.applied)) for m in members),
-        tuple((name, probe.function) for name, probe in members[0].probes.items()),
-        most_messages(layout, shape) if off_the_cpu and not in_turn else None,
-        in_turn,
-    )
-    if facts.messages is None or shape.runs > 1:
-        return facts
-    grouped = has_long_groups(members, layout)
-    several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
-    return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
-
-
-def has_long_groups(members: Sequence[Member], layout: Layout) -> bool:
-    """Whether an arrival in two, or fewer, closes a step or is followed by messages."""
-    return 2 * len(group_ends(layout, [m.applied for m in members])) <= len(layout.run)
-
-
-def _by_ranks(layout: Layout, shape: StackShape) -> bool:
-    """Whether the arrivals of a rank are applied at once."""
-    return shape.runs > 1 and layout.batching == "vmap"
-
-
-def most_messages(layout: Layout, shape: StackShape) -> int:
-    """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
-    after = layout.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
-    due = np.diff(layout.slots.write_bounds[after + 1])
-    return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
-
-
-def sends_twice(layout: Layout) -> bool:
-    """Whether a client is sent two messages of its own after the same arrival: the job of the first has failed."""
-    slots, clients = layout.slots, layout.schedules[0].num_clients
-    after = np.repeat(np.arange(len(slots.write_bounds) - 1), np.diff(slots.write_bounds))
-    owners = slots.write_run.astype(np.int64) * clients + slots.write_client
-    keys = np.sort(after * clients * len(layout.schedules) + owners)
-    return bool((keys[1:] == keys[:-1]).any())
-
-
 class Stack(NamedTuple):
-    """Runs that advance side by side, laid out, moved to the device and compiled."""
+    """Runs with a server that advance side by side, laid out, moved to the device and compiled: ``loop.Runs``."""
 
     members: Sequence[Member]
     layout: Layout
@@ -132,73 +98,121 @@ class Stack(NamedTuple):
     inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
     every_test: RunTests | None = None  # the tests of all runs together, if a program evaluates all of them at once
 
+    @property
+    def ranks(self) -> np.ndarray | None:
+        """The bounds of the ranks, if whole ranks are applied at once."""
+        return self.layout.ranks if self.programs.by_ranks else None
 
-def default_batching() -> str:
-    """How a compiled call trains its jobs: one after the other on a CPU, all at once elsewhere.
+    def start(self) -> Carry:
+        """The carry at the start: the first messages are sent."""
+        carry: Carry = self.programs.start(self.tables, self.params)
+        return carry
 
-    One client keeps a core with matrix instructions busy, and the matrices of a second one only spill its caches. With
-    two lanes, looping was 1.0 (logistic regression) to 1.25 (an MLP) times as fast as ``vmap``.
-    """
-    return "loop" if jax.default_backend() == "cpu" else "vmap"
+    def buffers(self, carry: Carry) -> JobBuffers:
+        """Empty buffers of a lane."""
+        empty: JobBuffers = self.programs.buffers(self.tables, carry)
+        return empty
+
+    def train(
+        self, width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray
+    ) -> JobBuffers:
+        """Train a batch."""
+        trained: JobBuffers = self.programs.train[width](tables, carry.slots, carry.clients, buffers, span)
+        return trained
+
+    def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
+        """The server receives the positions ``low .. high-1``."""
+        span = np.array([low, high] if self.ranks is None else np.searchsorted(self.ranks, [low, high]), np.int32)
+        applied: tuple[Carry, Array] = self.programs.receive(self.tables, carry, buffers, span)
+        return applied
+
+    def scores(self) -> Scores:
+        """When each run is evaluated: after some of its arrivals."""
+        return Scores([m.points for m in self.members], self.layout.positions, self.ranks)
+
+    def evaluator(self, watcher: Watcher, trainers: Any) -> Evaluator:
+        """The evaluation of runs; it needs no ``trainers``."""
+        del trainers
+        return Evaluator(self, watcher)
+
+    def identity(self, carry: Carry) -> dict[str, object]:
+        """Batches, probes, and whether states are flat."""
+        found: dict[str, object] = {
+            "batches (cores, lanes, max_width)": digest(self.layout),
+            "probes": described(self.members[0].probes),
+        }
+        return found | ({"arrays": "flat states"} if isinstance(carry.server, Flat) else {})
+
+    def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
+        """How many arrivals of a run belong to its result, and how many must be received until it is complete.
+
+        The second number is larger for a stopped run whose uploads differ in size. Then all uploads that reached the
+        server before the stop must be trained, as only training tells their sizes.
+        """
+        member = self.members[run]
+        if run not in watcher.ends:
+            return (len(member.schedule.job),) * 2
+        row = watcher.ends[run][0]
+        arrivals = int(member.points.position[row])
+        if "bits" not in carry.records:
+            return arrivals, arrivals
+        came = np.flatnonzero(member.schedule.upload_time[member.schedule.job] <= member.points.time[row] * SLACK)
+        return arrivals, max(arrivals, int(came.max(initial=-1)) + 1)
+
+    def status(self, low: int, high: int) -> dict[str, float]:
+        """Of the run of the last position: its virtual time, and the mean staleness of its arrivals."""
+        run = int(self.layout.run[high - 1])
+        first, last = np.searchsorted(self.layout.positions[run], [low, high])
+        schedule = self.layout.schedules[run]
+        staleness = schedule.step[first:last] - schedule.version[schedule.job[first:last]]
+        return {"time": float(schedule.time[last - 1]), "staleness": float(np.mean(staleness))}
+
+    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
+        """The result of a run."""
+        member, layout = self.members[run], self.layout
+        state = (
+            carry.server if self.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
+        )
+        rule = bound(member.components.server, member.components.hyper)
+        until, known = self.until(carry, watcher, run)
+        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
+        position, sent = layout.positions[run][:known], member.applied[:known]
+        own = np.unique(np.searchsorted(layout.waves, position[:until], side="right"))
+        columns = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
+        applied, seen = np.flatnonzero(member.applied), {}
+        for name, probe in member.probes.items():
+            numbers = numbers_of(probe, len(applied))
+            numbers = numbers[applied[numbers] < until]
+            probed = jax.device_get(carry.probes[name])
+            values = {c: np.asarray(v)[position][applied[numbers]] for c, v in probed.items()}
+            seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
+        return EngineResult(
+            params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, self.tables.time.dtype),
+            scores=scores.columns(run, rows),
+            records={name: column[sent] for name, column in columns.items()},
+            in_vain=member.schedule.job[:known][~sent],
+            in_vain_records={name: column[~sent] for name, column in columns.items()},
+            counters={
+                "waves": len(own),
+                "mean_width": until / len(own) if len(own) else 0.0,
+                "batches": sum(map(len, layout.turns)),
+                "widths": list(layout.widths),
+                "slots": layout.slots.count,
+                "useful_steps": layout.useful_steps,
+                "executed_steps": layout.executed_steps,
+                "programs": len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None),
+            },
+            probes=seen,
+            rows=rows,
+            kept=watcher.kept.get(run),
+        )
 
 
-def default_width(params: Params) -> int:
-    """The longest batch that pays on this backend.
-
-    On a CPU 16 jobs hide the cost of a call; an accelerator needs wide batches, here up to 1024. Memory bounds both:
-    about 64 MiB of uploads on a CPU, a quarter of the device's memory for all of a batch's buffers elsewhere.
-    """
-    size = max(tree.num_bytes(params), 1)
-    if jax.default_backend() == "cpu":
-        return max(1, min(16, 2**26 // size))
-    return max(1, min(1024, device_memory() // 4 // (8 * size)))
-
-
-def default_lanes() -> int:
-    """How many batches are trained at the same time: on a CPU one per core, at most 8, and one on an accelerator.
-
-    XLA runs the programs of one host thread one after the other, and a client's matrices are too small to keep several
-    cores busy. Independent batches keep them busy if each has a thread of its own.
-    """
-    if jax.default_backend() != "cpu":
-        return 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, usable)
-
-
-# What a wave costs on an H100, fitted to seven models (``experiments/benchmarks/results/h100``): a local step takes
-# STEP_OF_A_LEAF for each leaf of the model, as each is some launches, and JOB_OF_A_BYTE for each job and byte that a
-# gradient keeps of EXAMPLES examples; CALL is for training and receiving a batch. Only widths depend on it. Seconds.
-STEP_OF_A_LEAF, JOB_OF_A_BYTE, CALL, COMPILING, EXAMPLES = 23e-6, 2.6e-12, 200e-6, 2.5, 32
-
-
-def width_costs(model: Model, params: Params, x: Array) -> dict[str, float]:
-    """What :func:`~fedjax_async.engine.widths.fewest_widths` weighs on an accelerator; {} on a CPU.
-
-    On an accelerator a step of a small model takes as long for a hundred jobs as for one, so one width will do. The
-    costs depend on the model alone, neither on the device nor on a measurement, so that widths and bits do not either.
-    """
-    if jax.default_backend() == "cpu":
-        return {}
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    leaves, structure = jax.tree.flatten(shapes)
-    job = JOB_OF_A_BYTE * _kept_by_a_gradient(model, tuple(leaves), structure, x.shape[1:], x.dtype)
-    return {"overhead": STEP_OF_A_LEAF * len(leaves) / job, "call": CALL / job, "compiling": COMPILING / job}
-
-
-@lru_cache(maxsize=64)
-def _kept_by_a_gradient(
-    model: Model,
-    leaves: tuple[jax.ShapeDtypeStruct, ...],
-    structure: Structure,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-) -> int:
-    """Bytes; tracing a large model takes a second."""
-    rows = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
-    params = jax.tree.unflatten(structure, leaves)
-    kept = jax.eval_shape(lambda params, x: jax.vjp(lambda params: model.apply(params, x), params), params, rows)
-    return max(tree.num_bytes(kept), 1)
+def _model(rule: ServerAlgorithm, state: State, real: np.dtype) -> Params:
+    """The model of a server state, on the host; each thread has its own setting of 64 bits."""
+    with jax.enable_x64(real == np.float64):
+        params: Params = jax.device_get(rule.params(state))
+    return params
 
 
 def layout_of(
@@ -244,14 +258,6 @@ def shape_of(layout: Layout) -> StackShape:
         writes=padded_length(len(layout.slots.write_slot)),
         slot_count=next(s for s in ladder(2 * slots) if s >= slots),
     )
-
-
-class TooLarge(Exception):
-    """A run needs more device memory than it may use; ``needed``: bytes, as far as they are known by then."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(f"{needed} bytes")
-        self.needed = needed
 
 
 def held_out(
@@ -334,7 +340,7 @@ def make_stack(
     fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed)
+        raise TooLarge(needed, layout.capacity)
     programs = compile_programs(
         components.server,
         components.client,
@@ -361,6 +367,6 @@ def make_stack(
     )
     needed += layout.lanes * max(map(temporary_bytes, programs.train.values()))
     if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed)
+        raise TooLarge(needed, layout.capacity)
     sharding = everywhere(mesh)
     return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, sharding, inputs, every_test)

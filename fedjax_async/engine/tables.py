@@ -136,6 +136,11 @@ def pooled(arrays: Sequence[Any]) -> tuple[Any, list[int]]:
     return np.concatenate(distinct), [begins[id(one)] for one in arrays]
 
 
+def rows_of(data: Sequence[FederatedData]) -> int:
+    """The rows of the pooled ``order`` of several runs; 0 for streamed data, which have none on the device."""
+    return 0 if data[0].streamed else len(pooled([one.order for one in data])[0])
+
+
 def _probing(
     probes: Sequence[Probes],
     data: Sequence[FederatedData],
@@ -198,10 +203,16 @@ def make_tables(
         "updates": per_run([int(one.sum()) for one in applied], np.int32),
         "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
     }
-    every = [jax.random.key_data(key) for key in [*keys, *[keys[0]] * (shape.runs - len(keys))]]
-    # joined on the host: jnp.stack would compile a program for each number of runs
-    key = jax.random.wrap_key_data(jax.device_put(np.stack(every)), impl=jax.random.key_impl(keys[0]))
-    return DeviceTables(**to_devices(columns | pool | {"key": key}, sharding))
+    return DeviceTables(**to_devices(columns | pool | {"key": joined_keys(keys, shape.runs)}, sharding))
+
+
+def joined_keys(keys: Sequence[Key], runs: int) -> Key:
+    """The keys of all runs as one array [R]; the first one again for runs that do not exist.
+
+    Joined on the host: ``jnp.stack`` would compile a program for each number of runs.
+    """
+    every = [jax.random.key_data(key) for key in [*keys, *[keys[0]] * (runs - len(keys))]]
+    return jax.random.wrap_key_data(jax.device_put(np.stack(every)), impl=jax.random.key_impl(keys[0]))
 
 
 def event_columns(
