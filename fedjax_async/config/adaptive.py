@@ -39,7 +39,7 @@ from fedjax_async.engine.components import (
 )
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
-from fedjax_async.local import part_mean
+from fedjax_async.local import part_mean, rows_at_a_time
 from fedjax_async.types import Array, Facts, Key, Model, Params, Probe, Run, Schedule
 
 EXECUTORS = {"waves": WavesExecutor, "reference": ReferenceExecutor}
@@ -95,7 +95,9 @@ class WithPolicy(NamedTuple):
         evaluations = self.growing.evaluations = GrowingPoints(every_of(s), s.time)
         self.growing.schedule = None
         policy = self.policy(self.prior)
-        probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(e.components.model))} if policy.loss else {})
+        model, data = e.components.model, e.components.data
+        rows = rows_at_a_time(int(data.size.sum(dtype=np.int64)), len(data.size))
+        probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(model, rows))} if policy.loss else {})
         outset = Outset(
             components=e.components,
             nominal=e.schedule,
@@ -285,15 +287,18 @@ def _one_update(server: Server, trainer: Client, clients: int) -> Callable[..., 
 
 
 @lru_cache(maxsize=16)
-def observed_loss(model: Model) -> Callable[..., dict[str, Array]]:
-    """The probe of a client's loss under its start model, on its training part: mean and root mean square."""
+def observed_loss(model: Model, rows: int) -> Callable[..., dict[str, Array]]:
+    """The probe of a client's loss under its start model, on its training part: mean and root mean square.
+
+    ``rows``: how many are read at a time.
+    """
 
     def observed(state: Any, memory: Any, arrival: Any, parts: Any) -> dict[str, Array]:
         def measure(x: Array, y: Array) -> tuple[Array, Array]:
             loss = model.loss(model.apply(arrival.start, x), y)
             return loss, jnp.square(loss)
 
-        loss, square = part_mean(measure, parts.train)
+        loss, square = part_mean(measure, parts.train, rows)
         return {"loss": loss, "rms_loss": jnp.sqrt(square)}
 
     return observed

@@ -226,7 +226,8 @@ def execute_group(
         ((i, e),) = prepared.items()
         on_finished(i, execute(e, progress=progress, checkpoints=folder, watch=watches[i]))
         return
-    if some.kind.lay_out is None or some.settings.engine == "reference":
+    lay_out = some.kind.lay_out
+    if lay_out is None or some.settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
@@ -237,14 +238,18 @@ def execute_group(
             before += e.total
         return
     stacks = [[prepared[i] for i in stack] for stack in group.stacks]
-    ready = [_laid_out(stack, group.batches) for stack in stacks]
-    done = [_laid_out([made(i) for i in stack], group.batches) for stack in group.done]
+
+    def ready(stack: Sequence[Experiment]) -> Ready:
+        return lay_out(stack, max_width=_max_width(stack[0]), lanes=group.batches)
+
+    laid_out = [ready(stack) for stack in stacks]
+    done = [ready([made(i) for i in stack]) for stack in group.done]
     every = min(CHECKPOINT_UPDATES, max(1, min(group.sizes) // group.lanes)) if often else CHECKPOINT_UPDATES
     keepers = [None if folder is None else _keeper(folder, stack, group.batches, every) for stack in stacks]
     finished = run_stacks(
-        ready,
+        laid_out,
         keepers,
-        shape=common_shape([*ready, *done]),
+        shape=common_shape([*laid_out, *done]),
         at_a_time=group.lanes,
         on_bad=some.settings.on_bad,
         progress=progress,
@@ -285,12 +290,6 @@ def _max_width(e: Experiment) -> int | None:
     if e.settings.max_width is None and jax.default_backend() == "cpu":
         return max(1, min(CPU_WIDTH, 2**27 // tree.num_bytes(e.params)))
     return e.settings.max_width
-
-
-def _laid_out(stack: Sequence[Experiment], lanes: int) -> Ready:
-    lay_out = stack[0].kind.lay_out
-    assert lay_out is not None  # see plan_groups
-    return lay_out(stack, max_width=_max_width(stack[0]), lanes=lanes)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int, every: int) -> Keeper:

@@ -30,8 +30,9 @@ from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes, described
 from fedjax_async.engine.record import EngineResult, Progress, refuse
-from fedjax_async.engine.stack import OTHER_PROGRAMS, make_member
+from fedjax_async.engine.stack import OTHER_PROGRAMS
 from fedjax_async.engine.stack_facts import StackFacts
+from fedjax_async.engine.stacking import make_member
 from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Schedule, Structure

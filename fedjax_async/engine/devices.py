@@ -6,16 +6,18 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.stages import Compiled
+from jax.stages import Compiled, Wrapped
 
 from fedjax_async.base import check
 from fedjax_async.clock.budget import host_memory
+from fedjax_async.engine.compiling import jitted
 from fedjax_async.types import Array, Params, Tree
 
 JOBS = "jobs"  # the only axis of the mesh
@@ -68,6 +70,36 @@ def to_devices(tree: object, sharding: NamedSharding | None) -> Any:
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
     return jax.tree.map(one, tree)
+
+
+def together(tree: Tree) -> Any:
+    """Host arrays on the default device, as by ``jax.device_put``, in one transfer a dtype and one call.
+
+    Each transfer costs the host as much as a small program, however few bytes it has.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    groups: dict[np.dtype, list[np.ndarray]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf.dtype, []).append(leaf)
+    joined = [np.concatenate([leaf.reshape(-1) for leaf in group]) for group in groups.values()]
+    kinds = list(groups)
+    cut = _cut_apart(tuple((kinds.index(leaf.dtype), leaf.shape) for leaf in leaves))
+    return jax.tree.unflatten(structure, cut(joined))
+
+
+@lru_cache(maxsize=64)
+def _cut_apart(parts: tuple[tuple[int, tuple[int, ...]], ...]) -> Wrapped:
+    """Jitted ``cut(joined) -> leaves``; ``parts``: of each leaf, the array that it is in, and its shape."""
+
+    def cut(joined: list[Array]) -> list[Array]:
+        used, found = [0] * len(joined), []
+        for kind, shape in parts:
+            begin = used[kind]
+            used[kind] += math.prod(shape)
+            found.append(joined[kind][begin : used[kind]].reshape(shape))
+        return found
+
+    return jitted(cut)
 
 
 def placed(shapes: Tree, sharding: NamedSharding | None) -> Tree:

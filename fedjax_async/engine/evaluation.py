@@ -22,7 +22,7 @@ from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, shapes_of_server
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import held_out_rows
-from fedjax_async.local import part_mean
+from fedjax_async.local import part_mean, rows_at_a_time
 from fedjax_async.models import hits
 from fedjax_async.types import (
     Array,
@@ -338,7 +338,7 @@ def now_of(
     return np.asarray(time, real), np.asarray(np.count_nonzero(schedule.closes[:position]), np.int32)
 
 
-def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[..., dict[str, Array]]:
+def make_own(model: Model, labels: bool) -> Callable[..., dict[str, Array]]:
     """``evaluate_own(params_of, test_x, test_y, tests) -> {client_own_loss, client_own_accuracy}``.
 
     Model ``params_of(i)`` is evaluated on the test rows of client i; float[N], NaN for a client without test rows.
@@ -347,10 +347,12 @@ def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[...,
     def evaluate_own(
         params_of: Callable[[Array], Params], test_x: Array, test_y: Array, tests: OwnTests
     ) -> dict[str, Array]:
+        rows = rows_at_a_time(len(tests.order), len(tests.size))
+
         def one(i: Array) -> tuple[Array, Array]:
             params = params_of(i)
             part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
+            return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, rows)
 
         loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
         return {"client_own_loss": loss, "client_own_accuracy": accuracy}

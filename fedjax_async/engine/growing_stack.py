@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.data.memmap import spans
 from fedjax_async.engine import programs
 from fedjax_async.engine.batches import Batch, Lanes
-from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.devices import to_devices, together
 from fedjax_async.engine.evaluation import differs
-from fedjax_async.engine.evaluator import measured
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout
@@ -25,13 +25,16 @@ from fedjax_async.engine.measures import Inputs, inputs_of
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.scoring import Measuring, evaluated
-from fedjax_async.engine.stack import Member, Stack, held_out
+from fedjax_async.engine.stack import Member, Stack, measured
 from fedjax_async.engine.stack_facts import StackFacts
+from fedjax_async.engine.stacking import held_out
 from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.widths import ladder
 from fedjax_async.types import Tree
 
 LEAST = 128  # the tables of an extension have room for at least so many positions and writes
+BATCH = 256  # examples that are read at a time for the losses of clients
 CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # probes' tables that extensions do not change
 
 
@@ -158,7 +161,7 @@ class GrowingStack:
         constant = {name: getattr(self.tables.probing, name) for name in CONSTANT} if columns["probing"] else {}
         if constant:
             columns["probing"] = columns["probing"]._replace(**dict.fromkeys(CONSTANT, ()))
-        moved = to_devices(columns, None)
+        moved = together(columns)
         if constant:
             moved["probing"] = moved["probing"]._replace(**constant)
         self.tables = self.tables._replace(**moved)
@@ -200,12 +203,17 @@ class GrowingStack:
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
         """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
-        components = self._o.components
-        padded = np.resize(clients, 1 << (len(clients) - 1).bit_length())  # few lengths, so few programs
+        components, data = self._o.components, self._o.components.data
+        offset, size = (column[clients].astype(np.int64) for column in (data.offset, data.size))
+        needed = -(-max(int(size.sum()), 1) // BATCH)
+        padded = next(n for n in ladder(2 * needed) if n >= needed)  # few lengths, so few programs
+        rows = np.zeros(padded * BATCH, np.int32)
+        rows[: size.sum()] = data.order[spans(offset, size)]
         measure = programs.losses(components.model, components.server, self._facts)
-        offset, size = components.data.offset[padded], components.data.size[padded]
-        found = measure(self.tables, self.held.carry.server, offset, size)
-        return np.asarray(found, np.float64)[: len(clients)]
+        each = np.asarray(measure(self.tables, self.held.carry.server, rows.reshape(-1, BATCH)), np.float64).reshape(-1)
+        owner = np.repeat(np.arange(len(size)), size)
+        total = np.bincount(owner, each[: len(owner)], minlength=len(size))
+        return np.divide(total, size, out=np.full(len(size), np.nan), where=size > 0)
 
     def close(self) -> None:
         """End the host threads."""

@@ -29,7 +29,7 @@ CHECK_EVERY = 4  # turns between two checks of how far the device is; each check
 Evaluate = Callable[[Moved, list[tuple[int, int]]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
 
 
-class Planned(Protocol):
+class Trained(Protocol):
     """What the loop reads of a run."""
 
     @property
@@ -49,14 +49,14 @@ class LaidOut(Protocol):
     def positions(self) -> Sequence[np.ndarray]: ...  # per run, of its arrivals (without a server: events)
 
 
-class Runs(Protocol[Tables, Moved, Results]):
-    """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
+class SideBySide(Protocol[Tables, Moved, Results]):
+    """SideBySide that advance side by side, laid out, moved to the device and compiled: with a server or without one.
 
     ``carry``, of type ``Moved``, is the state that goes from program to program, ``buffers`` are those of a lane.
     """
 
     @property
-    def members(self) -> Sequence[Planned]: ...
+    def members(self) -> Sequence[Trained]: ...
     @property
     def layout(self) -> LaidOut: ...
     @property
@@ -100,7 +100,7 @@ class Runs(Protocol[Tables, Moved, Results]):
 
 
 def advance(
-    runs: Runs[Tables, Moved, Results],
+    runs: SideBySide[Tables, Moved, Results],
     evaluate: Evaluate[Moved],
     carry: Moved,
     trainers: Trainers[Tables, Moved, Results],
@@ -144,13 +144,13 @@ def advance(
     return carry
 
 
-def _enough(runs: Runs[Tables, Moved, Results], carry: Moved, watcher: Watcher) -> int:
+def _enough(runs: SideBySide[Tables, Moved, Results], carry: Moved, watcher: Watcher) -> int:
     """How many positions must be received until the results of all stopped runs are complete."""
     until = {run: runs.until(carry, watcher, run)[1] for run in watcher.ends}
     return max((int(runs.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
-def _rejected(runs: Runs[Tables, Moved, Results], carry: Any, watcher: Watcher, received: int) -> int:
+def _rejected(runs: SideBySide[Tables, Moved, Results], carry: Any, watcher: Watcher, received: int) -> int:
     """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.ends:

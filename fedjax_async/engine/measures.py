@@ -16,13 +16,12 @@ from fedjax_async.base import check
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Client
 from fedjax_async.engine.evaluation import OwnTests, each_row, loss_and_hit, own_tests
-from fedjax_async.local import job_key, part_mean, run_steps
+from fedjax_async.local import job_key, part_mean, rows_at_a_time, run_steps
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, FederatedData, Key, Message, Model, Params, Schedule
 
 FINE_TUNING = 2**32 - 1  # folded into a run's key; jobs fold in their client's number, which is below 2**31
 LARGEST_POOL = 2**20  # with more training examples, the training loss needs a sample
-BATCH = 256  # test rows of a client that are evaluated at a time
 
 
 class Sample(NamedTuple):
@@ -185,10 +184,12 @@ def make_own_metrics(model: Model, metrics: Sequence[tuple[str, Metric]]) -> Cal
     """``evaluate(params_of, test_x, test_y, tests) -> {client_own_NAME}``: metrics of model ``params_of(i)``, [N]."""
 
     def evaluate(params_of: Callable[[Array], Params], x: Array, y: Array, tests: OwnTests) -> dict[str, Array]:
+        rows = rows_at_a_time(len(tests.order), len(tests.size))
+
         def one(i: Array) -> dict[str, Array]:
             params = params_of(i)
             part = ClientData(x, y, tests.order, tests.offset[i], tests.size[i])
-            means = part_mean(lambda x, y: values_of(metrics, model.apply(params, x), y), part, BATCH)
+            means = part_mean(lambda x, y: values_of(metrics, model.apply(params, x), y), part, rows)
             return finished(metrics, means, part.size)
 
         found = over_clients(one, len(tests.size), 1)
@@ -217,7 +218,7 @@ def make_tuned(
         test_y: Array,
         tests: OwnTests,
     ) -> dict[str, Array]:
-        root = jax.random.fold_in(key, jnp.uint32(FINE_TUNING))
+        root, rows = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), rows_at_a_time(len(tests.order), num_clients)
 
         def one(i: Array) -> dict[str, Array]:
             message = Message(start_of(i), (), version)
@@ -229,7 +230,7 @@ def make_tuned(
                 return scores, values_of(measures.metrics, model.apply(work.params, x), y)
 
             part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            (loss, accuracy), means = part_mean(measure, part, BATCH)
+            (loss, accuracy), means = part_mean(measure, part, rows)
             return {"loss": loss, "accuracy": accuracy} | finished(measures.metrics, means, part.size)
 
         found = over_clients(one, num_clients, width)

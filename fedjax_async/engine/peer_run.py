@@ -61,7 +61,7 @@ class PeerMember(NamedTuple):
 
 
 class PeerStack(NamedTuple):
-    """Decentralised runs that advance side by side, laid out, moved to the device and compiled: ``loop.Runs``."""
+    """Decentralised runs that advance side by side, laid out, moved to the device and compiled: ``loop.SideBySide``."""
 
     members: Sequence[PeerMember]
     layout: PeerLayout

@@ -23,8 +23,7 @@ from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, 
 from fedjax_async.engine.sending import rule_at, state_of, write_messages
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables, StackShape
-from fedjax_async.local import mean_loss
-from fedjax_async.types import Array, ClientData, Model, Params, State, Structure
+from fedjax_async.types import Array, Model, Params, State, Structure
 
 MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs are forgotten
 
@@ -110,17 +109,15 @@ def keep() -> Wrapped:
 
 @lru_cache(maxsize=64)
 def losses(model: Model, server: Server, facts: StackFacts) -> Wrapped:
-    """Jitted ``losses(tables, states, offset, size) -> float[n]``: the global model's on the parts of n clients."""
+    """Jitted ``losses(tables, states, rows) -> float[n, B]``: the global model's at the examples ``rows``, int32[n, B].
 
-    def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
+    B of them are read at a time.
+    """
+
+    def losses(tables: DeviceTables, states: State, rows: Array) -> Array:
         run = jnp.int32(0)
         params = rule_at(server, tables, run).params(state_of(tables, states, run))
-
-        def one(part: tuple[Array, Array]) -> Array:
-            return mean_loss(model, params, ClientData(tables.x, tables.y, tables.order, *part))
-
-        found: Array = jax.lax.map(one, (offset, size))
-        return found
+        return jax.lax.map(lambda some: model.loss(model.apply(params, tables.x[some]), tables.y[some]), rows)
 
     return jitted(losses)
 

@@ -14,19 +14,20 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_lanes
 from fedjax_async.engine.devices import TooLarge, make_mesh
 from fedjax_async.engine.evaluation import EvaluationPoints
-from fedjax_async.engine.loop import Runs, advance, restored
+from fedjax_async.engine.loop import SideBySide, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.record import EngineResult, Progress
-from fedjax_async.engine.stack import Stack, layout_of, make_member, make_stack, shape_of
+from fedjax_async.engine.stack import Stack
+from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.trainers import Moved, Results, Tables, Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
-Made = TypeVar("Made")
+Fitted = TypeVar("Fitted")
 
 
 def run_stack(
-    stack: Runs[Tables, Moved, Results],
+    stack: SideBySide[Tables, Moved, Results],
     *,
     on_bad: str = "reject",
     progress: Progress | None = None,
@@ -58,13 +59,13 @@ def run_stack(
 
 
 def fitted(
-    make: Callable[[int | None, int], Made],
+    make: Callable[[int | None, int], Fitted],
     *,
     max_width: int | None,
     lanes: int,
     devices: int,
     memory_limit: int | None,
-) -> Made:
+) -> Fitted:
     """``make(max_width, lanes)``, with fewer jobs at a time as long as it raises ``TooLarge``.
 
     First the batches become shorter, down to one job a device, then there is one lane. Raises ``ValueError`` if the run

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
+from numpy.typing import DTypeLike
 
-from fedjax_async.base import check
-from fedjax_async.clock import check_schedule
 from fedjax_async.clock.record import SLACK
-from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_client, shapes_of_server
-from fedjax_async.engine.defaults import default_batching, default_width, width_costs
-from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import (
-    EvaluationPoints,
-    RunTests,
-    Scores,
-    differs,
-    own_tests,
-    owners,
-    validation_part,
-)
-from fedjax_async.engine.evaluator import Evaluator
-from fedjax_async.engine.flat import Flat, flattened
+from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, Scores, now_of
+from fedjax_async.engine.flat import Flat
 from fedjax_async.engine.kernels import Carry, JobBuffers
-from fedjax_async.engine.layout import Layout, digest, make_layout
-from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
-from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
-from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
+from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.measures import NOTHING, Inputs, Measures
+from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
+from fedjax_async.engine.programs import Programs
 from fedjax_async.engine.record import EngineResult
-from fedjax_async.engine.scoring import Measuring
-from fedjax_async.engine.stack_facts import stack_facts
-from fedjax_async.engine.streaming import Feed, make_feed
-from fedjax_async.engine.tables import DeviceTables, StackShape, make_tables, padded_length
-from fedjax_async.engine.unsent import all_training
-from fedjax_async.engine.watching import Watcher
-from fedjax_async.engine.widths import ladder
+from fedjax_async.engine.scoring import evaluated
+from fedjax_async.engine.streaming import Feed
+from fedjax_async.engine.tables import DeviceTables, StackShape
+from fedjax_async.engine.watching import Watcher, is_ready
 from fedjax_async.types import Array, Key, Params, Schedule, ServerAlgorithm, State
 
 # Besides one training program per width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
-# The least number of slots, so that small runs of different methods share programs.
-LEAST_SLOTS = 12
 
 
 class Member(NamedTuple):
@@ -62,28 +44,8 @@ class Member(NamedTuple):
     measures: Measures = NOTHING
 
 
-def make_member(
-    components: Components,
-    schedule: Schedule,
-    params: Params,
-    key: Key,
-    points: EvaluationPoints,
-    norm_limit: float = float("inf"),
-    probes: Mapping[str, Any] | None = None,
-    measures: Measures = NOTHING,
-) -> Member:
-    """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
-    schedule = check_schedule(schedule)
-    require_measurable(components.data, measures)
-    chosen = resolved_probes(probes, components.data, len(schedule.job))
-    kept = shapes_of_client(components, params)
-    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
-    points = points._replace(position=training.position[points.position])
-    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
-
-
 class Stack(NamedTuple):
-    """Runs with a server that advance side by side, laid out, moved to the device and compiled: ``loop.Runs``."""
+    """Runs with a server that advance side by side, laid out, moved to the device and compiled: ``loop.SideBySide``."""
 
     members: Sequence[Member]
     layout: Layout
@@ -215,158 +177,72 @@ def _model(rule: ServerAlgorithm, state: State, real: np.dtype) -> Params:
     return params
 
 
-def layout_of(
-    members: Sequence[Member],
-    *,
-    max_width: int | None = None,
-    lanes: int = 1,
-    batching: str | None = None,
-    devices: int = 1,
-    fill: bool = True,
-) -> Layout:
-    """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
+class OneOf:
+    """The score of one run, of those that one call computed for several runs; fetched when it is read."""
 
-    The options are those of :func:`~fedjax_async.engine.run_waves` and :func:`~fedjax_async.engine.make_layout`.
-    ``ValueError`` for invalid ones.
-    """
-    first = members[0]
-    top = devices * default_width(first.params) if max_width is None else max_width
-    check.whole("max_width", top)
-    check.whole("lanes", lanes)
-    _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
-    return make_layout(
-        [m.schedule for m in members],
-        max_width=top,
-        lanes=lanes,
-        devices=devices,
-        batching=batching or default_batching(),
-        personal=bool(jax.tree.leaves(memory)),
-        fill=fill and not first.components.data.streamed,
-        costs=width_costs(first.components.model, first.params, first.components.data.x),
-    )
+    def __init__(self, values: jax.Array, index: int) -> None:
+        self._values, self._index = values, index
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """The score on the host."""
+        return np.array(np.asarray(self._values)[self._index], dtype, copy=copy)
+
+    def is_ready(self) -> bool:
+        """Whether it is computed."""
+        return is_ready(self._values)
 
 
-def shape_of(layout: Layout) -> StackShape:
-    """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
-    spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
-    slots = max(LEAST_SLOTS, layout.slots.count + spare)
-    return StackShape(
-        runs=len(layout.schedules),
-        num_clients=layout.schedules[0].num_clients,
-        capacity=layout.capacity,
-        positions=padded_length(len(layout.run) + layout.capacity),
-        writes=padded_length(len(layout.slots.write_slot)),
-        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
-    )
+class Evaluator:
+    """``evaluator(carry, [(run, its arrivals so far)]) -> scores of each``, by name; also handed to the observers."""
 
+    def __init__(self, stack: Stack, watcher: Watcher) -> None:
+        self._stack, self._watcher = stack, watcher
+        self._real = stack.tables.time.dtype
 
-def held_out(
-    members: Sequence[Member], *, per_client: bool, own: bool, sharding: NamedSharding | None
-) -> list[RunTests]:
-    """Per member, on the device: test inputs, targets, the owner of each test example, own tests, validation part.
+    def __call__(self, carry: Carry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Evaluate the runs that are due; all of the stack, if more than half of them are."""
+        stack, found = self._stack, []
+        with jax.enable_x64(self._real == np.float64):  # each thread has its own setting
+            whole = stack.programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
+            scores = self._together(whole, carry, due) if whole else [self._one(carry, *moment) for moment in due]
+            for moment, own in zip(due, scores):
+                found.append(own | measured(stack, carry, moment[0], self._now(*moment)))
+                self._watcher.add(moment, found[-1], self._model(carry, moment[0]))
+        return found
 
-    ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
-    So are the owners without ``per_client``.
-    """
-    data = [m.components.data for m in members]
-    shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)
-    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
-    split = [
-        (
-            owners(d) if per_client else None,
-            own_tests(d, m.schedule) if own else None,
-            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
+    def _now(self, run: int, local: int) -> tuple[np.ndarray, np.ndarray]:
+        member = self._stack.members[run]
+        return now_of(member.points, member.schedule, local, self._real)
+
+    def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
+        stack, tests = self._stack, self._stack.tests[run]
+        seen = evaluated(carry, tests[3] is not None)
+        found: dict[str, Any] = stack.programs.evaluate(
+            stack.tables, seen, np.int32(run), self._now(run, local), *tests
         )
-        for d, m in zip(data, members)
-    ]
-    return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
+        return found
+
+    def _together(self, whole: Callable[..., Any], carry: Carry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
+        stack = self._stack
+        runs = np.arange(stack.shape.runs, dtype=np.int32)
+        time, steps = np.zeros(len(runs), self._real), np.zeros(len(runs), np.int32)
+        for run, local in due:
+            time[run], steps[run] = self._now(run, local)
+        seen = evaluated(carry, stack.tests[0][3] is not None)
+        scores = whole(stack.tables, seen, runs, (time, steps), *(stack.every_test or ()))
+        return [{name: OneOf(values, run) for name, values in scores.items()} for run, _ in due]
+
+    def _model(self, carry: Carry, run: int) -> Params | None:
+        """A copy of the run's model, if an observer may ask for it."""
+        copying = self._stack.programs.model if self._watcher.wants_model(run) else None
+        return None if copying is None else copying(self._stack.tables, carry.server, np.int32(run))
 
 
-def tests_together(tests: Sequence[RunTests], runs: int) -> RunTests | None:
-    """What :func:`held_out` made, with an axis of ``runs`` behind the test set, which must be one; None if it is not.
-
-    Rows beyond the members repeat the first one.
-    """
-    x, y, *_ = tests[0]
-    if runs == 1 or any(one[0] is not x or one[1] is not y for one in tests):
-        return None
-    every = [one[2:] for one in tests] + [tests[0][2:]] * (runs - len(tests))
-    return x, y, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
-
-
-def make_stack(
-    members: Sequence[Member],
-    layout: Layout,
-    shape: StackShape,
-    *,
-    per_client: bool = False,
-    mesh: Mesh | None = None,
-    memory_limit: int | None = None,
-    models: bool = False,
-) -> Stack:
-    """Move a stack to the device and compile its programs; ``models``: also the program that copies a model.
-
-    Raises ``TooLarge`` if it needs more than ``memory_limit`` bytes, before it compiles if that is known by then.
-    """
-    members = [m._replace(components=flattened(m.components)) for m in members]
-    components = members[0].components
-    data = [m.components.data for m in members]
-    feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None
-    tables = make_tables(
-        layout,
-        shape,
-        data,
-        [m.key for m in members],
-        [m.components.hyper for m in members],
-        [m.norm_limit for m in members],
-        [m.applied for m in members],
-        [m.probes for m in members],
-        feed=feed,
-        sharding=everywhere(mesh),
-    )
-    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
-    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
-    params = to_devices(params, everywhere(mesh))
-    own = per_client and differs(components, members[0].params)
-    tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
-    measures = [m.measures for m in members]
-    inputs: list[Inputs | None] = [None] * len(members)
-    if measures[0].wants_anything():
-        found = inputs_of(data, [m.schedule for m in members], measures, per_client)
-        inputs = to_devices(found, everywhere(mesh))
-    every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
-    facts = stack_facts(members, layout, shape)
-    shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
-    fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
-    needed = fixed + layout.lanes * bytes_of(shapes.buffers)
-    if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed, layout.capacity)
-    programs = compile_programs(
-        components.server,
-        components.client,
-        components.model,
-        layout,
-        shape,
-        tables,
-        params,
-        tests[0],
-        inputs[0],
-        shapes,
-        what=Measuring(
-            measures[0]._replace(training=None),  # its rows are among the inputs
-            own_models=own,
-            per_client=per_client,
-            labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
-            total=len(data[0].test_y),
-            width=layout.capacity if layout.batching == "vmap" else 1,
-        ),
-        facts=facts,
-        mesh=mesh,
-        models=models,
-        every_test=every_test,
-    )
-    needed += layout.lanes * max(map(temporary_bytes, programs.train.values()))
-    if memory_limit is not None and needed > memory_limit:
-        raise TooLarge(needed, layout.capacity)
-    sharding = everywhere(mesh)
-    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, sharding, inputs, every_test)
+def measured(stack: Stack, carry: Carry, run: int, now: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+    """What a run measures besides loss and accuracy, by name."""
+    programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
+    if programs.measure is None:
+        return {}
+    seen = evaluated(carry, programs.reads_clients)
+    found: dict[str, Any] = programs.measure(stack.tables, seen, np.int32(run), now, x, y, owner, stack.inputs[run])
+    return found

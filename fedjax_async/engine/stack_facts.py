@@ -16,7 +16,7 @@ from fedjax_async.types import Schedule
 AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
 
 
-class Planned(Protocol):
+class Arriving(Protocol):
     """What is read of the members of a stack."""
 
     @property
@@ -46,7 +46,7 @@ class StackFacts(NamedTuple):
     at_once: int = 1
 
 
-def stack_facts(members: Sequence[Planned], layout: Layout, shape: StackShape) -> StackFacts:
+def stack_facts(members: Sequence[Arriving], layout: Layout, shape: StackShape) -> StackFacts:
     """What the compiled programs of a stack depend on."""
     off_the_cpu = jax.default_backend() != "cpu"
     in_turn = (off_the_cpu or _by_ranks(layout, shape)) and sends_twice(layout)
@@ -65,7 +65,7 @@ def stack_facts(members: Sequence[Planned], layout: Layout, shape: StackShape) -
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
-def has_long_groups(members: Sequence[Planned], layout: Layout) -> bool:
+def has_long_groups(members: Sequence[Arriving], layout: Layout) -> bool:
     """Whether an arrival in two, or fewer, closes a step or is followed by messages."""
     return 2 * len(group_ends(layout, [m.applied for m in members])) <= len(layout.run)
 

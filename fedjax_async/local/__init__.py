@@ -16,7 +16,7 @@ from functools import partial
 from fedjax_async.base import lazy
 from fedjax_async.local.anchored import anchored_training as anchored_training
 from fedjax_async.local.batches import (batch as batch, mean_loss as mean_loss, part_mean as part_mean,
-    permute as permute)
+    permute as permute, rows_at_a_time as rows_at_a_time)
 from fedjax_async.local.curve import Curve as Curve, curve_training as curve_training
 from fedjax_async.local.feedback import ef21 as ef21, feedback as feedback
 from fedjax_async.local.job import (arrival_key as arrival_key, job_key as job_key, local_steps as local_steps,

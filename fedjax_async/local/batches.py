@@ -78,6 +78,15 @@ def seed_of(key: Array) -> Array:
     return jnp.stack([words[0], words[-1]])
 
 
+def rows_at_a_time(total: int, parts: int) -> int:
+    """The rows of a part that :func:`part_mean` should read at a time, for ``parts`` with ``total`` rows together.
+
+    The power of two at or above the mean part, from 32 to 256: a client with 60 examples costs 64 rows, not 256.
+    """
+    mean = -(-total // max(parts, 1))
+    return max(32, min(256, 1 << max(mean - 1, 0).bit_length()))
+
+
 def part_mean(measure: Callable[[Array, Array], Tree], part: ClientData, batch_size: int = 256) -> Tree:
     """Mean of ``measure(x, y)`` (a pytree of ``[B, ...]``) over all rows of ``part``; NaN for an empty part.
 

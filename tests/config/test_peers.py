@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import named, simulate
-from fedjax_async.config import Settings, execute_group, plan_groups, prepare, sweeping
+from fedjax_async.config import Settings, execute, execute_group, plan_groups, prepare, sweeping
 from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.peers import PeerSchedule
@@ -47,7 +47,7 @@ class Killed(BaseException):
 
 
 def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeping, "CHECKPOINT_EVENTS", 4)
+    monkeypatch.setattr(sweeping, "CHECKPOINT_UPDATES", 4)
     base = WORLD | {"method": "swift", "global_tests": "never", "eval_updates": 1}
     begun, held = [], []
 
@@ -68,7 +68,7 @@ def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(t
         start()
     monkeypatch.setattr(Keeper, "restore", restore)
     runs = list(start().runs)
-    assert held == [True], "the first run is finished, the second goes on from its checkpoint"
+    assert held and all(held), "what is not finished goes on from its checkpoint"
     assert not (tmp_path / "checkpoints").exists()
     assert len(runs) == 2 and all(isinstance(run.schedule, PeerSchedule) for run in runs), "read from their folders"
     assert all("global_loss" not in run.evaluations and "average_loss" not in run.evaluations for run in runs)
@@ -89,12 +89,15 @@ def test_nodes_that_send_nothing_have_no_topology_and_one_is_enough():
     assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # which is then refused
 
 
-def test_lanes_and_memory_of_a_sweep_hold_for_runs_without_a_server(monkeypatch):
-    settings = [Settings(method="swift", **RING, seed=seed) for seed in (0, 1)]
-    with pytest.raises(ValueError, match=r"memory_limit = 10: must be at least .* bytes for one run"):
+def test_lanes_and_memory_of_a_sweep_hold_for_runs_without_a_server():
+    settings = [Settings(method="swift", **RING, lr=lr) for lr in (0.1, 0.2)]
+    with pytest.raises(ValueError, match=r"memory_limit = 10: must be at least .* bytes for one run per lane"):
         plan_groups(settings, memory_limit=10)
     (group,) = plan_groups(settings, lanes=3)
-    used = []
-    monkeypatch.setattr(sweeping, "execute", lambda e, **_: used.append((e.settings.lanes, e.described.get("lanes"))))
-    execute_group(settings, group, on_finished=lambda i, run: None)
-    assert used == [(3, None)] * 2
+    assert (group.stacks, group.lanes, group.batches) == (((0, 1),), 1, 3)
+    runs = {}
+    execute_group(settings, group, on_finished=runs.__setitem__)
+    for i, one in enumerate(settings):
+        alone = execute(prepare(one))
+        np.testing.assert_array_equal(runs[i].evaluations["global_loss"], alone.evaluations["global_loss"])
+        assert runs[i].settings["lanes"] is None

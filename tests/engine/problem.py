@@ -16,7 +16,7 @@ import optax
 from fedjax_async.base import factories, tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
-from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
+from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import OPTIMIZERS, local_steps, local_training
 from fedjax_async.models.wrap import augmented, cross_entropy
 from fedjax_async.server import METHODS, SERVERS

@@ -43,7 +43,7 @@ def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, de
         in_flight(given.schedule) if under_way is None else under_way,
         asks=policy.sends is not None or policy.sizes,
         all_arrive=not conditions and policy.sends is None,
-        probes={OBSERVED: Probe(observed_loss(MODEL))} if policy.loss else {},
+        probes={OBSERVED: Probe(observed_loss(MODEL, 32))} if policy.loss else {},
     )
     made = executor(outset, **options)
     decisions = Decisions(policy, made)

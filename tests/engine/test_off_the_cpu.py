@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_async.engine import run_reference, serving
 from fedjax_async.engine.run import run_stack
-from fedjax_async.engine.stack import sends_twice, stack_facts
+from fedjax_async.engine.stack_facts import sends_twice, stack_facts
 from fedjax_async.server import SERVERS
 from tests.engine.problem import case, close, near, remembering, stack_of
 

@@ -1,0 +1,218 @@
+"""From runs to a stack: laid out, moved to the device and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from fedjax_async.base import check
+from fedjax_async.clock import check_schedule
+from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
+from fedjax_async.engine.defaults import default_batching, default_width, width_costs
+from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.evaluation import (
+    EvaluationPoints,
+    RunTests,
+    differs,
+    own_tests,
+    owners,
+    validation_part,
+)
+from fedjax_async.engine.flat import flattened
+from fedjax_async.engine.layout import Layout, make_layout
+from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
+from fedjax_async.engine.probes import resolved_probes
+from fedjax_async.engine.programs import compile_programs, shapes_of
+from fedjax_async.engine.scoring import Measuring
+from fedjax_async.engine.stack import Member, Stack
+from fedjax_async.engine.stack_facts import stack_facts
+from fedjax_async.engine.streaming import make_feed
+from fedjax_async.engine.tables import StackShape, make_tables, padded_length
+from fedjax_async.engine.unsent import all_training
+from fedjax_async.engine.widths import ladder
+from fedjax_async.types import Key, Params, Schedule
+
+# The least number of slots, so that small runs of different methods share programs.
+LEAST_SLOTS = 12
+
+
+def make_member(
+    components: Components,
+    schedule: Schedule,
+    params: Params,
+    key: Key,
+    points: EvaluationPoints,
+    norm_limit: float = float("inf"),
+    probes: Mapping[str, Any] | None = None,
+    measures: Measures = NOTHING,
+) -> Member:
+    """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
+    schedule = check_schedule(schedule)
+    require_measurable(components.data, measures)
+    chosen = resolved_probes(probes, components.data, len(schedule.job))
+    kept = shapes_of_client(components, params)
+    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
+    points = points._replace(position=training.position[points.position])
+    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
+
+
+def layout_of(
+    members: Sequence[Member],
+    *,
+    max_width: int | None = None,
+    lanes: int = 1,
+    batching: str | None = None,
+    devices: int = 1,
+    fill: bool = True,
+) -> Layout:
+    """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
+
+    The options are those of :func:`~fedjax_async.engine.run_waves` and :func:`~fedjax_async.engine.make_layout`.
+    ``ValueError`` for invalid ones.
+    """
+    first = members[0]
+    top = devices * default_width(first.params) if max_width is None else max_width
+    check.whole("max_width", top)
+    check.whole("lanes", lanes)
+    _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
+    return make_layout(
+        [m.schedule for m in members],
+        max_width=top,
+        lanes=lanes,
+        devices=devices,
+        batching=batching or default_batching(),
+        personal=bool(jax.tree.leaves(memory)),
+        fill=fill and not first.components.data.streamed,
+        costs=width_costs(first.components.model, first.params, first.components.data.x),
+    )
+
+
+def shape_of(layout: Layout) -> StackShape:
+    """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
+    spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
+    slots = max(LEAST_SLOTS, layout.slots.count + spare)
+    return StackShape(
+        runs=len(layout.schedules),
+        num_clients=layout.schedules[0].num_clients,
+        capacity=layout.capacity,
+        positions=padded_length(len(layout.run) + layout.capacity),
+        writes=padded_length(len(layout.slots.write_slot)),
+        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
+    )
+
+
+def held_out(
+    members: Sequence[Member], *, per_client: bool, own: bool, sharding: NamedSharding | None
+) -> list[RunTests]:
+    """Per member, on the device: test inputs, targets, the owner of each test example, own tests, validation part.
+
+    ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
+    So are the owners without ``per_client``.
+    """
+    data = [m.components.data for m in members]
+    shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)
+    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
+    split = [
+        (
+            owners(d) if per_client else None,
+            own_tests(d, m.schedule) if own else None,
+            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
+        )
+        for d, m in zip(data, members)
+    ]
+    return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
+
+
+def tests_together(tests: Sequence[RunTests], runs: int) -> RunTests | None:
+    """What :func:`held_out` made, with an axis of ``runs`` behind the test set, which must be one; None if it is not.
+
+    Rows beyond the members repeat the first one.
+    """
+    x, y, *_ = tests[0]
+    if runs == 1 or any(one[0] is not x or one[1] is not y for one in tests):
+        return None
+    every = [one[2:] for one in tests] + [tests[0][2:]] * (runs - len(tests))
+    return x, y, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+
+
+def make_stack(
+    members: Sequence[Member],
+    layout: Layout,
+    shape: StackShape,
+    *,
+    per_client: bool = False,
+    mesh: Mesh | None = None,
+    memory_limit: int | None = None,
+    models: bool = False,
+) -> Stack:
+    """Move a stack to the device and compile its programs; ``models``: also the program that copies a model.
+
+    Raises ``TooLarge`` if it needs more than ``memory_limit`` bytes, before it compiles if that is known by then.
+    """
+    members = [m._replace(components=flattened(m.components)) for m in members]
+    components = members[0].components
+    data = [m.components.data for m in members]
+    feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None
+    tables = make_tables(
+        layout,
+        shape,
+        data,
+        [m.key for m in members],
+        [m.components.hyper for m in members],
+        [m.norm_limit for m in members],
+        [m.applied for m in members],
+        [m.probes for m in members],
+        feed=feed,
+        sharding=everywhere(mesh),
+    )
+    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
+    params = to_devices(params, everywhere(mesh))
+    own = per_client and differs(components, members[0].params)
+    tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
+    measures = [m.measures for m in members]
+    inputs: list[Inputs | None] = [None] * len(members)
+    if measures[0].wants_anything():
+        found = inputs_of(data, [m.schedule for m in members], measures, per_client)
+        inputs = to_devices(found, everywhere(mesh))
+    every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
+    facts = stack_facts(members, layout, shape)
+    shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
+    fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
+    needed = fixed + layout.lanes * bytes_of(shapes.buffers)
+    if memory_limit is not None and needed > memory_limit:
+        raise TooLarge(needed, layout.capacity)
+    programs = compile_programs(
+        components.server,
+        components.client,
+        components.model,
+        layout,
+        shape,
+        tables,
+        params,
+        tests[0],
+        inputs[0],
+        shapes,
+        what=Measuring(
+            measures[0]._replace(training=None),  # its rows are among the inputs
+            own_models=own,
+            per_client=per_client,
+            labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
+            total=len(data[0].test_y),
+            width=layout.capacity if layout.batching == "vmap" else 1,
+        ),
+        facts=facts,
+        mesh=mesh,
+        models=models,
+        every_test=every_test,
+    )
+    needed += layout.lanes * max(map(temporary_bytes, programs.train.values()))
+    if memory_limit is not None and needed > memory_limit:
+        raise TooLarge(needed, layout.capacity)
+    sharding = everywhere(mesh)
+    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, sharding, inputs, every_test)
