@@ -37,7 +37,7 @@ from common import both_clocks, hardware, interleave, peak_memory, write_table
 from fedjax_async.clock import Until
 from fedjax_async.data import Dataset, decode, federate
 from fedjax_async.engine import default_lanes, default_width
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_layout import make_peer_layout
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import PeerRun, make_peer_member, make_peer_run, run_peers
@@ -81,7 +81,7 @@ def problem(a: argparse.Namespace) -> tuple[Any, ...]:
         availability="joins:share=0.1,by=35",
     )
     client = anchored_training(model, optimizer=optax.adam(1e-3), batch_size=BATCH)
-    components = PeerComponents(pushcen(stays, k=a.k), client, model, data)
+    components = Components(pushcen(stays, k=a.k), client, model, data)
     points = np.linspace(0, a.horizon, EVALUATIONS + 1 if a.whole else 2)
     return components, plan, model.init(jax.random.key(0)), jax.random.key(1), points
 

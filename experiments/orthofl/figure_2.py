@@ -48,9 +48,9 @@ def watched(spec: str, layer: str) -> Method:
         return rule._replace(receive=receive, close=None)
 
     def server(hyper: Any) -> ServerAlgorithm:
-        return recording(bound(usual.server, hyper))
+        return recording(bound(usual.rule, hyper))
 
-    return usual._replace(server=server)
+    return usual._replace(rule=server)
 
 
 def two_clients(task: str, given: argparse.Namespace, method: str, slow: float) -> Run:

@@ -271,7 +271,7 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
     data, known = components.data, abstract(components.hyper)
     count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
     given = (count, count, known, params, jax.eval_shape(jax.random.key, 0), pool)
-    used = tree.leaves_read(_one_update(components.server, components.client, len(data.size)), *given)
+    used = tree.leaves_read(_one_update(components.rule, components.client, len(data.size)), *given)
     return used[0], used[1]
 
 

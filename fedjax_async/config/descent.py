@@ -236,7 +236,7 @@ def _require_gradient(settings: Settings) -> None:
     """``ValueError`` if reverse mode cannot differentiate a local step; found from shapes, before planning."""
     run = resolve(settings)
     components, data = run.components, run.components.data
-    rule, client = (bound(one, components.hyper) for one in (components.server, components.client))
+    rule, client = (bound(one, components.hyper) for one in (components.rule, components.client))
     facts = Facts(len(data.size))
 
     def moved(params: Params, key: Key, pool: tuple[Any, Any], zero: Array) -> Array:

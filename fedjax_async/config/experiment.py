@@ -231,10 +231,10 @@ def built(
     """
     steps = planned_steps(schedule) if steps is None else steps
     s, components = run.settings, run.components
-    fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
+    fewest = uploads_of_a_sum(components.rule, components.hyper, schedule)
     components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
-    check_secure(s, components.server, components.hyper, schedule, probes)
-    rule = bound(components.server, components.hyper)
+    check_secure(s, components.rule, components.hyper, schedule, probes)
+    rule = bound(components.rule, components.hyper)
     facts = replace(facts_of(schedule), every_closes=steps.every_closes, longest_step=steps.reached)
     with naming(steps):
         # this raises if the rule cannot work with a step of so many uploads
@@ -247,8 +247,8 @@ def built(
     params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
-        server, client = StoringServer(components.server, s.slots), RestoringClient(components.client, full)
-        components = components._replace(server=server, client=client)
+        server, client = StoringServer(components.rule, s.slots), RestoringClient(components.client, full)
+        components = components._replace(rule=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
     learned = (params, key, points, limit, watched, run.measures, run.traffic)

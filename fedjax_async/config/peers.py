@@ -25,9 +25,9 @@ from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
-    PeerComponents,
+    Components,
     bound,
-    components_of_nodes,
+    components_of,
     gradients_of,
     shapes_of_client,
 )
@@ -82,7 +82,7 @@ class WithoutServer(NamedTuple):
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Rule, fragments, tests and data."""
-        return e.components.peer, e.schedule.fragments, self.global_tests, shared_data(e.components.data)
+        return e.components.rule, e.schedule.fragments, self.global_tests, shared_data(e.components.data)
 
     @property
     def lay_out(self) -> Callable[..., Ready]:
@@ -92,7 +92,7 @@ class WithoutServer(NamedTuple):
     def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
         """What nodes keep, a message a node, and models to train with."""
         p, nodes = e.components, e.schedule.num_clients
-        row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
+        row = jax.eval_shape(lambda params: bound(p.rule, p.hyper).init(params), e.params)
         each = bytes_of(row) + bytes_of(shapes_of_client(p, e.params)) + e.schedule.fragments * e.schedule.message_bytes
         return nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
 
@@ -115,7 +115,7 @@ class PeerResolved(NamedTuple):
 
     settings: Settings  # with the defaults that depend on method and data
     described: dict[str, Any]
-    components: PeerComponents
+    components: Components
     exchange: Exchange
     delay: DelayModel
     local_steps: np.ndarray  # int64[N], local steps of an event of each node
@@ -146,7 +146,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     trainer = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
-    components = components_of_nodes(peer_of(chosen, model, s.compress), trainer, model, data)
+    components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
     size = _message_bytes(s, components, shapes)
     contracts.check_clock(s, delay, len(data.size))
     return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, _global_tests(s, data))
@@ -174,9 +174,9 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
     return "all"
 
 
-def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> int:
+def _message_bytes(s: Settings, components: Components, params: Params) -> int:
     """Bytes of one message on the network, from shapes; a compressed one counts with its largest possible size."""
-    peer = components.peer
+    peer = components.rule
     shapes = sent_by_nodes(peer, components.client, components.hyper, params, components.data)
     if s.compress is not None:
         return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])
@@ -249,7 +249,7 @@ def built_peers(
     check.require(
         schedule.num_clients == nodes, "exchange", f"{schedule.num_clients} nodes", f"{nodes}, as in the data"
     )
-    cut = bound(components.peer, components.hyper).fragments
+    cut = bound(components.rule, components.hyper).fragments
     allowed = f"one that sends {cut} fragments, as {s.method} cuts its messages"
     check.require(schedule.fragments == cut, "exchange", f"{schedule.fragments} fragments", allowed)
     split_probes(probes, components.data, len(schedule.client))

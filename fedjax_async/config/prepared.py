@@ -81,7 +81,7 @@ class Experiment(NamedTuple):
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them, with names in place of objects
     kind: Kind
-    components: Any  # Components; without a server PeerComponents
+    components: Any  # Components; without a server Components
     schedule: Any  # Schedule; without a server PeerSchedule
     params: Params
     key: Key
@@ -145,7 +145,7 @@ class WithServer(NamedTuple):
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Server rule, data, whether every arrival closes a step, and what is measured."""
         data = shared_data(e.components.data)
-        return e.components.server, data, bool(np.all(e.schedule.closes)), e.measures.shared()
+        return e.components.rule, data, bool(np.all(e.schedule.closes)), e.measures.shared()
 
     @property
     def lay_out(self) -> Callable[..., Ready]:

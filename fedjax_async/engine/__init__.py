@@ -41,7 +41,7 @@ from fedjax_async.base import lazy
 
 if TYPE_CHECKING:
     # fmt: off
-    from fedjax_async.engine.components import Components as Components, PeerComponents as PeerComponents
+    from fedjax_async.engine.components import Components as Components
     from fedjax_async.engine.defaults import (default_batching as default_batching, default_lanes as default_lanes,
         default_width as default_width)
     from fedjax_async.engine.evaluation import (EvaluationPoints as EvaluationPoints, Every as Every,

@@ -268,7 +268,7 @@ class WavesExecutor:
         o, ends, growing, compiled = self._o, self._watcher.ends, self._growing, self._device.stack.programs
         rows = ends[0][0] + 1 if 0 in ends else len(o.evaluations.points.time)
         scores = jax.device_get([self._scores[0, int(position)] for position in o.evaluations.points.position[:rows]])
-        rule = bound(o.components.server, o.components.hyper)
+        rule = bound(o.components.rule, o.components.hyper)
         records, in_vain, in_vain_records = self._told.records()
         return EngineResult(
             params=ends[0][1] if 0 in ends else jax.device_get(rule.params(self._device.held.carry.server)),

@@ -48,7 +48,7 @@ def make_attribution(
     derivative along ``p_k`` (``first g``); ``keep``, see above; ``accuracy before`` and ``accuracy after``; ``counts``,
     whether the upload was accepted.
     """
-    rule = bound(components.server, components.hyper)
+    rule = bound(components.rule, components.hyper)
     shared = is_shared(rule, facts)
     x, y = (jnp.asarray(part) for part in rows)
     group = jnp.zeros(len(y), jnp.int32) if classes is None else y.astype(jnp.int32)

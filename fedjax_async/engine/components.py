@@ -27,37 +27,23 @@ Peer = PeerAlgorithm | Callable[[Hyper], PeerAlgorithm]
 
 
 class Components(NamedTuple):
-    """Server, client, model and data of a run.
+    """Rule, client, model and data of a run.
 
-    ``server`` and ``client`` are algorithms, or functions that return one from ``hyper``. Runs share compiled programs
-    and may run side by side if their components differ only in ``hyper`` and ``data``.
+    ``rule`` is that of the server, or of each node where there is none. ``rule`` and ``client`` are algorithms, or
+    functions that return one from ``hyper``. Runs share compiled programs and may run side by side if their components
+    differ only in ``hyper`` and ``data``.
     """
 
-    server: Server
+    rule: Any  # Server, or Peer
     client: Client
     model: Model
     data: FederatedData
     hyper: Mapping[str, float] = {}
 
 
-def components_of(server: Any, client: Any, model: Model, data: FederatedData) -> Components:
+def components_of(rule: Any, client: Any, model: Model, data: FederatedData) -> Components:
     """The components of two algorithms, each an algorithm or a ``Spec`` of one."""
-    return Components(template(server), template(client), model, data, {**numbers_of(server), **numbers_of(client)})
-
-
-class PeerComponents(NamedTuple):
-    """Peer algorithm, local training, model and data of a decentralised run; otherwise as :class:`Components`."""
-
-    peer: Peer
-    client: Client
-    model: Model
-    data: FederatedData
-    hyper: Mapping[str, float] = {}
-
-
-def components_of_nodes(peer: Any, client: Any, model: Model, data: FederatedData) -> PeerComponents:
-    """As :func:`components_of`, without a server."""
-    return PeerComponents(template(peer), template(client), model, data, {**numbers_of(peer), **numbers_of(client)})
+    return Components(template(rule), template(client), model, data, {**numbers_of(rule), **numbers_of(client)})
 
 
 class Template(NamedTuple):
@@ -90,7 +76,7 @@ def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:
 
 def waits_for_close(components: Components) -> bool:
     """Whether uploads change the model only when their server step closes: whether the rule has a ``close``."""
-    return bound(components.server, components.hyper).close is not None
+    return bound(components.rule, components.hyper).close is not None
 
 
 def facts_of(schedule: Schedule) -> Facts:
@@ -106,7 +92,7 @@ def abstract(hyper: Mapping[str, Any]) -> Hyper:
 
 def shapes_of_server(components: Components, params: Params, facts: Facts) -> tuple[Any, Any]:
     """Shapes of the server's state and of its memory about one client, at the start of a run with these facts."""
-    state, memory = tree.shapes(_server_init(components.server, facts), abstract(components.hyper), params)
+    state, memory = tree.shapes(_server_init(components.rule, facts), abstract(components.hyper), params)
     return state, memory
 
 
@@ -115,7 +101,7 @@ def _server_init(server: Server, facts: Facts) -> Callable[[Hyper, Params], tupl
     return lambda hyper, params: begun(bound(server, hyper), params, facts)
 
 
-def shapes_of_client(components: Components | PeerComponents, params: Params) -> Any:
+def shapes_of_client(components: Components, params: Params) -> Any:
     """Shapes of the state that a client keeps between jobs."""
     return tree.shapes(_client_init(components.client), abstract(components.hyper), params)
 
@@ -125,7 +111,7 @@ def _client_init(client: Client) -> Callable[[Hyper, Params], Any]:
     return lambda hyper, params: bound(client, hyper).init(params)
 
 
-def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.ndarray:
+def gradients_of(components: Components, schedule: Any) -> np.ndarray:
     """How many gradients of the loss each job computes (without a server: each event); int64[J]."""
     steps = np.asarray(schedule.local_steps, np.int64)
     client = bound(components.client, components.hyper)

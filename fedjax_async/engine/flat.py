@@ -119,7 +119,7 @@ def flattened(components: Components) -> Components:
     """The components as this backend runs them: on a CPU as they are, elsewhere with flat states."""
     if jax.default_backend() == "cpu":
         return components
-    return components._replace(server=FlatServer(components.server), client=FlatClient(components.client))
+    return components._replace(rule=FlatServer(components.rule), client=FlatClient(components.client))
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class GrowingStack:
 
     def _compile(self, work: ExtensionWork) -> None:
         o, stack, layout, shape = self._o, self.stack, work.layout, self._shape
-        parts = (o.components.server, o.components.client)
+        parts = (o.components.rule, o.components.client)
         shapes = programs.shapes_of(*parts, layout, shape, self.tables, stack.params, self._facts)
         scratch = self._store = shapes.buffers
         if not layout.whole:  # vmap writes its i-th job to row i of the buffers, so the results are copied to the store
@@ -172,7 +172,7 @@ class GrowingStack:
 
     def send(self, carry: Carry) -> Carry:
         """Send the messages that are due before the first position."""
-        sent: Carry = programs.send(self._o.components.server, self._facts)(self.tables, carry)
+        sent: Carry = programs.send(self._o.components.rule, self._facts)(self.tables, carry)
         return sent
 
     def train(
@@ -209,7 +209,7 @@ class GrowingStack:
         padded = next(n for n in ladder(2 * needed) if n >= needed)  # few lengths, so few programs
         rows = np.zeros(padded * BATCH, np.int32)
         rows[: size.sum()] = data.order[spans(offset, size)]
-        measure = programs.losses(components.model, components.server, self._facts)
+        measure = programs.losses(components.model, components.rule, self._facts)
         each = np.asarray(measure(self.tables, self.held.carry.server, rows.reshape(-1, BATCH)), np.float64).reshape(-1)
         owner = np.repeat(np.arange(len(size)), size)
         total = np.bincount(owner, each[: len(owner)], minlength=len(size))

@@ -18,7 +18,7 @@ from jax.stages import Wrapped
 
 from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
-from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound
+from fedjax_async.engine.components import Client, Components, Hyper, Peer, bound
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress, refuse
@@ -83,15 +83,15 @@ def _training(peer: Peer, client: Client) -> Wrapped:
 class _Nodes:
     """All nodes, the messages that are still to be read, and what happens at an event."""
 
-    def __init__(self, components: PeerComponents, schedule: PeerSchedule, params: Params, key: Key, limit: float):
+    def __init__(self, components: Components, schedule: PeerSchedule, params: Params, key: Key, limit: float):
         self.components, self.schedule, self.key = components, schedule, key
         self.real = np.dtype(jnp.result_type(float))
         self.limit = np.asarray(limit, self.real)
         self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
         data = components.data
         self.pool = jax.device_put((data.x, data.y, data.order))
-        self.peer = _mixing(components.peer)
-        self.train = _training(components.peer, components.client)
+        self.peer = _mixing(components.rule)
+        self.train = _training(components.rule, components.client)
         count = schedule.num_clients
         self.rows = [self.peer["init"](self.hyper, params)] * count
         self.kept = [bound(components.client, self.hyper).init(params)] * count
@@ -139,7 +139,7 @@ class _Nodes:
 class _Tests:
     """Scores of the nodes' models: on their own test parts, and on the global test set."""
 
-    def __init__(self, components: PeerComponents, schedule: PeerSchedule) -> None:
+    def __init__(self, components: Components, schedule: PeerSchedule) -> None:
         data, self.schedule = components.data, schedule
         self.x, self.y = np.asarray(data.test_x), np.asarray(data.test_y)
         self.scores = scores_of_examples(components.model, bool(np.issubdtype(self.y.dtype, np.integer)))
@@ -180,7 +180,7 @@ class _Tests:
 
 
 def run_peer_reference(
-    components: PeerComponents,
+    components: Components,
     schedule: PeerSchedule,
     params: Params,
     key: Key,

@@ -13,7 +13,7 @@ from jax.stages import Compiled
 
 from fedjax_async.base import check
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_batching, default_lanes, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
@@ -39,7 +39,7 @@ NodesTrainers = Trainers[PeerTables, PeerCarry, PeerBuffers]
 class PeerMember(NamedTuple):
     """One run of a stack, before it is laid out; :func:`make_peer_member` makes one."""
 
-    components: PeerComponents
+    components: Components
     schedule: PeerSchedule
     params: Params
     key: Key
@@ -267,7 +267,7 @@ def make_peer_stack(
     tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
     longest = int(np.diff(layout.inbox_bounds).max(initial=1))
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
-    what = Algorithms(first.components.peer, first.components.client, functions, longest if functions else 1)
+    what = Algorithms(first.components.rule, first.components.client, functions, longest if functions else 1)
     every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)
@@ -307,7 +307,7 @@ def _node_blocks(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
 
 
 def run_peer_waves(
-    components: PeerComponents,
+    components: Components,
     schedule: PeerSchedule,
     params: Params,
     key: Key,
@@ -359,7 +359,7 @@ def run_peer_waves(
 
 
 def make_peer_member(
-    components: PeerComponents,
+    components: Components,
     schedule: PeerSchedule,
     params: Params,
     key: Key,

@@ -121,7 +121,7 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
     def outputs(
         params: Params, key: Key, pool: tuple[Array, Array], tests: tuple[Array, Array]
     ) -> dict[str, dict[str, Array]]:
-        rule, client = bound(components.server, hyper), bound(components.client, hyper)
+        rule, client = bound(components.rule, hyper), bound(components.client, hyper)
         found = job(rule, client, params, key, pool, Facts(len(data.size)))
         own, test = (one_row(x, y, jnp.int32(0)) for x, y in (pool, tests))
         given = (found.state, found.memory, found.arrival, DataParts(own, own, test))

@@ -97,7 +97,7 @@ class _Federation:
         facts, data = facts_of(schedule) if facts is None else facts, components.data
         self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
         totals = np.int32(facts.updates), np.int32(facts.server_steps)
-        self.rule = _server(components.server)
+        self.rule = _server(components.rule)
         self.pool = jax.device_put((data.x, data.y, data.order))
         known = Facts(facts.num_clients, facts.every_closes, *totals)
         self.state, memory = self.rule["init"](self.hyper, params, known)

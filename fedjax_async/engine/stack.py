@@ -135,7 +135,7 @@ class Stack(NamedTuple):
         state = (
             carry.server if self.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
         )
-        rule = bound(member.components.server, member.components.hyper)
+        rule = bound(member.components.rule, member.components.hyper)
         until, known = self.until(carry, watcher, run)
         rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
         position, sent = layout.positions[run][:known], member.applied[:known]

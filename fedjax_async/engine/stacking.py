@@ -182,13 +182,13 @@ def make_stack(
         inputs = to_devices(found, everywhere(mesh))
     every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
     facts = stack_facts(members, layout, shape)
-    shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
+    shapes = shapes_of(components.rule, components.client, layout, shape, tables, params, facts, mesh)
     fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     programs = compile_programs(
-        components.server,
+        components.rule,
         components.client,
         components.model,
         layout,

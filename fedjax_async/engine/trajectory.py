@@ -206,7 +206,7 @@ class _Run:
 
     def rule(self, hyper: Varying, client: Whole, staleness: Whole = 0) -> Any:
         """The server rule for an arrival."""
-        return bound(self.components.server, at(hyper, client, staleness))
+        return bound(self.components.rule, at(hyper, client, staleness))
 
     def part(self, client: Whole, weight: Array | None) -> ClientData:
         """The training part of a client; ``weight``: factors of the losses."""

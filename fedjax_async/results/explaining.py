@@ -202,7 +202,7 @@ def _explanation(run: Run, again: Run, components: Components, facts: Any, part:
     count = len(run.updates["client"])
     table = {name: values[:count] for name, values in again.probes[PROBE].items()}
     step, closes = (np.asarray(again.updates[name][:count]) for name in ("step", "closes"))
-    shared = is_shared(bound(components.server, components.hyper), facts)
+    shared = is_shared(bound(components.rule, components.hyper), facts)
     exact, linear = divided(table, step, closes, shared=shared)
     before = _sum_of(table, "before")
     after = np.where(closes, _sum_of(table, "after"), before) if shared else _sum_of(table, "after")

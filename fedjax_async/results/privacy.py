@@ -103,8 +103,8 @@ def _of_clients(run: Run, resolved: Resolved, asked: Uploads, delta: float | Non
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
     delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
-    sums = bound(components.server, components.hyper).sums
-    fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
+    sums = bound(components.rule, components.hyper).sums
+    fewest = uploads_of_a_sum(components.rule, components.hyper, schedule)
     own = multipliers(float(asked.noise), asked.quantile, asked.count_noise, fewest)
     counts = np.asarray(updates["accepted"], np.bool_) & np.asarray(updates["used"], np.bool_)
     why = _unknown(run, resolved.settings, float(asked.noise), np.asarray(updates["used"], np.bool_) & ~counts)

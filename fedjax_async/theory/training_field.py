@@ -120,7 +120,7 @@ def training_curl(
     pool = jax.device_put((data.x, data.y, data.order))
 
     def measured(key: Key, params: Params, pool: Any) -> MeanCurl:
-        rule = bound(experiment.components.server, experiment.components.hyper)
+        rule = bound(experiment.components.rule, experiment.components.hyper)
         message, _ = rule.dispatch(*begun(rule, params, facts_of(experiment.schedule)), Request())
         return jobs.curl(key, message._replace(params=params, version=jnp.int32(0)), pool, pairs)
 
@@ -147,7 +147,7 @@ def curl_probe(
     """
     check.whole("pairs", pairs, 2)
     jobs = _Jobs(experiment, clients, number, weighting)
-    rule = bound(experiment.components.server, experiment.components.hyper)
+    rule = bound(experiment.components.rule, experiment.components.hyper)
 
     def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         message = Message(rule.params(state), arrival.extra, jnp.int32(0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.clock import Until
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.local import local_steps
 from fedjax_async.peers import PeerAlgorithm, plan_peers
 from fedjax_async.peers.full_mixing import full_models
@@ -97,7 +97,7 @@ def halves():
 class PeerCase(NamedTuple):
     """The arguments of both engines, in order."""
 
-    components: PeerComponents
+    components: Components
     schedule: PeerSchedule
     params: object
     key: object
@@ -107,6 +107,6 @@ class PeerCase(NamedTuple):
 def peer_case(peer=AVERAGE, exchange="mean", *, sizes=SIZES, horizon=10.0, points=5, **conditions) -> PeerCase:
     """The arguments of one run; call it inside ``jax.enable_x64`` for float64."""
     schedule = plan(exchange, sizes, horizon, **conditions)
-    components = PeerComponents(peer, client(), MODEL, data(sizes))
+    components = Components(peer, client(), MODEL, data(sizes))
     moments = np.linspace(0, horizon, points)
     return PeerCase(components, schedule, MODEL.init(jax.random.key(1)), jax.random.key(2), moments)

@@ -100,7 +100,7 @@ def test_a_function_of_a_rule_may_be_replaced_where_the_rule_takes_facts(name):
 
     for timing in ("every", "buffer:size=3"):
         problem = case(name, timing, updates=9)
-        components = problem.components._replace(server=made._replace(receive=receive))
+        components = problem.components._replace(rule=made._replace(receive=receive))
         halved = run_waves(*problem._replace(components=components)).params
         close(halved, run_reference(*problem._replace(components=components)).params, 1e-10)
         usual = run_waves(*problem).params

@@ -68,8 +68,8 @@ def test_half_precision_slots_round_the_start_models_only():
 
 def test_half_precision_slots_take_half_the_memory():
     e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
-    message = jax.eval_shape(lambda p: e.components.server(e.components.hyper).dispatch(
-        *e.components.server(e.components.hyper).init(p), Request())[0], e.params)  # fmt: skip
+    message = jax.eval_shape(lambda p: e.components.rule(e.components.hyper).dispatch(
+        *e.components.rule(e.components.hyper).init(p), Request())[0], e.params)  # fmt: skip
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 

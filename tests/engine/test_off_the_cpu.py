@@ -102,7 +102,7 @@ def loops_of_receive(rule, timing, delay):
     carry = stack.programs.start(stack.tables, stack.params)
     buffers = stack.programs.buffers(stack.tables, carry)
     facts = stack_facts(stack.members, stack.layout, stack.shape)
-    receive = jax.jit(serving.make_receive(stack.members[0].components.server, facts))
+    receive = jax.jit(serving.make_receive(stack.members[0].components.rule, facts))
     lowered = receive.trace(stack.tables, carry, buffers, np.zeros(2, np.int32)).lower(lowering_platforms=("cuda",))
     return lowered.as_text().count("stablehlo.while")
 

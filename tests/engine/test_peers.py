@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import run_peer_waves
@@ -237,7 +237,7 @@ def by_hand(corrupt=None, mass=1.0):
 
 
 def found_by(peer, corrupt=None, **options):
-    given = PeerComponents(peer, client(), MODEL, data(SIZES)), schedule(corrupt), MODEL.init(jax.random.key(1))
+    given = Components(peer, client(), MODEL, data(SIZES)), schedule(corrupt), MODEL.init(jax.random.key(1))
     return run_peer_reference(*given, jax.random.key(2), POINTS, **options)
 
 

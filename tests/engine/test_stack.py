@@ -25,7 +25,7 @@ def family(hyper):
 
 def member(timing, seed, mixing, updates):
     one = case("fedasync", timing, "exponential:mean=1", seed=seed, updates=updates)
-    one = changed(one, server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing})
+    one = changed(one, rule=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing})
     return one._replace(key=jax.random.key(seed))
 
 
@@ -58,8 +58,8 @@ def watched(seed, updates, rows, first, sample):
 def test_all_that_runs_keep_and_measure_is_their_own():
     """Memory, client state, probes, test and validation parts, samples of the training loss, fine-tuned models."""
     cases, asked = zip(watched(3, 24, [4, 3, 4, 0, 4], 0, 5), watched(4, 17, [2, 0, 5, 3, 1], 5, 6))
-    rule, who = cases[0].components.server, cases[0].components.client
-    cases = [changed(one, server=rule, client=who) for one in cases]
+    rule, who = cases[0].components.rule, cases[0].components.client
+    cases = [changed(one, rule=rule, client=who) for one in cases]
     stack = stack_of(*cases, facts=asked, of_stack={"per_client": True}, batching="vmap")
     for have, one, its in zip(run_stack(stack), cases, asked, strict=True):
         want = run_reference(*one, per_client=True, **its)

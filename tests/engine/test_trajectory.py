@@ -27,7 +27,7 @@ def traced(case, name, option):
     def server(hyper):
         return SERVERS[name](**{option: hyper[option]})
 
-    return problem.changed(case, server=server, client=client, hyper={"lr": 0.1, option: 0.7})
+    return problem.changed(case, rule=server, client=client, hyper={"lr": 0.1, option: 0.7})
 
 
 def function_of(case, **options):
@@ -91,7 +91,7 @@ def test_a_run_of_asynccurve_has_the_gradient_that_finite_differences_give():
         return SERVERS["asynccurve"](server_lr=hyper["server_lr"], swa=1.0)
 
     hyper = {"lr": 0.05, "control_lr": 0.1, "proximal": 0.2, "gamma": 0.8, "server_lr": 0.5}
-    case = problem.changed(case, server=server, client=client, hyper=hyper)
+    case = problem.changed(case, rule=server, client=client, hyper=hyper)
     f = function_of(case)
     loss = jax.jit(jax.value_and_grad(lambda hyper: f(hyper, case.params)["loss"][-1]))
     for name, number in hyper.items():

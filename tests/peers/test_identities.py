@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_async.clock import Until
 from fedjax_async.compress import centroids
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_reference import _Nodes
 from fedjax_async.local import local_training
 from fedjax_async.local.anchored import Dictionary, anchored_training
@@ -49,7 +49,7 @@ class Followed:
     """The oracle's nodes, and beside them all models and messages with their masses."""
 
     def __init__(self, peer, client, schedule, spread):
-        components = PeerComponents(peer, client, MODEL, data(SIZES))
+        components = Components(peer, client, MODEL, data(SIZES))
         self.schedule, self.starts = schedule, [MODEL.init(jax.random.key(i if spread else 1)) for i in range(5)]
         self.nodes = _Nodes(components, schedule, self.starts[0], jax.random.key(2), np.inf)
         self.nodes.rows = [self.nodes.peer["init"](self.nodes.hyper, start) for start in self.starts]

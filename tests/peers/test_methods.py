@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async.clock import Until
 from fedjax_async.compress import topk
-from fedjax_async.engine.components import PeerComponents
+from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.local import local_training
 from fedjax_async.local.anchored import anchored_training
@@ -58,7 +58,7 @@ def run(peer, client, schedule, seed=2):
     """The package's result: all nodes' models [N, ...] and the records."""
     start = MODEL.init(jax.random.key(1))
     points = np.array([0.0, schedule.end.max()])
-    components = PeerComponents(peer, client, MODEL, data())
+    components = Components(peer, client, MODEL, data())
     found = run_peer_reference(components, schedule, start, jax.random.key(seed), points, global_tests="never")
     return found, np.asarray(start["w"]), np.asarray(start["b"])
 
