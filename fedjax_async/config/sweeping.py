@@ -43,7 +43,7 @@ class SweepGroup(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
-    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each without a server or with a policy
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each with a policy
     lanes: int  # each trains one stack at a time
     batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes; 0: see ``alone``
     num_bytes: int  # estimated device memory in use at a time; 0: not estimated

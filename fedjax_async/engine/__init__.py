@@ -1,14 +1,15 @@
 """The engine: executes schedules. It knows no methods by name; ``config`` gives it objects.
 
-Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` several, from the first message to the
-result.
+Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` many runs side by side, with a server or
+without one.
 
 Order of reading: ``components.py`` (what is trained), ``layout.py``, ``batches.py`` and ``widths.py`` (which jobs are
 trained together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
 ``sending.py`` and ``serving.py`` (the server), ``programs.py`` and ``compiling.py`` (the compiled programs),
-``stack.py`` (runs laid out and compiled), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the
-programs). ``evaluation.py``, ``measures.py``, ``scoring.py`` (their programs), ``evaluator.py`` (their calls),
-``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its evaluations over while it runs. ``unsent.py``,
+``stack_facts.py`` (what these depend on), ``defaults.py`` (how much is trained at a time), ``stacking.py`` and
+``stack.py`` (runs laid out and compiled, and what the loop calls of them), ``trainers.py``, ``loop.py`` and ``run.py``
+(the loop). ``evaluation.py``, ``measures.py``, ``scoring.py`` (their programs), ``probes.py`` and ``probing.py``
+observe a run. ``watching.py`` hands its evaluations over while it runs. ``unsent.py``,
 ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and ``checkpoint.py`` are one feature each.
 ``record.py`` and ``client_scores.py`` make the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
@@ -23,7 +24,8 @@ from a checkpoint). ``adaptive_reference.py`` is their oracle.
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
 ``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and
 ``peer_record.py`` do for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes,
-the loop (``loop.py``), checkpoints and devices. ``peer_result.py`` is the result, ``peer_reference.py`` the oracle.
+the loop, checkpoints and devices, and are swept side by side. ``peer_result.py`` is the result, ``peer_reference.py``
+the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
