@@ -23,8 +23,7 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
     if s.initial is None and starts_alike(model):
         warnings.warn(
             "model: an nnx module starts from the weights that it was made with, the same for every seed; for start "
-            "weights by the seed, give models.from_nnx(Net(nnx.Rngs(0)))._replace(init=lambda key: "
-            "models.from_nnx(Net(nnx.Rngs(key))).init(key))",
+            "weights by the seed, give a factory, lambda rngs: Net(rngs=rngs)",
             RunWarning,
             stacklevel=2,
         )

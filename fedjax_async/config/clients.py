@@ -93,7 +93,7 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
     """Local training that settings and method ask for."""
     known = with_optimizer(s, chosen)
     spec, lr = str(known.optimizer), float(known.lr or 0.0)
-    optimizer = registry.spec("optimizer", OPTIMIZERS, spec).within("optimizer")
+    optimizer = _optimizer_of(known.optimizer, s, chosen)
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
     what = f"optimizer {spec}: what its factory returned"
     check.kind(what, optimizer.make(lr), optax.GradientTransformation, allowed)  # checks the ranges
@@ -120,6 +120,32 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
         if per_example is None
         else Spec(_per_example).within("dp_sgd").with_numbers(**per_example._asdict()),
     )
+
+
+def _optimizer_of(given: Chosen | None, s: Settings, chosen: Method) -> Spec:
+    """The factory ``f(lr)`` of an optimiser, which a text names or which is the user's own."""
+    thing = own.thing_of("optimizer", given)
+    if thing is None:
+        return registry.spec("optimizer", OPTIMIZERS, str(given)).within("optimizer")
+    if isinstance(thing, optax.GradientTransformation):
+        allowed = "left out: an optax transformation has its own rate (give a factory, such as optax.adam, to set it)"
+        check.require(s.lr is None, "lr", s.lr, allowed)
+        takes = factories.options_of(factory_of(chosen.client))
+        allowed = "a name, or a factory f(lr) such as optax.adam: the clients of the method need the rate itself"
+        check.require("lr" not in takes, "optimizer", str(given), allowed)
+        return Spec(_with_its_own_rate, own.lasting(thing))
+    if isinstance(thing, Spec):
+        return thing.within("optimizer")
+    return Spec(_made, own.lasting(thing))
+
+
+def _with_its_own_rate(transformation: optax.GradientTransformation, lr: Traced) -> optax.GradientTransformation:
+    del lr
+    return transformation
+
+
+def _made(factory: Callable[..., optax.GradientTransformation], lr: Traced) -> optax.GradientTransformation:
+    return factory(lr)
 
 
 def _trained(
@@ -173,11 +199,15 @@ def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *,
 
 
 def with_optimizer(settings: Settings, usual: Method) -> Settings:
-    """Fill in the method's optimiser and learning rate where the settings leave them open."""
+    """Fill in the method's optimiser and learning rate where the settings leave them open.
+
+    An optax transformation has a rate of its own.
+    """
+    fixed = isinstance(own.thing_of("optimizer", settings.optimizer), optax.GradientTransformation)
     return dataclasses.replace(
         settings,
         optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
-        lr=usual.lr if settings.lr is None else settings.lr,
+        lr=settings.lr if settings.lr is not None or fixed else usual.lr,
     )
 
 

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optax
+
 from fedjax_async.base import check
 from fedjax_async.base.method import Method
 from fedjax_async.base.spec import Spec
@@ -51,6 +53,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "model": lambda thing: isinstance(thing, Model) or is_module(thing),
     "initial": objects.is_params,
     "client": lambda thing: isinstance(thing, ClientAlgorithm) or _is_function(thing),
+    "optimizer": lambda thing: isinstance(thing, optax.GradientTransformation) or _is_function(thing),
     "compress": lambda thing: isinstance(thing, Compressor),
     "metrics": lambda thing: isinstance(thing, Mapping),  # ``config.measures`` checks the metrics in it
 }  # all others are functions

@@ -21,8 +21,9 @@ KINDS = {
     "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one from arrays)",
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
     "augment": "a function of raw images, augment(key, x) -> x",
-    "model": "a Model, or a flax module",
+    "model": "a Model, or a flax module (of flax.nnx also a factory, f(rngs))",
     "initial": "a pytree of arrays, as Run.params",
+    "optimizer": "an optax transformation, or a factory of one, f(lr), such as optax.adam",
     "client": "a ClientAlgorithm, or a factory of one, f(model, *, ...)",
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
@@ -30,7 +31,7 @@ KINDS = {
 # Settings that take the Spec of a factory of the user's own: ``delay=Spec(rush_hour, long=600.0)``.
 SPECS = (
     "method", "timing", "policy", "topology", "exchange", "delay", "availability", "faults", "network", "partition",
-    "augment", "client",
+    "augment", "client", "optimizer",
 )  # fmt: skip
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # types that settings do not take as objects
 

@@ -10,6 +10,8 @@ from fedjax_async.base import check
 from fedjax_async.config.fields import known, one_of, setting, whole
 
 if TYPE_CHECKING:
+    import optax
+
     from fedjax_async.compress import Compressor
     from fedjax_async.config.own import Named
     from fedjax_async.types import ClientAlgorithm, Model, Params
@@ -42,8 +44,12 @@ class OfTraining:
         example="a text, the name of a registered client",
         rare=True,
     )
-    optimizer: str | None = setting(
-        None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "tuned", without="own_client"
+    optimizer: str | Named | None = setting(
+        None,
+        "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]",
+        "tuned",
+        without="own_client",
+        example="a text such as 'sgd:momentum=0.9'",
     )
     lr: float | None = setting(
         None, "local learning rate [0.01, or the method's]", "tuned", without="own_client", requires=check.real_positive
@@ -125,7 +131,7 @@ class TrainingKeywords(TypedDict, total=False):
     initial: str | Named | Params | None
     initial_rename: str | None
     client: str | Named | ClientAlgorithm | Callable[..., ClientAlgorithm] | None
-    optimizer: str | None
+    optimizer: str | Named | optax.GradientTransformation | Callable[..., optax.GradientTransformation] | None
     lr: float | None
     decay: str
     batch_size: int

@@ -149,7 +149,7 @@ def _metrics(given: Mapping[str, Any]) -> Named:
 def thing_of(field: str, value: Any) -> Any:
     """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for an object that is not loaded.
 
-    A ``Spec`` gives what its factory makes, but for a method or a client, whose numbers are traced.
+    A ``Spec`` gives what its factory makes, but for a method, a client or an optimiser, whose numbers are traced.
     """
     if not isinstance(value, Named):
         return None
@@ -158,7 +158,7 @@ def thing_of(field: str, value: Any) -> Any:
             f"{field} = {str(value)!r}: is a part of your own; give it again ({field}=...), or load the plugin that "
             "registers it (--plugin FILE.py)"
         )
-    if isinstance(value.thing, Spec) and field not in ("method", "client"):
+    if isinstance(value.thing, Spec) and field not in ("method", "client", "optimizer"):
         return value.thing.called(value.thing.name, kind=field, own=True).make()
     return value.thing
 

@@ -1,18 +1,24 @@
 """``Conv`` and ``ConvPool``: flax modules that use the fastest lowering for backend and shape; pooling.
 
+``conv_general_dilated`` gives the lowerings to flax's own ``Conv`` in modules of the user's own.
+
 A lowering is a way to compute a convolution (``lowerings.py``). 2 x 2 pooling avoids ``reduce_window``, which takes ten
 times as long on a CPU; other windows use flax's pooling.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
 from fedjax_async.base import check, registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.models.choice import default_lowering
 from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, out_size, pad_spatial
 from fedjax_async.models.tiles import max_of_four
@@ -88,26 +94,71 @@ class Conv(nn.Module):
         check.require(channels % groups == 0, "feature_group_count", groups, f"a divisor of {channels}")
         kernel = self.param("kernel", self.kernel_init, (*size, channels // groups, self.features), jnp.float32)
         x = x.astype(kernel.dtype)
-        padding = _padding_pairs(self.padding, x.shape[1:-1], size, strides)
-        _check_size(x.shape[1:-1], padding, size)
-        if axes == 1:  # a sequence is an image one pixel wide
-            out = self._run(x[:, :, None], kernel[:, None], (*strides, 1), (*padding, (0, 0)))[:, :, 0]
-        else:
-            out = self._run(x, kernel, strides, padding)
+        out = convolved(x, kernel, strides, self.padding, groups, self.lowering)
         if not self.use_bias:
             return out
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         return out + bias.reshape(*(1,) * (axes + 1), -1)
 
-    def _run(self, x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Array:
-        groups = self.feature_group_count
-        if groups == 1:
-            outputs = _outputs(x, kernel, strides, padding)
-            name = self.lowering or default_lowering(kernel.shape, strides=strides, outputs=outputs)
-            return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
-        depthwise = groups == x.shape[-1] == self.features
-        name = self.lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
-        return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
+
+def convolved(
+    x: Array,
+    kernel: Array,
+    strides: tuple[int, ...],
+    padding: str | int | Padding,
+    groups: int = 1,
+    lowering: str | None = None,
+) -> Array:
+    """The convolution of :class:`Conv`, without the bias."""
+    axes, size = x.ndim - 2, kernel.shape[:-2]
+    pairs = _padding_pairs(padding, x.shape[1:-1], size, strides)
+    _check_size(x.shape[1:-1], pairs, size)
+    if axes == 1:  # a sequence is an image one pixel wide
+        wide = x[:, :, None], kernel[:, None], (*strides, 1), (*pairs, (0, 0))
+        return _run(*wide, groups, lowering)[:, :, 0]
+    return _run(x, kernel, strides, pairs, groups, lowering)
+
+
+def _run(
+    x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding, groups: int, lowering: str | None
+) -> Array:
+    if groups == 1:
+        outputs = _outputs(x, kernel, strides, padding)
+        name = lowering or default_lowering(kernel.shape, strides=strides, outputs=outputs)
+        return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
+    depthwise = groups == x.shape[-1] == kernel.shape[-1]
+    name = lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
+    return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
+
+
+def conv_general_dilated(
+    lhs: Array,
+    rhs: Array,
+    window_strides: tuple[int, ...],
+    padding: str | Padding,
+    lhs_dilation: tuple[int, ...] | None = None,
+    rhs_dilation: tuple[int, ...] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    **options: Any,
+) -> Array:
+    """``jax.lax.conv_general_dilated`` as flax's ``Conv`` calls it, by the fastest lowering.
+
+    XLA's own is used, and on a CPU a warning says that it is slow there, for dilated or three-dimensional kernels and
+    padding other than ``"SAME"``, ``"VALID"`` or pairs.
+    """
+    dilated = any(step != 1 for steps in (lhs_dilation, rhs_dilation) for step in steps or ())
+    if not dilated and lhs.ndim in (3, 4) and not (isinstance(padding, str) and padding not in ("SAME", "VALID")):
+        return convolved(lhs, rhs, tuple(window_strides), padding, feature_group_count)
+    if jax.default_backend() == "cpu":
+        warnings.warn(
+            "model: a dilated or three-dimensional convolution goes through XLA's own, slow in a loop on a CPU",
+            RunWarning,
+            stacklevel=2,
+        )
+    return lax.conv_general_dilated(
+        lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count, **options
+    )
 
 
 class ConvPool(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,14 +13,43 @@ import jax.numpy as jnp
 from flax import linen
 
 from fedjax_async.base import check
-from fedjax_async.models.wrap import cross_entropy, from_flax
+from fedjax_async.models.conv import conv_general_dilated
+from fedjax_async.models.labels import cross_entropy
+from fedjax_async.models.norm import STATISTICS, row_mask
+from fedjax_async.models.wrap import from_flax
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 
 def is_module(thing: object) -> bool:
-    """Whether ``thing`` is a ``flax.linen`` or ``flax.nnx`` module."""
+    """Whether ``thing`` is a ``flax.linen`` or ``flax.nnx`` module, or a factory of nnx modules."""
     nnx = sys.modules.get("flax.nnx")  # an nnx module exists only if flax.nnx is imported
-    return isinstance(thing, linen.Module) or (nnx is not None and isinstance(thing, nnx.Module))
+    return isinstance(thing, linen.Module) or (nnx is not None and isinstance(thing, nnx.Module)) or makes_nnx(thing)
+
+
+def makes_nnx(thing: object) -> bool:
+    """Whether ``thing`` makes nnx modules from random numbers: a function or class whose only needed input is ``rngs``.
+
+    >>> from flax import nnx
+    >>> makes_nnx(lambda rngs: nnx.Linear(4, 2, rngs=rngs)), makes_nnx(lambda x: x)
+    (True, False)
+    """
+    if "flax.nnx" not in sys.modules or not callable(thing) or isinstance(thing, sys.modules["flax.nnx"].Module):
+        return False
+    try:
+        return _needed(thing) == ["rngs"]
+    except ValueError:  # it has no signature
+        return False
+
+
+def _needed(thing: Any) -> list[str]:
+    """The parameters without defaults; those of an nnx class are hidden behind its metaclass."""
+    if isinstance(thing, functools.partial):
+        return [name for name in _needed(thing.func)[len(thing.args) :] if name not in thing.keywords]
+    called: Any = vars(thing).get("__init__", thing.__init__) if isinstance(thing, type) else thing  # type: ignore[misc]
+    accepted = list(inspect.signature(called).parameters.values())
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = accepted[1:] if isinstance(thing, type) else accepted
+    return [p.name for p in own if p.default is p.empty and p.kind not in several]
 
 
 def from_module(module: object, *, input_shape: tuple[int, ...]) -> Model:
@@ -35,44 +65,161 @@ def from_nnx(
     loss: Callable[[Array, Array], Array] = cross_entropy,
     private: Callable[[Path], bool] | None = None,
 ) -> Model:
-    """A ``Model`` from a ``flax.nnx`` module that maps a batch to outputs.
+    """A ``Model`` from a ``flax.nnx`` module that maps a batch to outputs, or from a factory of such modules.
 
-    The params are its ``nnx.Param`` values as nested dicts. They start with the values in ``module``; the seed of a run
-    does not change them, and the run warns of it. For weights by the seed, replace ``init``:
-    ``from_nnx(Net(nnx.Rngs(0)))._replace(init=lambda key: from_nnx(Net(nnx.Rngs(key))).init(key))``. ``private``: see
-    ``Model``. Raises ``ValueError`` for a module with other state (running statistics, generators of dropout);
-    ``from_flax`` accepts it in a ``flax.linen`` module.
+    Give a factory, ``lambda rngs: Net(rngs=rngs)`` or ``Net`` itself, for start weights by the seed of a run. A module
+    starts from the values that it was made with, whatever the seed, and the run warns of it.
+
+    The params are its ``nnx.Param`` values as nested dicts; with running statistics (``nnx.BatchNorm``) they are
+    ``{"params": ..., "batch_stats": ...}``, and the model has ``train``. BatchNorm then leaves out the padded rows of a
+    partial batch; it must see the batch as the first axis. With a key the module is in its training mode
+    (``module.train()``) and the key seeds all its generators, such as those of dropout; without one it is in its
+    evaluation mode. Other state, such as a table of positions, is a constant. ``private``: see ``Model``.
+
+    Raises: ``ValueError`` for a module without ``nnx.Param``, for statistics of other layers than BatchNorm and, when
+    it is traced, for other state that training would change.
+
+    >>> from flax import nnx
+    >>> model = from_nnx(lambda rngs: nnx.Linear(4, 2, rngs=rngs))
+    >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
+    (3, 2)
     """
     from flax import nnx  # noqa: PLC0415 (takes a second)
 
-    check.require(isinstance(module, nnx.Module), "module", module, "a flax.nnx module")
-    parts: Any = nnx.split(module, nnx.Param, ...)
-    graph, start, rest = parts
-    kept = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
-    check.require(not kept, "module state", kept, "nnx.Param alone (use a flax.linen module for other state)")
-    values = nnx.to_pure_dict(start)
-    check.require(len(jax.tree.leaves(values)) > 0, "module state", "no nnx.Param", "at least one")
+    seeded = makes_nnx(module)
+    allowed = "a flax.nnx module, or a factory of one such as lambda rngs: Net(rngs=rngs)"
+    check.require(seeded or isinstance(module, nnx.Module), "module", module, allowed)
+    example = module(rngs=nnx.Rngs(0)) if seeded else module
+    check.require(isinstance(example, nnx.Module), "module", example, allowed)
+    kinds = (nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    graphs, (start, statistics, generators, others) = _modes(example, kinds)
+    check.require(bool(jax.tree.leaves(start)), "module state", "no nnx.Param", "at least one")
+    _check_statistics(example)
+
+    def params_of(weights: Any, kept: Any) -> Params:
+        weights = _renamed(nnx.to_pure_dict(weights), str)
+        return {"params": weights, STATISTICS: _renamed(nnx.to_pure_dict(kept), str)} if statistics else weights
+
+    def state_of(module: Any) -> list[Any]:
+        parts: Any = nnx.split(module, *kinds)
+        return list(parts[1:])
+
+    def call(params: Params, x: Array, key: Key | None, mask: Array | None = None) -> tuple[Array, Params]:
+        given = (params["params"], params[STATISTICS]) if statistics else (params, {})
+        states = [_filled(state, values) for state, values in zip((start, statistics), given)]
+        made = nnx.merge(graphs[key is not None], *states, _seeded(generators, key), _copy(others))
+        _as_here(made, mask)
+        first = jax.tree.leaves(given[0])[0]
+        outputs: Array = made(x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+        kept, after = state_of(made)[1::2]
+        changed = [new is not old for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(others), strict=True)]
+        allowed = "nnx.Param, nnx.BatchStat and what training does not change"
+        check.require(not any(changed), "module state", sorted(_named_kinds(others)), allowed)
+        return outputs, params_of(states[0], kept)
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
-        del key
-        first = jax.tree.leaves(params)[0]
-        _, state = nnx.split(nnx.merge(graph, start), nnx.Param)
-        nnx.replace_by_pure_dict(state, _as_in(values, params))
-        outputs: Array = nnx.merge(graph, state)(x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
-        return outputs
+        return call(params, x, key)[0]
 
-    return Model(_Start(values), apply, loss, None, private)
+    def init(key: Key) -> Params:
+        weights, kept, *_ = state_of(module(rngs=nnx.Rngs(key)))
+        return params_of(weights, kept)
+
+    start_at = init if seeded else _Start(params_of(start, statistics))
+    return Model(start_at, apply, loss, call if statistics else None, private)
+
+
+def _modes(example: Any, kinds: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """The graphs of a module in evaluation and in training, and its state by kind; the module stays as it is."""
+    nnx = sys.modules["flax.nnx"]
+    graphs = []
+    for mode in ("eval", "train"):
+        copy = nnx.clone(example)
+        getattr(copy, mode)()
+        graph, *states = nnx.split(copy, *kinds)
+        graphs.append(graph)
+    return graphs, states
+
+
+def _named_kinds(state: Any) -> set[str]:
+    """The names of the classes of a state's variables."""
+    return {type(variable).__name__ for _, variable in sys.modules["flax.nnx"].to_flat_state(state)}
+
+
+def _check_statistics(example: Any) -> None:
+    """``ValueError`` for running statistics of another layer: nothing would keep padded rows out of them."""
+    nnx = sys.modules["flax.nnx"]
+    layers = [layer for _, layer in nnx.iter_graph(example) if isinstance(layer, nnx.Module)]
+    strange = [
+        type(layer).__name__
+        for layer in layers
+        if any(isinstance(value, nnx.BatchStat) for value in vars(layer).values())
+        and not isinstance(layer, nnx.BatchNorm)
+    ]
+    check.require(not strange, "nnx.BatchStat of", strange, "of nnx.BatchNorm, which leaves padded rows out")
+
+
+def _copy(state: Any) -> Any:
+    """A state with variables of its own: a module that is merged from it changes them."""
+    return jax.tree.map(lambda leaf: leaf, state)
+
+
+def _filled(state: Any, values: Any) -> Any:
+    """A copy of a state with these values: nested dicts whose keys are texts."""
+    nnx, copy = sys.modules["flax.nnx"], _copy(state)
+    nnx.replace_by_pure_dict(copy, _as_in(nnx.to_pure_dict(state), values))
+    return copy
+
+
+def _seeded(generators: Any, key: Key | None) -> Any:
+    """The state of all generators from one key; as it is without a key, when nothing is drawn."""
+    if key is None:
+        return _copy(generators)
+    leaves, structure = jax.tree.flatten(generators)
+    random = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    fresh = [jax.random.fold_in(key, i) if is_key else jnp.zeros_like(leaves[i]) for i, is_key in enumerate(random)]
+    return jax.tree.unflatten(structure, fresh)
+
+
+def _as_here(module: Any, mask: Array | None) -> None:
+    """Let each BatchNorm of a module leave out the rows with ``mask`` 0, and each Conv use our lowerings."""
+    nnx = sys.modules["flax.nnx"]
+    for _, layer in nnx.iter_graph(module):
+        if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is jax.lax.conv_general_dilated:
+            layer.conv_general_dilated = conv_general_dilated
+        if isinstance(layer, nnx.BatchNorm) and mask is not None:
+            layer.__class__ = _masked(type(layer))  # type: ignore[arg-type]
+            layer.rows = _Rows(mask)
+
+
+class _Rows:
+    """The mask of a batch; not an array, so that nnx takes it for a plain attribute."""
+
+    def __init__(self, mask: Array) -> None:
+        self.mask = mask
+
+
+@functools.lru_cache(maxsize=64)
+def _masked(layer: Any) -> Any:
+    """A class of BatchNorm layers that leave out the rows of ``self.rows``."""
+
+    class Masked(layer):  # type: ignore[misc,valid-type]
+        def __call__(self, x: Array, *args: Any, mask: Array | None = None, **options: Any) -> Array:
+            mask = row_mask(self.rows.mask, x) if mask is None else mask
+            outputs: Array = super().__call__(x, *args, mask=mask, **options)
+            return outputs
+
+    return Masked
 
 
 class _Start:
     """``init`` of a module that already has its values; a class, so that :func:`starts_alike` can tell it."""
 
-    def __init__(self, values: object) -> None:
+    def __init__(self, values: Params) -> None:
         self._values = values
 
     def __call__(self, key: Key) -> Params:
         del key
-        return _renamed(self._values, str)
+        return jax.tree.map(jnp.asarray, self._values)
 
 
 def starts_alike(model: Model) -> bool:

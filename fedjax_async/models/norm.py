@@ -46,6 +46,17 @@ def _valid(mask: Array, rank: int) -> Array:
     return mask.astype(bool).reshape(-1, *(1,) * (rank - 1))
 
 
+def row_mask(mask: Array, x: Array) -> Array:
+    """``mask`` [B] for flax's BatchNorm, bool[B, 1, ..., 1]; all rows where it has none, since they are not used then.
+
+    Raises ``ValueError`` if the first axis of ``x`` is not that of the batch.
+    """
+    allowed = f"{len(mask)}, the examples of the batch: layers before it must keep the batch as the first axis"
+    check.require(x.shape[0] == len(mask), "first axis of BatchNorm's input", x.shape[0], allowed)
+    rows = mask.astype(bool)
+    return _valid(rows | ~jnp.any(rows), x.ndim)
+
+
 def _precise(x: Array) -> Array:
     """``x`` in float32 or better."""
     return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)

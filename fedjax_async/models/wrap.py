@@ -12,11 +12,13 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
+from fedjax_async.models.conv import conv_general_dilated
 from fedjax_async.models.labels import cross_entropy
-from fedjax_async.models.norm import STATISTICS
+from fedjax_async.models.norm import STATISTICS, BatchNorm, row_mask
 from fedjax_async.types import Array, Key, Model, Params, Path
 
+NORMALISING = (nn.BatchNorm, BatchNorm)  # the layers with running statistics that leave padded rows out
 _GIVEN = ("train", "deterministic", "mask")  # the arguments that a run passes to a module's __call__
 _MISNAMED = ("training", "is_training", "is_train")  # refused: a run would never set them
 
@@ -44,9 +46,10 @@ def from_flax(
     Parameters start as float32; floating-point inputs are cast to the parameters' dtype. ``private``: see ``Model``.
 
     The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
-    "batch_stats": ...}``, and the model has ``train``. The module's ``__call__`` must then take ``train`` and ``mask``,
-    as ``models.BatchNorm`` does: flax's own BatchNorm would count the padded rows of a partial batch. ``apply`` with a
-    key then normalises by the whole batch and updates no statistics.
+    "batch_stats": ...}``, and the model has ``train``: then BatchNorm, flax's own or ``models.BatchNorm``, leaves out
+    the padded rows of a partial batch. It must see the batch as the first axis. Another layer with statistics must be
+    given ``mask`` [B] by a ``__call__`` that takes it. ``apply`` with a key then normalises by the whole batch and
+    updates no statistics.
 
     Raises ``ValueError`` for other state, other arguments, and an ``input_shape`` that the module does not accept.
     """
@@ -64,18 +67,28 @@ def from_flax(
     def variables(key: Key) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
+    layers: set[Path] = set()  # of BatchNorm
+
+    def noting(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        if isinstance(context.module, NORMALISING):
+            layers.add(context.module.path)
+        return call(*args, **kwargs)
+
     try:
-        found = set(jax.eval_shape(lambda: variables(jax.random.key(0))))
+        with nn.intercept_methods(noting):
+            shapes = jax.eval_shape(lambda: variables(jax.random.key(0)))
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         line = " ".join(str(error).split())
         allowed = f"a module that takes inputs of the shape (1, *{tuple(input_shape)})"
         raised = f"{type(module).__name__}: must be {allowed}; it raised {type(error).__name__}: {line}"
         raise ValueError(f"module = {raised}") from error
-    check.require("params" in found, "module", type(module).__name__, "a module with parameters")
-    kept = found - {"params"}
-    possible = {STATISTICS} if {"train", "mask"} <= set(accepted) else set()
-    allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
-    check.require(kept <= possible, "module state", sorted(kept), allowed)
+    check.require("params" in shapes, "module", type(module).__name__, "a module with parameters")
+    kept, masks = set(shapes) - {"params"}, "mask" in accepted
+    held = [tree.path_of(path)[:-1] for path, _ in jax.tree.leaves_with_path(shapes.get(STATISTICS, {}))]
+    allowed = "none, or batch_stats of BatchNorm or, where __call__ takes mask, of other layers"
+    check.require(kept <= {STATISTICS}, "module state", sorted(kept), allowed)
+    strange = [] if masks else ["/".join(path) for path in held if path not in layers]
+    check.require(not strange, "batch_stats of", strange, allowed)
 
     def wrapped(params: Params) -> Params:
         return params if kept else {"params": params}
@@ -89,15 +102,37 @@ def from_flax(
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         rngs = None if key is None else {"dropout": key}
-        outputs: Any = module.apply(wrapped(params), cast(params, x), rngs=rngs, **mode_of(key))
-        return outputs
+        mutable: Any = [STATISTICS] if kept else False  # flax's BatchNorm updates them whether that is wanted or not
+        with nn.intercept_methods(_as_here()):
+            given: Any = wrapped(params), cast(params, x)
+            outputs: Any = module.apply(*given, rngs=rngs, mutable=mutable, **mode_of(key))
+        return outputs[0] if kept else outputs
 
     def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-        options: dict[str, Any] = {"rngs": {"dropout": key}, "mutable": [STATISTICS]}
-        outputs, updated = module.apply(params, cast(params, x), train=True, mask=mask, **options)
+        options: dict[str, Any] = mode_of(key) | ({"mask": mask} if masks else {})
+
+        with nn.intercept_methods(_as_here(mask)):
+            rngs = {"dropout": key}
+            outputs, updated = module.apply(params, cast(params, x), rngs=rngs, mutable=[STATISTICS], **options)
         return outputs, {**params, **updated}
 
     return Model(init, apply, loss, train if kept else None, private)
+
+
+def _as_here(mask: Array | None = None) -> Callable[..., Any]:
+    """For ``nn.intercept_methods``: BatchNorm leaves out the rows with ``mask`` 0; flax's Conv uses our lowerings."""
+
+    def call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        layer = context.module
+        if context.method_name != "__call__":
+            return call(*args, **kwargs)
+        if isinstance(layer, NORMALISING) and mask is not None and kwargs.get("mask") is None and len(args) < 3:
+            kwargs = kwargs | {"mask": mask if isinstance(layer, BatchNorm) else row_mask(mask, args[0])}
+        elif isinstance(layer, nn.Conv) and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
+            object.__setattr__(layer, "conv_general_dilated", conv_general_dilated)  # a flax module is frozen
+        return call(*args, **kwargs)
+
+    return call
 
 
 Train = Callable[[Params, Array, Key, Array], tuple[Array, Params]]

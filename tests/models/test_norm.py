@@ -244,18 +244,6 @@ def test_bfloat16_leaves_statistics_in_float32():
     np.testing.assert_allclose(low.apply(params, X), model.apply(params, X), atol=0.1)
 
 
-def test_flaxs_own_batch_norm_is_refused():
-    """It has no mask, so padded rows would enter the statistics."""
-
-    class Normed(nn.Module):
-        @nn.compact
-        def __call__(self, x, train: bool = False):
-            return nn.BatchNorm(use_running_average=not train)(x)
-
-    with pytest.raises(ValueError, match=r"module state = \['batch_stats'\]"):
-        from_flax(Normed(), input_shape=(4,))
-
-
 def test_a_module_without_parameters_is_refused():
     with pytest.raises(ValueError, match="module = 'Sequential': must be a module with parameters"):
         from_flax(nn.Sequential([nn.relu]), input_shape=(4,))

@@ -1,0 +1,226 @@
+"""Modules of the user's own: flax's BatchNorm, dropout and Conv, nnx modules and factories of them."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from fedjax_async import simulate
+from fedjax_async.base.notices import RunWarning
+from fedjax_async.local import local_training, run_job
+from fedjax_async.local.batches import seed_of
+from fedjax_async.models import from_flax, from_nnx
+from fedjax_async.models.nnx import makes_nnx
+from fedjax_async.types import Message
+from tests.local import textbook
+from tests.local.made_up import FEATURES, client_data, pool, rows_of
+
+KEY, BATCH, LR = jax.random.key(3), 8, 0.1
+
+
+class Linen(nn.Module):
+    """Flax's own BatchNorm, called without a mask."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(3)(x))
+        return nn.Dense(3)(x)
+
+
+class Nnx(nnx.Module):
+    """The same in nnx, with dropout (off by default) behind it."""
+
+    def __init__(self, rngs, rate=0.0):
+        self.first = nnx.Linear(FEATURES, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.last = nnx.Linear(3, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.dropout(self.norm(self.first(x))))
+
+
+@pytest.fixture
+def as_usual():
+    """JAX's usual promotion: flax's BatchNorm needs it in float64."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+MODELS = {"linen": lambda: from_flax(Linen(), input_shape=(FEATURES,)), "nnx": lambda: from_nnx(Nnx)}
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("size", [2, BATCH + 1, BATCH + 2, 2 * BATCH])
+@pytest.mark.usefixtures("as_usual")
+def test_padded_rows_enter_neither_statistics_nor_weights(kind, size):
+    """One epoch against a loop over batches of their own size; one example alone has no variance to take."""
+    model = MODELS[kind]()
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model.init(jax.random.key(1)))
+    steps = -(-size // BATCH)
+    client = local_training(model, optimizer=optax.sgd(LR), batch_size=BATCH)
+    upload, _ = run_job(client, KEY, Message(params), (), client_data(size=size), steps)
+
+    x, y, _ = pool()
+    after = params
+    for positions in textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, steps):
+        rows = rows_of(size=size)[positions]
+
+        def loss(weights, before=after, rows=rows):
+            given = {**before, "params": weights}
+            outputs, changed = model.train(given, jnp.asarray(x[rows]), KEY, jnp.ones(len(rows)))
+            return model.loss(outputs, jnp.asarray(y[rows])).mean(), changed
+
+        gradient, changed = jax.grad(loss, has_aux=True)(after["params"])
+        weights = jax.tree.map(lambda w, g: w - LR * g, after["params"], gradient)
+        after = {"params": weights, "batch_stats": (changed if len(rows) > 1 else after)["batch_stats"]}
+    want = jax.tree.map(lambda a, b: a - b, after, params)
+    jax.tree.map(lambda have, w: np.testing.assert_allclose(have, w, rtol=1e-6, atol=1e-9), upload, want)
+    assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(upload["batch_stats"]))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_in_evaluation_the_running_statistics_are_used_and_stay(kind):
+    model = MODELS[kind]()
+    params = model.init(jax.random.key(1))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, FEATURES)), jnp.float32)
+    whole = model.apply(params, x)
+    np.testing.assert_allclose(whole[:2], model.apply(params, x[:2]), rtol=1e-6)
+    _, changed = model.train(params, x, KEY, jnp.ones(6))
+    assert np.abs(model.apply(changed, x) - whole).max() > 1e-3
+
+
+def test_an_nnx_module_is_equal_to_itself_outside():
+    model, module = from_nnx(Nnx), Nnx(nnx.Rngs(jax.random.key(4)))
+    params, x = model.init(jax.random.key(4)), jnp.ones((5, FEATURES)) * jnp.arange(5.0)[:, None]
+    outputs, changed = model.train(params, x, KEY, jnp.ones(5))
+    module.train()
+    np.testing.assert_allclose(outputs, module(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(changed["batch_stats"]["norm"]["mean"], module.norm.mean[...], rtol=1e-6)
+    module.eval()
+    np.testing.assert_allclose(model.apply(changed, x), module(x), rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_follows_the_key_and_is_off_without_one():
+    model = from_nnx(functools.partial(Nnx, rate=0.5))
+    params, x = model.init(jax.random.key(0)), jnp.ones((4, FEATURES)) * jnp.arange(4.0)[:, None]
+    one, again, other = (model.apply(params, x, jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert np.any(one != other)
+    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x))
+
+
+def test_a_factory_starts_each_seed_from_other_weights_and_a_module_says_that_it_does_not():
+    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3}
+
+    class Net(nnx.Module):
+        def __init__(self, rngs, width=4):
+            self.first, self.last = nnx.Linear(6, width, rngs=rngs), nnx.Linear(width, 10, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.relu(self.first(x)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)
+        runs = [simulate(model=Net, seed=seed, **world) for seed in (0, 1)]
+    first, second = (run.params["first"]["kernel"] for run in runs)
+    assert np.abs(first - second).max() > 1e-2
+    with pytest.warns(RunWarning, match=r"give a factory, lambda rngs: Net\(rngs=rngs\)"):
+        simulate(model=Net(nnx.Rngs(0)), **world)
+
+
+def test_what_makes_nnx_modules_is_told_by_what_it_needs():
+    assert (
+        makes_nnx(Nnx) and makes_nnx(functools.partial(Nnx, rate=0.1)) and makes_nnx(lambda rngs: Nnx(rngs, rate=0.1))
+    )
+    assert not any(map(makes_nnx, (lambda x: x, Nnx(nnx.Rngs(0)), functools.partial(Nnx, nnx.Rngs(0)), nnx.Linear, 3)))
+
+
+class Counting(nnx.Module):
+    """Keeps the mean of its inputs, which would count padded rows."""
+
+    def __init__(self, rngs, kind=nnx.BatchStat):
+        self.layer, self.mean = nnx.Linear(4, 3, rngs=rngs), kind(jnp.zeros(4))
+
+    def __call__(self, x):
+        self.mean[...] = x.mean(axis=0)
+        return self.layer(x)
+
+
+class Shaped(nn.Module):
+    """Merges the batch with another axis before BatchNorm."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train)(x.reshape(-1, 2))
+        return nn.Dense(3)(x.reshape(-1, 4))
+
+
+def test_state_that_padded_rows_would_enter_is_refused():
+    with pytest.raises(ValueError, match=r"nnx.BatchStat of = \['Counting'\]: must be of nnx.BatchNorm"):
+        from_nnx(Counting)
+    model = from_nnx(functools.partial(Counting, kind=nnx.Variable))
+    with pytest.raises(ValueError, match=r"module state = \['Variable'\]: must be nnx.Param, .* training does not"):
+        model.apply(model.init(KEY), jnp.ones((2, 4)))
+
+    class Own(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            self.variable("batch_stats", "mean", jnp.zeros, 4)
+            return nn.Dense(3)(x)
+
+    with pytest.raises(ValueError, match=r"batch_stats of = \[''\]: must be none, or batch_stats of BatchNorm"):
+        from_flax(Own(), input_shape=(4,))
+    model = from_flax(Shaped(), input_shape=(4,))
+    with pytest.raises(ValueError, match="first axis of BatchNorm's input = 6: must be 3, the examples of the batch"):
+        model.train(model.init(KEY), jnp.ones((3, 4)), KEY, jnp.ones(3))
+
+
+class Convolutions(nn.Module):
+    """Convolutions of all kinds that flax's Conv has, dilated ones if ``dilation`` is above 1."""
+
+    dilation: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(6, (5, 5), padding="SAME")(x))
+        x = nn.relu(nn.Conv(6, (3, 3), strides=2, feature_group_count=6, padding=1)(x))
+        x = nn.relu(nn.Conv(4, (3, 3), padding="VALID", kernel_dilation=self.dilation, use_bias=False)(x))
+        return nn.Dense(3)(x.reshape(len(x), -1))
+
+
+def test_convolutions_of_a_module_use_our_lowerings_and_are_equal_in_values_and_gradients():
+    model, x = from_flax(Convolutions(), input_shape=(12, 12, 1)), jax.random.normal(KEY, (5, 12, 12, 1))
+    params = model.init(jax.random.key(1))
+    text = jax.jit(model.apply).lower(params, x).as_text()
+    assert text.count("stablehlo.convolution") < jax.jit(Convolutions().apply).lower(
+        {"params": params}, x
+    ).as_text().count("stablehlo.convolution")
+
+    def ours(params):
+        return jnp.square(model.apply(params, x)).sum()
+
+    def flaxs(params):
+        return jnp.square(Convolutions().apply({"params": params}, x)).sum()
+
+    (have, got), (want, wanted) = (jax.value_and_grad(f)(params) for f in (ours, flaxs))
+    np.testing.assert_allclose(have, want, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), got, wanted)
+
+
+def test_an_nnx_convolution_is_equal_too_and_a_slow_one_is_said():
+    model, module = from_nnx(lambda rngs: nnx.Conv(1, 4, (3, 3), rngs=rngs)), nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(KEY))
+    x = jax.random.normal(KEY, (2, 8, 8, 1))
+    np.testing.assert_allclose(model.apply(model.init(KEY), x), module(x), rtol=1e-5, atol=1e-6)
+    dilated = from_flax(Convolutions(dilation=2), input_shape=(12, 12, 1))
+    with pytest.warns(RunWarning, match="a dilated or three-dimensional convolution goes through XLA's own"):
+        dilated.apply(dilated.init(KEY), jnp.ones((1, 12, 12, 1)))
