@@ -1,12 +1,13 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax.
 
 Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of a flax.linen module; ``nnx.py`` does the same for
-flax.nnx modules of parameters alone. :func:`make` makes one by name.
+flax.nnx modules. :func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks; they share ``blocks.py`` and ``norm.py``
   (normalisation);
-- ``encoder.py``: a pretrained language model with adapters; ``pretrained.py`` reads its files;
+- ``encoder.py``: a pretrained language model with adapters; ``pretrained.py`` reads its files; ``lora.py``: low-rank
+  adapters of any model;
 - ``characters.py``: models of text, character by character;
 - ``weights.py``: params by name, and files of weights; ``safetensors.py``: one of the file formats;
   ``state_dicts.py``: params under PyTorch's names; ``personal.py``: layers that stay with their client;
@@ -27,6 +28,7 @@ from fedjax_async.models.choice import default_lowering as default_lowering
 from fedjax_async.models.conv import Conv as Conv, ConvPool as ConvPool, avg_pool as avg_pool, max_pool as max_pool
 from fedjax_async.models.encoder import minilm_lora as minilm_lora
 from fedjax_async.models.labels import PADDING as PADDING, cross_entropy as cross_entropy, hits as hits
+from fedjax_async.models.lora import lora as lora
 from fedjax_async.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_async.models.metrics import METRICS as METRICS, Metric as Metric
 from fedjax_async.models.mobilenet import mobilenetv2

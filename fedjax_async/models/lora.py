@@ -1,0 +1,115 @@
+"""LoRA: fine-tune any model by low-rank changes of some of its weights; only these are trained and sent."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from math import prod
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.base import check, tree
+from fedjax_async.models.norm import STATISTICS
+from fedjax_async.models.weights import arrays_of
+from fedjax_async.types import Array, Key, Model, Params
+
+
+def lora(
+    model: Model,
+    base: Params,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    weights: str = "*/kernel,kernel",
+    trained: str = "",
+) -> Model:
+    """``model`` with the weights ``base``, of which a matrix ``W`` [m, n] becomes ``W + (alpha / rank) A B``.
+
+    ``A`` [m, rank] starts from a normal distribution with variance 1 / m, ``B`` [rank, n] from zero, so that the model
+    starts as ``base``. A convolution's kernel counts as a matrix [height * width * inputs, outputs]. ``base`` is a
+    constant: it is neither trained nor sent. Running statistics are trained and sent as always.
+
+    Args:
+      base: the pretrained params, such as ``Run.params`` or what ``models.read_arrays`` and ``models.filled`` give.
+      weights: paths of the adapted weights, such as ``"attention*/kernel"``; patterns joined by commas, ``*`` for any
+        characters, within the params proper.
+      trained: paths of leaves that are trained in full, such as a new output layer: ``"output/*"``.
+
+    Returns: a model whose params are ``{"a": ..., "b": ..., "full": ...}`` by the path of the leaf; under ``"params"``
+    if ``base`` has running statistics.
+
+    Raises: ``ValueError`` for a pattern that matches nothing, and for a weight of fewer than two axes.
+
+    Source: Hu et al. (2022, LoRA), section 4.1 and the code of its authors for ``alpha``.
+
+    >>> from fedjax_async.models import make
+    >>> plain = make("mlp:hidden=32", num_classes=4, input_shape=(8, 8, 1))
+    >>> adapted = lora(plain, plain.init(jax.random.key(0)), rank=2, trained="output/*")
+    >>> sorted(adapted.init(jax.random.key(1))["full"])
+    ['output/bias', 'output/kernel']
+    """
+    check.whole("rank", rank)
+    check.positive("alpha", alpha)
+    keeps = model.train is not None
+    proper = base["params"] if keeps else base
+    known = arrays_of(proper)
+    full = _matching("trained", trained, list(known))
+    adapted = [name for name in _matching("weights", weights, list(known)) if name not in full]
+    flat = [name for name in adapted if known[name].ndim < 2]
+    check.require(not flat, "weights", flat, "of weights with two axes or more; give others in trained")
+    check.require(bool(adapted or full), "weights", weights, "patterns that match a weight, or trained must")
+    constant = jax.tree.map(jnp.asarray, proper)
+
+    def start(key: Key) -> Params:
+        a, b = {}, {}
+        for i, name in enumerate(adapted):
+            shape = known[name].shape
+            inputs = prod(shape[:-1])
+            draws = jax.random.normal(jax.random.fold_in(key, i), (inputs, rank), known[name].dtype)
+            a[name], b[name] = (
+                draws / jnp.sqrt(jnp.asarray(inputs, draws.dtype)),
+                jnp.zeros((rank, shape[-1]), draws.dtype),
+            )
+        return {"a": a, "b": b, "full": {name: jnp.asarray(known[name]) for name in full}}
+
+    def init(key: Key) -> Params:
+        statistics = jax.tree.map(jnp.asarray, base[STATISTICS]) if keeps else None
+        return {"params": start(key), STATISTICS: statistics} if keeps else start(key)
+
+    def merged(given: Params) -> Params:
+        def leaf(path: tree.KeyPath, value: Array) -> Array:
+            name = "/".join(tree.path_of(path))
+            if name in given["full"]:
+                changed: Array = given["full"][name]
+                return changed
+            if name not in given["a"]:
+                return value
+            a, b = given["a"][name], given["b"][name]
+            return value.astype(a.dtype) + (alpha / rank) * (a @ b).reshape(value.shape)
+
+        return jax.tree_util.tree_map_with_path(leaf, constant)
+
+    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
+        whole = {"params": merged(params["params"]), STATISTICS: params[STATISTICS]} if keeps else merged(params)
+        outputs: Array = model.apply(whole, x, key)
+        return outputs
+
+    def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
+        whole = {"params": merged(params["params"]), STATISTICS: params[STATISTICS]}
+        outputs, changed = model.train(whole, x, key, mask)  # type: ignore[misc]
+        return outputs, {**params, STATISTICS: changed[STATISTICS]}
+
+    return Model(init, apply, model.loss, train if keeps else None)
+
+
+def _matching(field: str, patterns: str, names: list[str]) -> list[str]:
+    """The names that match one of the patterns, in the order of the model."""
+    found: set[str] = set()
+    for pattern in filter(None, patterns.split(",")):
+        some = [name for name in names if fnmatchcase(name, pattern)]
+        usual = field == "weights" and patterns == "*/kernel,kernel"
+        check.require(
+            bool(some) or usual, field, pattern, f"paths of the model (* for any characters): {', '.join(names)}"
+        )
+        found.update(some)
+    return [name for name in names if name in found]
