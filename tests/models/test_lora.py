@@ -54,7 +54,7 @@ def test_running_statistics_go_on_as_those_of_the_model():
 
 
 def test_a_run_trains_and_sends_the_adapters_alone():
-    model = lora(PLAIN, BASE, rank=2)
+    model = lora(PLAIN, BASE, rank=2, alpha=2.0)
     run = simulate(method="asgd", model=model, dataset="fashion_mnist_6k", clients=4, updates=12, lr=0.05, steps=5)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model.init(KEY)))
     assert run.evaluations["bytes_up"][-1] == 12 * 4 * numbers
