@@ -229,8 +229,11 @@ def settings_page() -> str:
 
 # --- signatures -------------------------------------------------------------------------------
 def text_of(annotation: Any) -> str:
-    """An annotation as it is written."""
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    """An annotation as it is written, without modules."""
+    if isinstance(annotation, str):
+        return annotation
+    plain = isinstance(annotation, type) and not typing.get_args(annotation)
+    return annotation.__name__ if plain else re.sub(r"\b(?:\w+\.)+", "", str(annotation))
 
 
 def signature(entry: Any) -> str:
@@ -249,10 +252,14 @@ def dictionary_of(module: str, name: str) -> str:
     return f"`{name}` in [`{path.relative_to(folder.parent)}`](../{path.relative_to(ROOT).as_posix()})"
 
 
+MOST_FIELDS = 10  # that the table of kinds shows
+
+
 def outline(value: Any) -> str:
     """A contract with its fields; a function with the types that it takes and what it returns."""
     if isinstance(value, type) and hasattr(value, "_fields"):
-        return f"{value.__name__}({', '.join(value._fields)})"
+        fields = value._fields if len(value._fields) <= MOST_FIELDS else ("...",)
+        return f"{value.__name__}({', '.join(fields)})"
     taken, returned = typing.get_args(value) or ((), value)
     text = outline(returned) if hasattr(returned, "_fields") else text_of(returned)
     return f"({', '.join(map(text_of, taken))}) -> {text}" if taken else text
@@ -262,7 +269,8 @@ def meaning(entry: Any) -> str:
     """What the returned type of a factory is; empty if it says so itself."""
     function = plain(entry)
     value = function.__globals__.get(text_of(inspect.signature(function).return_annotation))
-    return "" if value is None else f"`{outline(value)}`".replace("|", r"\|")
+    shown = "" if value is None else outline(value)
+    return "" if set(re.findall(r"\w+", shown)) <= {"Any"} else f"`{shown}`".replace("|", r"\|")
 
 
 def kinds_rows() -> Iterator[list[str]]:
