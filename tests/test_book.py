@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from notebooks import book, docstrings, generate
+from notebooks import book, docstrings, gallery, generate
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "experiments" / "pushcen" / "README.md"
@@ -104,3 +105,9 @@ def test_papers_are_found():
     assert generate.citations("Hsu, Qi, Brown 2019, section 3.2") == ["Hsu, Qi, Brown 2019"]
     assert generate.citations("OrthoFL 2025, 5.4") == ["OrthoFL 2025"]
     assert generate.citations("in the year 2025") == []
+
+
+def test_the_gallery_draws_the_pictures_that_are_kept():
+    drawn = set(re.findall(r'"pictures/([\w.]+)"', gallery.script()))
+    assert drawn == {path.name for path in (ROOT / "notebooks" / "pictures").iterdir()}
+    assert sum(path.stat().st_size for path in (ROOT / "notebooks" / "pictures").iterdir()) < 1_000_000
