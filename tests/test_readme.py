@@ -23,6 +23,7 @@ PAGES = [*BOOK, *sorted((ROOT / "experiments").rglob("README.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 HELP = (flags.EPILOG, sweep_file.SWEEP_EPILOG)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ROOMS = [path.name for path in (ROOT / "fedjax_async").iterdir() if path.is_dir() and path.name != "__pycache__"]
 COOKBOOK, GALLERY = "notebooks/cookbook.md", "notebooks/gallery.md"
 EXAMPLES = [name for name in TEXTS if ROOT / name in BOOK and "```python" in TEXTS[name]]
 # Runs files of Python one after the other, and the commands in other files.
@@ -93,6 +94,8 @@ def test_paths_and_anchors_exist(name):
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if ":" not in link]
     paths = {page.parent / link.partition("#")[0] if link[0] != "#" else page for link in links}
     paths |= {ROOT / path for path in re.findall(r"`((?:fedjax_async|experiments|notebooks|tests)/[\w./]*)`", text)}
+    modules = re.findall(rf"`((?:{'|'.join(ROOMS)})/\w+\.py)`", text)
+    paths |= {ROOT / "fedjax_async" / path for path in modules}
     assert sorted(str(path) for path in paths if not path.exists()) == []
     for link in links:
         path, _, anchor = link.partition("#")
