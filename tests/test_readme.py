@@ -1,7 +1,8 @@
-"""The README's commands parse, its examples run, the names in it exist, and its table is the recorded one."""
+"""README and the book: commands parse, examples run, links and anchors exist, tables are those of code and results."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -11,15 +12,32 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
-from fedjax_async.cli import flags, listing, sweep_file
-from fedjax_async.peers.methods import METHODS
+from fedjax_async.cli import flags, sweep_file
+from notebooks import gallery, generate
 from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
-TEXT = PAGES[0].read_text(encoding="utf-8")
+README = ROOT / "README.md"
+BOOK = [README, *sorted((ROOT / "notebooks").glob("*.md"))]
+PAGES = [*BOOK, *sorted((ROOT / "experiments").rglob("README.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 HELP = (flags.EPILOG, sweep_file.SWEEP_EPILOG)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ROOMS = [path.name for path in (ROOT / "fedjax_async").iterdir() if path.is_dir() and path.name != "__pycache__"]
+COOKBOOK, GALLERY = "notebooks/cookbook.md", "notebooks/gallery.md"
+EXAMPLES = [name for name in TEXTS if ROOT / name in BOOK and "```python" in TEXTS[name]]
+# Runs files of Python one after the other, and the commands in other files.
+PROGRAM = """
+import runpy, shlex, sys
+from pathlib import Path
+from fedjax_async.cli import main
+for name in sys.argv[1:]:
+    if name.endswith(".py"):
+        runpy.run_path(name, run_name="__main__")
+    for line in [] if name.endswith(".py") else Path(name).read_text().splitlines():
+        if code := main(shlex.split(line, comments=True)[1:]):
+            sys.exit(f"exit code {code}: {line}")
+"""
 
 
 def commands(text: str) -> list[str]:
@@ -28,15 +46,26 @@ def commands(text: str) -> list[str]:
     return sorted({*blocks, *re.findall(r"`(fedjax-async [^`]+)`", text)})
 
 
-ALL = sorted({command for text in (*(page.read_text() for page in PAGES), *HELP) for command in commands(text)})
+ALL = sorted({command for text in (*TEXTS.values(), *HELP) for command in commands(text)})
 
 
-def test_the_main_commands_are_there():
-    assert "pip install '.[plot]' && fedjax-async quickstart\n" in TEXT
-    assert "pip install '.[data,dev]' && python -m pytest\n" in TEXT
-    assert len(ALL) > 8
-    screen = "\n".join(TEXT.splitlines()[:50])
-    assert "fedjax-async run" in screen and "```python" in screen and "accuracy.png" in screen, "on the first screen"
+def test_the_readme_is_one_screen():
+    text = TEXTS["README.md"]
+    assert text.count("\n") <= 110 and len(text.split()) <= 1000
+    assert "pip install '.[plot]' && fedjax-async quickstart\n" in text
+    assert "pip install '.[data,dev]' && python -m pytest\n" in text
+    screen = "\n".join(text.splitlines()[:50])
+    assert "fedjax-async run" in screen and "```python" in screen and "simulators.svg" in screen, "on the first screen"
+
+
+def test_every_page_says_what_it_is_for_and_is_in_the_contents():
+    contents = TEXTS["notebooks/README.md"]
+    for page in sorted((ROOT / "notebooks").glob("*.*")):
+        if page.suffix in (".md", ".ipynb") and page.name != "README.md":
+            assert f"]({page.name})" in contents, page.name
+    for name, text in TEXTS.items():
+        if name.startswith("notebooks/"):
+            assert re.search(r"^# .+\n\nAfter this page you ", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -48,33 +77,46 @@ def test_a_command_parses(command):
 
 
 def test_extras_exist():
-    named = {extra for extras in re.findall(r"pip install '\.\[([\w,]+)\]'", TEXT) for extra in extras.split(",")}
+    extras = re.findall(r"pip install '\.\[([\w,]+)\]'", "\n".join(TEXTS.values()))
+    named = {extra for each in extras for extra in each.split(",")}
     assert named and named <= set(PROJECT["optional-dependencies"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_paths_exist(page):
-    text = page.read_text(encoding="utf-8")
-    links = {page.parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)}
-    rooms = {ROOT / path for path in re.findall(r"`((?:fedjax_async|experiments|notebooks|tests)/[\w./]*)`", text)}
-    assert sorted(str(path) for path in links | rooms if not path.exists()) == []
+def anchors(text: str) -> set[str]:
+    """What headings are called in links: as GitHub and the site do."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_names_exist():
-    """Every name in the overview is in the registry of its kind."""
-    kinds = "methods|server parts|topologies|timings|delays|partitions|data sets|compressors|models"
-    rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
-    assert len(rows) == 9
-    for kind, row in rows.items():
-        assert set(re.findall(r"`(\w+)`", row)) <= set(
-            listing.entries({"server parts": "parts"}.get(kind, kind.replace(" ", "")))
-        ), kind
-    peers = re.search(r"^\| methods without a server \| (.+) \|$", TEXT, re.MULTILINE)
-    assert peers is not None and set(re.findall(r"`(\w+)`", peers[1])) == set(METHODS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_paths_and_anchors_exist(name):
+    text, page = TEXTS[name], ROOT / name
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if ":" not in link]
+    paths = {page.parent / link.partition("#")[0] if link[0] != "#" else page for link in links}
+    paths |= {ROOT / path for path in re.findall(r"`((?:fedjax_async|experiments|notebooks|tests)/[\w./]*)`", text)}
+    modules = re.findall(rf"`((?:{'|'.join(ROOMS)})/\w+\.py)`", text)
+    paths |= {ROOT / "fedjax_async" / path for path in modules}
+    assert sorted(str(path) for path in paths if not path.exists()) == []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_the_tables_of_the_book_are_those_of_the_code(name):
+    assert TEXTS[f"notebooks/{name}"] == generate.PAGES[name](), "run: python notebooks/generate.py"
+
+
+def test_every_method_with_a_paper_names_it():
+    without = [name for name in generate.registries.METHODS if not generate.paper(name, generate.registries.METHODS)]
+    assert without == ["asgd", "async_dfedavg", "independent"]
 
 
 def test_the_table_is_the_recorded_one():
-    assert (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8") in TEXT
+    recorded = (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8")
+    assert recorded in TEXTS["notebooks/first_result.md"]
 
 
 def rows_of(text: str, header: str) -> list[dict[str, str]]:
@@ -84,13 +126,28 @@ def rows_of(text: str, header: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def test_the_speeds_are_those_of_the_benchmarks():
-    page = (ROOT / "experiments" / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    measured = [row | {"engine / torch": row["/ torch"]} for row in rows_of(page, "model | clients | delays")]
-    shown = rows_of(TEXT, "model | clients | delays")
+def test_the_speeds_in_short_are_those_of_the_whole_table():
+    page = TEXTS["experiments/benchmarks/README.md"]
+    measured = [row | {"engine / torch": row["/ torch"]} for row in rows_of(page, "model | clients | delays | method")]
+    shown = rows_of(page, "model | clients | delays")
     assert len(shown) > 8
     for row in shown:
         assert any(row.items() <= found.items() for found in measured if found["method"] == "fedasync"), row
+
+
+def test_the_table_of_other_simulators_is_the_recorded_one():
+    shown = rows_of(TEXTS["experiments/benchmarks/README.md"], "program | asynchronous | clients trained at a time")
+    with (ROOT / "experiments" / "benchmarks" / "results" / "simulators.csv").open(encoding="utf-8") as file:
+        recorded = list(csv.DictReader(file))
+    found = {}
+    for row in recorded:
+        name = row["program"] + (f", {row['method']}" if row["method"] else "")
+        found.setdefault(name, {})[row["model"]] = f"{int(row['best (1/s)']):,}"
+        found[name] |= {column: row[column] for column in ("asynchronous", "clients trained at a time")}
+    assert len(shown) == len(found) + 1
+    for row in shown:
+        name = row.pop("program").replace("`", "")
+        assert row == found.get(name, row | dict.fromkeys(("logistic", "MLP-64", "LeNet-5"), "-")), name
 
 
 def test_no_folder_is_named_for_two_runs():
@@ -101,7 +158,7 @@ def test_no_folder_is_named_for_two_runs():
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
     )
     named: dict[str, set[str]] = {}
-    for text in (TEXT, flags.EPILOG, notebooks):
+    for text in (*(TEXTS[page.relative_to(ROOT).as_posix()] for page in BOOK), flags.EPILOG, notebooks):
         for command in commands(text):
             words = shlex.split(command, comments=True)
             if "--out" in words and words[1] in ("run", "compare"):
@@ -112,8 +169,15 @@ def test_no_folder_is_named_for_two_runs():
 
 
 @pytest.mark.usefixtures("commands_compile_as_here")  # they compile for longer than they run
-@pytest.mark.parametrize("number", range(TEXT.count("```python")))
-def test_an_example_runs(number, tmp_path):
-    (tmp_path / "example.py").write_text(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[number])
-    done = forked.python([str(tmp_path / "example.py")], cwd=tmp_path)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_a_page_run(name, tmp_path):
+    """In one process, so that equal programs compile once. Blocks are on their own, except in the gallery."""
+    kinds = "python|sh" if name == COOKBOOK else "python"
+    blocks = re.findall(rf"^```({kinds})\n(.*?)^```", TEXTS[name], re.DOTALL | re.MULTILINE)
+    blocks = [("python", gallery.script())] if name == GALLERY else blocks
+    files = [f"block_{number}.{'py' if kind == 'python' else kind}" for number, (kind, _) in enumerate(blocks)]
+    for file, (_, block) in zip(files, blocks, strict=True):
+        (tmp_path / file).write_text(block, encoding="utf-8")
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    done = forked.python([str(tmp_path / "program.py"), *files], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
