@@ -433,3 +433,45 @@ def test_data_import_writes_a_folder_of_clients(tmp_path, capsys):
     assert cli.main(command) == 2 and "partition = None: must be given" in capsys.readouterr().err
     assert cli.main([*command, "--partition", "iid", "--clients", "2", "--test-fraction", "0.25"]) == 0
     assert open_folder(tmp_path / "dealt").test_size.tolist() == [1, 1]
+
+
+# --- CSV --------------------------------------------------------------------------------------------
+
+SHOPS = """shop{0}height{0}weight{0}kind{0}part
+b{0}1{0}0.5{0}cat{0}train
+a{0}2{0}1.5{0}dog{0}test
+b{0}3{0}2.5{0}dog{0}Train
+"""
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_of_a_csv_file_is_found(tmp_path, separator):
+    path = tmp_path / "shops.csv"
+    path.write_bytes(MARK + SHOPS.format(separator).encode())
+    found = load(f"csv:path={path},x=others,y=kind,client=shop,split=part")
+    np.testing.assert_array_equal(found.x, np.array([[1, 0.5], [3, 2.5]], np.float32))
+    assert found.y.tolist() == [0, 1] and found.class_names == ("cat", "dog") and found.groups.tolist() == [0, 0]
+    assert found.test_x.tolist() == [[2.0, 1.5]] and found.test_groups.tolist() == [1]
+
+
+def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):
+    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    train.write_text("a,b,y\n1,2,0\n3,4,1\n")
+    test.write_text("y,b,a\n1,6,5\n")
+    found = load(f"csv:path={train},test={test},x=a+b,y=y")
+    assert found.x.tolist() == [[1, 2], [3, 4]] and found.test_x.tolist() == [[5, 6]] and found.groups is None
+    assert load(f"csv:path={train},x=b,y=y").test_x.shape == (0,)
+
+
+@pytest.mark.parametrize(("content", "options", "message"), [
+    ("a,y\n1,0\n,1\n", "x=a,y=y", "a[1] = None: must be a value: rows without one are not filled in"),
+    ("a,y\n1,0\n2\n", "x=a,y=y", "must be a CSV file with a header"),
+    ("a,a,y\n1,2,0\n", "x=a,y=y", "columns = ['a']: must be named differently"),
+    ("a,y,s\n1,0,dev\n", "x=a,y=y,split=s", "s[0] = 'dev': must be train or test"),
+    ("a,y\n1,0\n", "x=a,y=why", "column = 'why': must be one of the file's (known: a, y)"),
+    ("a,y\n1,0\n", "x=a,y=y,separator=x", "separator = 'x': must be one of"),
+])  # fmt: skip
+def test_wrong_csv_files_are_refused(tmp_path, content, options, message):
+    path = tmp_path / "one.csv"
+    path.write_text(content)
+    refused(f"csv:path={path},{options}", message)

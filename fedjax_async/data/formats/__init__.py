@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fedjax_async.base import lazy
 from fedjax_async.data.federated import Dataset
+from fedjax_async.data.formats.csv_files import csv as csv
 from fedjax_async.data.formats.flower import flower as flower
 from fedjax_async.data.formats.hugging_face import hugging_face as hugging_face
 from fedjax_async.data.formats.leaf import leaf as leaf
@@ -21,6 +22,7 @@ FORMATS: dict[str, Callable[..., Dataset]] = {
     "tff": tff,
     "hugging_face": hugging_face,
     "parquet": parquet,
+    "csv": csv,
     "flower": flower,
 }
 
