@@ -12,7 +12,7 @@ from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
-from fedjax_async.results.timeline import UNAPPLIED, Jobs, jobs_of, shares
+from fedjax_async.results.timeline import STATE_COLOURS, Jobs, jobs_of, shares
 from fedjax_async.types import Run, Schedule
 
 if TYPE_CHECKING:
@@ -86,20 +86,23 @@ def gantt(
     until: float | None = None,
     *,
     used: np.ndarray | None = None,
+    accepted: np.ndarray | None = None,
     scores: np.ndarray | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """A Gantt chart: one row per client, a bar per job from dispatch to upload, coloured by staleness.
 
-    A tick marks the time at which the server applies the upload; the upload of a grey bar is never applied. A thin line
-    is idle time: the client has no job. Marks at the upper edge, and pale lines if there are few, are server steps. If
-    only a part of the clients or of the time is shown, the text above says so.
+    A tick marks the time at which the server applies the upload. A job whose upload is never applied has the colour of
+    its reason, which the legend below names: lost, crashed, interrupted, called off, rejected ... A thin line is idle
+    time: the client has no job, or is offline. Marks at the upper edge, and pale lines if there are few, are server
+    steps. If only a part of the clients or of the time is shown, the text above says so.
 
     Args:
       schedule: that of a run is ``run.schedule``.
       clients: how many (the first ones) or which.
       until: virtual seconds shown (default: enough for about eight jobs per client).
-      used: bool[E], which arrivals are applied (default: all); for a run ``run.updates["used"]``.
+      used, accepted: bool[E], which arrivals are applied and accepted (default: all); for a run
+        ``run.updates["used"]`` and ``run.updates["accepted"]``.
       scores: one number per job, in order of dispatch, written on its bar unless it is NaN; such as the score by which
         a policy chose the job, ``run.probes["chosen"]["score"]``.
 
@@ -115,15 +118,16 @@ def gantt(
         durations = durations[np.isfinite(durations)]
         until = min(end, 8 * float(np.median(durations)) if durations.size else math.inf)
     check.positive("until", until)
-    if used is not None:
+    for name, chosen in (("used", used), ("accepted", accepted)):
         expected = f"bool[{len(schedule.job)}], of arrivals"
-        check.require(np.shape(used) == schedule.job.shape, "used", np.shape(used), expected)
+        shape = schedule.job.shape if chosen is None else np.shape(chosen)
+        check.require(shape == schedule.job.shape, name, shape, expected)
     figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
-    jobs = jobs_of(schedule, used)
+    jobs = jobs_of(schedule, used, accepted)
     shown = np.flatnonzero(mine & (jobs.begin < until))
     row_of = {client: row for row, client in enumerate(rows)}
     y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
-    grey = _draw_jobs(figure, axes, Jobs(*(column[shown] for column in jobs)), y, until)
+    states = _draw_jobs(figure, axes, Jobs(*(column[shown] for column in jobs)), y, until)
     if scores is not None:
         expected = f"one number per job, [{len(schedule.client)}]"
         check.require(np.shape(scores) == schedule.client.shape, "scores", np.shape(scores), expected)
@@ -131,16 +135,21 @@ def gantt(
     of_rows = [schedule.client == client for client in rows]
     idle = _draw_idle(axes, [idle_time(jobs.begin[its], jobs.end[its], until) for its in of_rows], until)
     steps = _draw_steps(axes, schedule, until)
-    marks = {"grey: never applied": grey, "thin line: idle": idle, "marks above: server steps": steps}
+    marks = {"thin line: idle": idle, "marks above: server steps": steps}
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
     notes = [left_out(rows, schedule.num_clients, "client", until, end), between.join(filter(marks.get, marks))]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, until, "client")
+    if states:
+        from matplotlib.patches import Patch  # noqa: PLC0415 (an extra)
+
+        patches = [Patch(color=STATE_COLOURS[state]) for state in states]
+        canvas.legend_below(figure, patches, states, drawing, len(states))
     return canvas.finish(figure, drawing)
 
 
-def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> bool:
-    """Bars in the rows ``y``, ticks and the colour scale; returns whether any job is grey."""
+def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> list[str]:
+    """Bars in the rows ``y``, ticks and the colour scale; returns the states of the jobs that are never applied."""
     from matplotlib.cm import ScalarMappable  # noqa: PLC0415
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.colors import Normalize  # noqa: PLC0415
@@ -149,7 +158,10 @@ def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: flo
 
     size, _ = canvas.axis("time", until)
     colours = ScalarMappable(Normalize(0, max(1, int(jobs.staleness.max(initial=0)))), "viridis_r")
-    faces = [colours.to_rgba(value) if value >= 0 else UNAPPLIED for value in jobs.staleness]
+    faces = [
+        colours.to_rgba(value) if state not in STATE_COLOURS else STATE_COLOURS[state]
+        for value, state in zip(jobs.staleness, jobs.state, strict=True)
+    ]
     gap = 0.0015 * until  # a narrow white gap between a client's consecutive jobs
     bars = [
         Rectangle((a / size, row - 0.34), max(b - a - gap, gap) / size, 0.68)
@@ -163,7 +175,7 @@ def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: flo
     scale.outline.set_visible(False)
     scale.ax.tick_params(labelsize=9, colors=canvas.INK, length=0)
     scale.set_label("staleness (server steps)", fontsize=9, color=canvas.INK)
-    return bool(np.any(jobs.staleness < 0))
+    return [state for state in STATE_COLOURS if state in jobs.state]
 
 
 def idle_time(begin: np.ndarray, end: np.ndarray, until: float) -> np.ndarray:

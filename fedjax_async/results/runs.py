@@ -46,7 +46,8 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
         save_formats(peer_gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
-        save_formats(gantt(run.schedule, used=run.updates.get("used"), drawing=drawing), folder / "gantt", drawing)
+        used, accepted = run.updates.get("used"), run.updates.get("accepted")
+        save_formats(gantt(run.schedule, used=used, accepted=accepted, drawing=drawing), folder / "gantt", drawing)
 
 
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
 from fedjax_async.clock import Outcome, Until
 from fedjax_async.peers import Delivery, plan_peers
@@ -112,7 +113,9 @@ def test_gantt_bars_lie_where_the_jobs_are():
     np.testing.assert_allclose(shown, schedule.time[of_both & (schedule.time <= 9.0)])
     lost = np.setdiff1d(np.arange(schedule.client.size), schedule.job)
     (grey,) = np.flatnonzero(np.isin(jobs, lost))
-    np.testing.assert_allclose(bars.get_facecolors()[grey][:3], [0xD9 / 255] * 3, atol=1e-6)
+    (state,) = jobs_of(schedule).state[lost]
+    np.testing.assert_allclose(bars.get_facecolors()[grey][:3], to_rgb(STATE_COLOURS[state]), atol=1e-6)
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == [state]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "0"]
 
 
@@ -122,7 +125,7 @@ def test_gantt_shows_a_readable_window_unless_told():
     assert len(axes.get_yticks()) == 12
     assert len(axes.collections[0].get_paths()) < 12 * 30
     notes = axes.get_title(loc="left").splitlines()
-    legend = "grey: never applied; thin line: idle; marks above: server steps"
+    legend = "thin line: idle; marks above: server steps"
     assert notes == ["12 of 40 clients, the first 52 of 1,200 seconds", legend]
     assert gantt(make_schedule()).axes[0].get_title(loc="left") == legend
     busy = gantt(make_schedule(), clients=[2], until=9.0).axes[0].get_title(loc="left").splitlines()
@@ -231,15 +234,17 @@ def test_no_global_state_is_touched(tmp_path):
     assert dict.copy(matplotlib.rcParams) == before
 
 
-def test_uploads_that_are_not_used_are_grey_in_a_gantt_chart():
+def test_uploads_that_are_not_used_have_a_colour_of_their_own_in_a_gantt_chart():
     schedule = make_schedule()._replace(outcome=np.zeros(0, np.int8))
     used = np.arange(schedule.job.size) < 3
     axes = gantt(schedule, used=used, until=12.0).axes[0]
     assert axes.figure.get_suptitle() == "", "titles only where asked for"
     bars, ticks = axes.collections[0], axes.collections[1]
-    grey = np.all(np.isclose(bars.get_facecolors()[:, :3], 0xD9 / 255, atol=1e-6), axis=1)
+    states = jobs_of(schedule, used).state
     jobs = np.flatnonzero(schedule.dispatch_time < 12.0)
-    np.testing.assert_array_equal(grey, ~np.isin(jobs, schedule.job[:3]))
+    named = [to_rgb(STATE_COLOURS[state]) for state in states[jobs] if state in STATE_COLOURS]
+    np.testing.assert_allclose(bars.get_facecolors()[~np.isin(jobs, schedule.job[:3]), :3], named, atol=1e-6)
+    assert {text.get_text() for text in axes.figure.legends[0].get_texts()} == {*states} - {"applied"}
     np.testing.assert_allclose(sorted(segment[0][0] for segment in ticks.get_segments()), schedule.time[:3])
     with pytest.raises(ValueError, match=r"used = \(2,\): must be bool"):
         gantt(schedule, used=np.ones(2, bool))
