@@ -40,7 +40,7 @@ from gpu_passes import PASSES
 from jax.experimental.topologies import get_topology_desc
 
 from fedjax_async import data, named, simulate, sweep
-from fedjax_async.engine import compiling, devices, peer_programs, programs, scoring, stack
+from fedjax_async.engine import compiling, defaults, devices, peer_programs, programs, scoring
 
 HERE = Path(__file__).parent
 MEMORY = 60 * 2**30  # bytes that JAX would use of the card's
@@ -140,7 +140,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
     with ExitStack() as changes:
         changes.enter_context(mock.patch.object(jax, "default_backend", lambda: "gpu"))
-        for module in (devices, stack):
+        for module in (devices, defaults):
             changes.enter_context(mock.patch.object(module, "device_memory", lambda: MEMORY))
         yield
 

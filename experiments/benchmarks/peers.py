@@ -8,7 +8,7 @@
 centroids, Adam, one epoch of batches of 32 an event at 0.1 virtual seconds a step, gossip to 10 receivers, a tenth of
 the nodes late, horizon 60. The images are random with the shape of CIFAR-10's: speed does not depend on their values.
 
-* engine: ``run_peers``, after planning and compiling: events in waves, one lane per core.
+* engine: ``run_stack``, after planning and compiling: events in waves, one lane per core.
 * oracle: ``run_peer_reference``, the same events one at a time.
 * torch: ``torch_peers.py`` (extra ``bench``): the same steps and clusterings, one event at a time.
 
@@ -36,11 +36,12 @@ from common import both_clocks, hardware, interleave, peak_memory, write_table
 
 from fedjax_async.clock import Until
 from fedjax_async.data import Dataset, decode, federate
-from fedjax_async.engine import default_lanes, default_width
+from fedjax_async.engine import default_lanes
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.peer_layout import make_peer_layout
 from fedjax_async.engine.peer_reference import run_peer_reference
-from fedjax_async.engine.peer_run import PeerRun, make_peer_member, make_peer_run, run_peers
+from fedjax_async.engine.peer_run import PeerStack, make_peer_member, make_peer_stack, peer_layout_of
+from fedjax_async.engine.peer_tables import peer_shape
+from fedjax_async.engine.run import run_stack
 from fedjax_async.local import local_steps
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models import decoded, make
@@ -86,24 +87,18 @@ def problem(a: argparse.Namespace) -> tuple[Any, ...]:
     return components, plan, model.init(jax.random.key(0)), jax.random.key(1), points
 
 
-def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerRun:
+def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerStack:
     """The compiled run on the device, laid out as by ``run_peer_waves``."""
-    member = make_peer_member(*given, global_tests="never")
-    layout = make_peer_layout(
-        member.schedule,
-        member.times,
-        max_width=default_width(member.params),
-        lanes=lanes or default_lanes(),
-        batching="loop",
-    )
-    return make_peer_run(member, layout)
+    members = [make_peer_member(*given, global_tests="never")]
+    layout = peer_layout_of(members, lanes=lanes or default_lanes(), batching="loop")
+    return make_peer_stack(members, layout, peer_shape(layout))
 
 
 def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Program -> its call; all calls are interleaved."""
     run = compiled(given, a.lanes)
     calls: dict[str, Callable[[], Any]] = {
-        "engine": lambda: run_peers(run).params,
+        "engine": lambda: run_stack(run)[0].params,
         "oracle": lambda: run_peer_reference(*given, global_tests="never").params,
     }
     if a.model == "lenet5_cifar" and importlib.util.find_spec("torch") is not None:
@@ -152,7 +147,7 @@ def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
         if sys.stderr.isatty():
             print(f"\r{done} of {total} events, accuracy {seen['accuracy']:.3f}", end="", file=sys.stderr, flush=True)
 
-    found = run_peers(run, progress=progress)
+    (found,) = run_stack(run, progress=progress)
     done, spent = time.perf_counter(), time.process_time() - cpu
     peak = peak_memory()
     schedule = given[1]
