@@ -15,6 +15,7 @@ from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_e
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.metrics import to_target
+from tests.refusals import refusals
 
 TWO = Devices(*map(np.array, ([6.0, 2.0], [1.0, 0.5], [0.01, 0.0], [0.02, 0.03], [360.0, 3600.0])))
 
@@ -59,13 +60,11 @@ def test_tables_of_devices(tmp_path):
     assert boards(device="raspberry_pi_4b")(3, 0).idle.tolist() == [2.7] * 3
 
 
-@pytest.mark.parametrize(("spec", "message"), [
+test_options_out_of_range_are_refused = refusals(
     ("boards:device=laptop", "device = 'laptop': must be one of raspberry_pi_zero"),
     ("flat:idle=-1", "idle = -1: must be a finite number >= 0"),
-])  # fmt: skip
-def test_options_out_of_range_are_refused(spec, message):
-    with pytest.raises(ValueError, match=message):
-        bind(spec, 3, 0)
+    by=lambda spec: bind(spec, 3, 0),
+)  # fmt: skip
 
 
 def test_columns_of_runs_and_of_comparisons():

@@ -32,6 +32,7 @@ from fedjax_async.compress import (
 from fedjax_async.compress.clustering import REFERENCES, cluster, nearest, per_cluster, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
+from tests.refusals import refusals
 
 KEY = jax.random.key(7)
 TREE = {
@@ -363,16 +364,14 @@ def test_equal_layers_start_from_different_entries():
     assert not np.array_equal(tables["first"], tables["second"])
 
 
-@pytest.mark.parametrize(("k", "options", "message"), [
+test_bad_options_are_refused = refusals(
     (0, {"key": KEY}, "k = 0: must be a whole number from 1 to 256"),
     (257, {"key": KEY}, "k = 257"), (4, {}, "key = None: must be a random key"),
     (4, {"key": KEY, "tolerance": -1}, "tolerance = -1"),
     (4, {"key": KEY, "max_iter": 0}, "max_iter = 0: must be a whole number >= 1"),
     (4, {"key": KEY, "reference": "printed"}, "reference = 'printed': unknown"),
-])  # fmt: skip
-def test_bad_options_are_refused(k, options, message):
-    with pytest.raises(ValueError, match=message):
-        wcp(model(), k, **options)
+    by=lambda k, options: wcp(model(), k, **options),
+)  # fmt: skip
 
 
 def test_off_a_cpu_clusters_are_summed_without_a_scatter_whose_order_a_gpu_would_not_fix(monkeypatch):

@@ -38,6 +38,7 @@ from fedjax_async.compress import (
     wire_bytes,
 )
 from tests.compress import textbook
+from tests.refusals import refusals
 
 KEY = jax.random.key(3)
 ANY_LENGTH = st.integers(0, 70)
@@ -462,7 +463,7 @@ def test_other_versions_and_types_are_refused():
         decode("FA")
 
 
-@pytest.mark.parametrize(("payload", "message"), [
+test_payloads_that_make_no_sense_are_refused = refusals(
     (Signs(np.array([True]), np.float32(2), False), "scale = 2.0: must be 1"),
     (Levels(np.int16([2]), np.float32(1), np.int32(1)), "level = 2: must be within 1"),
     (Levels(np.int16([0]), np.float32(1), np.int32(0)), "steps = 0"),
@@ -476,7 +477,5 @@ def test_other_versions_and_types_are_refused():
     (Centroids(np.float32([1]), np.uint8([2])), "index = 2: must be at most 1"),
     (Centroids(np.float32([1]), np.int32([1])), "index = 'int32.1.': must be a vector of one payload"),
     (np.zeros(3), "payload = ndarray: must be one of"),
-])  # fmt: skip
-def test_payloads_that_make_no_sense_are_refused(payload, message):
-    with pytest.raises(ValueError, match=message):
-        encode(payload)
+    by=encode,
+)  # fmt: skip

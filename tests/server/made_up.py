@@ -15,8 +15,7 @@ from fedjax_async.server.floco import Simplex
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
-from tests.server.textbook import Upload
-from tests.server.textbook_loops import CLIENTS
+from tests.server.textbook import CLIENTS, Upload
 
 SHAPES = {"layer": [(3, 2), (2,)], "scale": ()}
 D = 9

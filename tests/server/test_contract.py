@@ -14,8 +14,7 @@ from fedjax_async.base import factories, tree
 from fedjax_async.config import prepare
 from fedjax_async.server import SERVERS, STALENESS, closed, mean, staleness_weight
 from fedjax_async.types import Facts, Request
-from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params, uploading
-from tests.server.textbook_loops import CLIENTS
+from tests.server.made_up import CLIENTS, closing, flat, random_uploads, received, stacked, start_params, uploading
 
 STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in factories.options_of(factory)]
 MIXING = [name for name, factory in SERVERS.items() if "mixing" in factories.options_of(factory)]

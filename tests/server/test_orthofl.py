@@ -14,7 +14,7 @@ from tests.server.made_up import D, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
 CLIENTS, STEPS = 5, 50
-SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE}
+SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE, "default": LAYERS}
 TARGETS = np.random.default_rng(4).normal(size=(CLIENTS, D))
 
 
@@ -106,7 +106,7 @@ VERSIONS = {
 
 
 CASES = [("orthofl", per) for per in GROUPINGS]
-CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor")]
+CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor"), ("orthofl_no_average", "default")]
 CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthofl_released", "tensor")]
 
 
@@ -114,7 +114,8 @@ CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthof
 @pytest.mark.parametrize(("version", "per"), CASES)
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
-    options = options if version == "orthofl_released" else options | {"per": per}  # it has no other grouping
+    if per != "default" and version != "orthofl_released":  # it has no other grouping
+        options = options | {"per": per}
     have = play(SERVERS[version.split(",")[0]](**options), Facts(CLIENTS))
     for mine, theirs in zip(have, book(SLICES[per])):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)

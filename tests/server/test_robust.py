@@ -81,7 +81,7 @@ def test_a_robust_aggregate_goes_with_any_optimiser_and_transform():
         return rule(weight, optimizer=optax.adam(0.1), aggregate=buffered(16, median))
 
     step, state = textbook.adam(0.1, 0.9, 0.999, 1e-8)
-    book = textbook.averaging(step, state, s=textbook.hinge)._replace(combine=lambda d, shares: textbook.median(d))
+    book = textbook.Rule(step, state, s=textbook.hinge, combine=lambda d, shares: textbook.median(d))
     uploads = random_uploads(5)
     params = start_params()
     _, path, _ = run(made, params, uploads)

@@ -30,6 +30,7 @@ from fedjax_async.theory import (
     smoothness_between,
 )
 from tests.engine import problem
+from tests.refusals import refusals
 
 KEY = jax.random.key(5)
 
@@ -157,33 +158,24 @@ def test_running_statistics_are_no_weights():
     assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1 has a single batch
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"iterations": 0}, "iterations = 0"),
-        ({"width": 0}, "width = 0"),
-        ({"chunk": 1.5}, r"chunk = 1\.5"),
-        ({"clients": []}, r"clients = \[\]"),
-        ({"clients": [5]}, "clients = 5"),
-    ],
+test_bad_options_are_named = refusals(
+    ({"batch_size": 0}, "batch_size = 0"),
+    ({"iterations": 0}, "iterations = 0"),
+    ({"width": 0}, "width = 0"),
+    ({"chunk": 1.5}, r"chunk = 1\.5"),
+    ({"clients": []}, r"clients = \[\]"),
+    ({"clients": [5]}, "clients = 5"),
+    by=lambda options: estimate(
+        KEY, problem.MODEL, problem.MODEL.init(KEY), problem.data(), **{"batch_size": 4} | options
+    ),
 )
-def test_bad_options_are_named(options, named):
-    params = problem.MODEL.init(KEY)
-    with pytest.raises(ValueError, match=named):
-        estimate(KEY, problem.MODEL, params, problem.data(), **({"batch_size": 4} | options))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"streamed": True}, "streamed = True"),
-        ({"size": np.array([9, 4, 13, 6, 0], np.int32)}, "examples of client 4 = 0"),
-    ],
+test_streamed_data_and_empty_clients_are_refused = refusals(
+    ({"streamed": True}, "streamed = True"),
+    ({"size": np.array([9, 4, 13, 6, 0], np.int32)}, "examples of client 4 = 0"),
+    by=lambda change: client_gradients(problem.MODEL, problem.MODEL.init(KEY), problem.data()._replace(**change)),
 )
-def test_streamed_data_and_empty_clients_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        client_gradients(problem.MODEL, problem.MODEL.init(KEY), problem.data()._replace(**change))
 
 
 # --- Theorem 1 against a run ------------------------------------------------------------------------
