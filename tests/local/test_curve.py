@@ -12,17 +12,13 @@ from hypothesis import strategies as st
 
 from fedjax_async.compress import topk
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
-from fedjax_async.local.batches import seed_of
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
 from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
-from tests.local import textbook
-from tests.local.made_up import SIZES, client_data, pool, rows_of, softmax_regression, start_arrays, start_params
-from tests.local.test_training import flat
+from tests.local.made_up import MODEL, SIZES, client_data, flat, groups, slope, start_params, start_vector
 from tests.refusals import refusals
 
-MODEL = softmax_regression()
 BATCH, LR, CONTROL_LR, MU = 8, 0.05, 0.03, 0.4
 KEY = jax.random.key(7)
 STEP = np.random.default_rng(4).normal(size=flat(start_params()).shape)  # Theta^tau - Theta^{tau+1}
@@ -60,34 +56,22 @@ class Adam:
 
 def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0):
     """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``, ``floor``: of a decay within the job."""
-    x, y, _ = pool()
-    rows, batches = rows_of(who), -(-SIZES[who] // BATCH)
-    control_key = jax.random.fold_in(KEY, _CONTROL)
-
-    def groups(key, count):
-        seed = tuple(int(word) for word in seed_of(key))
-        return [rows[positions] for positions in textbook.batches(seed, len(rows), BATCH, count)]
-
-    def gradient(vector, group):
-        w, b = np.reshape(vector[3:], (4, 3)), vector[:3]
-        gw, gb = textbook.gradient(w, b, x[group], y[group])
-        return np.concatenate([gb, gw.ravel()])
+    batches, control_key = -(-SIZES[who] // BATCH), jax.random.fold_in(KEY, _CONTROL)
 
     def bent(v, chord):
         square = chord @ chord
         return v - gamma * (v @ chord) / square * chord if square > 0 else v
 
-    w, b = start_arrays()
-    start = np.concatenate([b, w.ravel()])
-    theta, dphi = start, np.zeros_like(start)
+    start = theta = start_vector()
+    dphi = np.zeros_like(start)
     end = Adam(LR, *(moments or ()))
     control_steps = steps if order == "alternate" else epochs * batches
-    ends, controls = groups(KEY, steps), groups(control_key, control_steps)
+    ends, controls = groups(KEY, who, BATCH, steps), groups(control_key, who, BATCH, control_steps)
 
     def train_end(ks):
         nonlocal theta
         for k in ks:
-            theta = end.step(theta, gradient(theta, ends[k]) + MU * (theta - start), 1 - (1 - floor) * k / steps)
+            theta = end.step(theta, slope(theta, ends[k]) + MU * (theta - start), 1 - (1 - floor) * k / steps)
 
     def train_control(ks):
         nonlocal dphi
@@ -96,8 +80,8 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
             s = float(jax.random.uniform(jax.random.fold_in(control_key, k), dtype=jnp.float64))
             phi = (start + theta) / 2 + bent(dphi, chord)
             at = (1 - s) ** 2 * start + 2 * s * (1 - s) * phi + s**2 * theta
-            slope = 2 * s * (1 - s) * bent(gradient(at, controls[k]), chord)
-            dphi = adam.step(dphi, slope, 1 - (1 - floor) * k / control_steps)
+            turn = 2 * s * (1 - s) * bent(slope(at, controls[k]), chord)
+            dphi = adam.step(dphi, turn, 1 - (1 - floor) * k / control_steps)
 
     if order == "after":
         train_end(range(steps))

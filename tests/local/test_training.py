@@ -9,28 +9,14 @@ import optax
 import pytest
 
 from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, local_training, run_job, run_steps
-from fedjax_async.local.batches import seed_of
 from fedjax_async.types import Message, Model
 from tests.local import textbook
-from tests.local.made_up import client_data, message, pool, rows_of, softmax_regression, start_arrays
+from tests.local.made_up import MODEL, client_data, flat, groups, message, pool, start_arrays
 from tests.refusals import refusals
-
-MODEL = softmax_regression()
 
 
 def plain(lr=0.3, **options):
     return local_training(MODEL, optimizer=optax.sgd(lr), **options)
-
-
-def groups(key, client, batch_size, steps, size=None):
-    """Pool rows of each minibatch of a job."""
-    rows = rows_of(client, size)
-    seed = tuple(int(word) for word in seed_of(key))
-    return [rows[positions] for positions in textbook.batches(seed, len(rows), batch_size, steps)]
-
-
-def flat(params):
-    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
 
 
 def job(algorithm, key, steps, *, client=0, message_=None, size=None):

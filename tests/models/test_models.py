@@ -79,19 +79,6 @@ def test_a_few_steps_reduce_the_loss():
     assert losses[10] < 0.8 * losses[0]
 
 
-def test_vmap_over_clients_equals_one_at_a_time():
-    """Every client has its own weights and its own data."""
-    model, shape = small("lenet5_orthofl")
-    x, y = batch(shape)
-    params = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(1), 2))
-    xs, ys = np.stack([x, -x]), np.stack([y, 1 - y])
-    gradient = jax.jit(jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean()))
-    together = jax.vmap(gradient)(params, xs, ys)
-    for i in range(2):
-        alone = gradient(jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], params), xs[i], ys[i])
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
-
-
 def test_the_lowering_reaches_the_layers():
     programs = set()
     for lowering in ("lax", "im2col", "tiled"):

@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fedjax_async import geometry
-from fedjax_async.engine import run_waves
 from fedjax_async.server import SERVERS, clip_by_norm, dc_asgd, delay_corrected, orthodyn, rule
-from fedjax_async.types import Arrival
-from tests.engine.problem import case
 from tests.refusals import refusals
-from tests.server.made_up import D, closing, random_uploads, received, run, start_params
+from tests.server.made_up import D, closing, random_uploads, run, start_params
 from tests.server.textbook import Upload
 
 
@@ -42,22 +38,6 @@ def test_a_delta_whose_square_overflows_is_rejected(name, options):
     jax.tree.map(np.testing.assert_array_equal, after[0], before[0])
     np.testing.assert_array_equal(after[2], [*before[2], 0.0])
     assert np.isfinite(after[1]).all()
-
-
-@pytest.mark.float64
-def test_orthodyn_switches_after_a_share_of_the_run():
-    given = case(orthodyn(switch="share", fraction=0.3), "buffer:size=3", updates=20)
-    np.testing.assert_array_equal(run_waves(*given).records["correction_phase"], [0] * 6 + [1] * 14)
-
-
-def test_without_the_facts_of_a_run_a_share_never_passes():
-    server = orthodyn(switch="share", fraction=0.0)
-    state, memory = server.init(jnp.zeros(3))
-    arrival = Arrival(
-        jnp.ones(3), -jnp.ones(3), jnp.int32(1), jnp.ones(()), jnp.int32(0), jnp.ones(()), jnp.bool_(True)
-    )
-    state, _, _ = received(server)(state, memory, arrival)
-    np.testing.assert_array_equal(server.params(state), 1.0)  # OrthoGrad's step; OrthoPos would end at 0
 
 
 test_choices_are_checked = refusals(

@@ -14,11 +14,9 @@ from fedjax_async.server import closed, floco
 from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
 from fedjax_async.server.floco import _POINT, Simplex, floco_client
 from fedjax_async.types import Arrival, Facts, Message, Request
-from tests.local import textbook
-from tests.local.made_up import client_data, pool, softmax_regression, start_arrays, start_params
-from tests.local.test_training import flat, groups
+from tests.local.made_up import MODEL, client_data, flat, groups, slope, start_params, start_vector
 
-MODEL, KEY, BATCH, V = softmax_regression(), jax.random.key(11), 8, 3
+KEY, BATCH, V = jax.random.key(11), 8, 3
 D = 15  # parameters of the softmax regression, as [b, w]
 
 
@@ -92,15 +90,12 @@ def by_hand(vertices, steps, lr, mu, floor=1.0):
 
     The rate falls linearly within the job, from ``lr`` towards ``floor * lr``.
     """
-    x, y, _ = pool()
     start, now = vertices, vertices
     for k, rows in enumerate(groups(KEY, 0, BATCH, steps)):
         key = jax.random.fold_in(jax.random.fold_in(KEY, _POINT), k)
         share = np.asarray(sample_weights(key, V))
-        point = share @ now
-        gw, gb = textbook.gradient(point[3:].reshape(4, 3), point[:3], x[rows], y[rows])
         rate = lr * (1 - (1 - floor) * k / steps)
-        now = now - rate * (share[:, None] * np.concatenate([gb, gw.ravel()]) + mu * (now - start))
+        now = now - rate * (share[:, None] * slope(share @ now, rows) + mu * (now - start))
     return now - start
 
 
@@ -133,13 +128,11 @@ def test_private_leaves_are_the_same_in_all_vertices():
     message = first_message(floco())
     upload, (_, kept) = job(client, message, 1, client.init(start_params()))
     assert not np.any(upload.params["b"]) and np.any(upload.params["w"]) and np.any(upload.offsets["w"])
-    x, y, _ = pool()
-    _, bias = start_arrays()
     share = np.asarray(sample_weights(jax.random.fold_in(jax.random.fold_in(KEY, _POINT), 0), V))
     point = share @ vertices_of(message.params, message.extra)
+    point[:3] = bias = start_vector()[:3]
     (rows,) = groups(KEY, 0, BATCH, 1)
-    _, slope = textbook.gradient(point[3:].reshape(4, 3), bias, x[rows], y[rows])
-    np.testing.assert_allclose(kept["b"], bias - 0.3 * slope, rtol=1e-4)
+    np.testing.assert_allclose(kept["b"], bias - 0.3 * slope(point, rows)[:3], rtol=1e-4)
 
 
 # --- FedMRUR ----------------------------------------------------------------------------------

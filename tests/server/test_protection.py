@@ -266,10 +266,8 @@ def accuracy(method, attack=None):
     return 100 * simulate(**USUAL, method=method, attack=attack).evaluations["accuracy"][-1]
 
 
-@pytest.mark.slow_cases("sign_flip:scale=5")
-@pytest.mark.parametrize(
-    "attack", [pytest.param(a, marks=[] if a.startswith("sign") else [pytest.mark.slow]) for a in HARM]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", HARM)
 def test_what_an_attack_costs(attack):
     harmed, points, robust, kept = HARM[attack]
     usual = accuracy(harmed)

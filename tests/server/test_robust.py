@@ -158,18 +158,6 @@ def test_bfloat16_medians_are_exact_and_means_rounded_once():
     np.testing.assert_allclose(moved["trimmed_mean"], textbook.trimmed_mean(rounded, 0.2), rtol=2**-8)
 
 
-@pytest.mark.float64
-def test_a_sweep_over_runs_that_close_at_different_times_equals_the_runs():
-    """The stacked runs of a sweep have schedules of their own."""
-    runs = [random_uploads(seed, 20) for seed in (1, 2, 3)]
-    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(stacked, runs))
-    for factory in ROBUST.values():
-        stack = jax.jit(jax.vmap(lambda a, f=factory: receive_all(f(exponent=0.0), start_params(), a)[1]))
-        for path, uploads in zip(flat(stack(together)), runs):
-            alone = play(factory, start_params(), uploads)[1]
-            np.testing.assert_allclose(path, alone, rtol=1e-9, atol=1e-12, err_msg=str(factory))
-
-
 # --- the buffer ---------------------------------------------------------------------------------
 
 
