@@ -19,6 +19,15 @@ def random_tree(rng, rows=()):
     return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=(*rows, *shape))), SHAPES, **is_shape)
 
 
+def trees(seed, count, size=1.0):
+    rng = np.random.default_rng(seed)
+    return [scaled(random_tree(rng), size) for _ in range(count)]
+
+
+def scaled(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
+
+
 def leaf(tree, path):
     for name in path:
         tree = tree[name]

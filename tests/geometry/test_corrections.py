@@ -21,22 +21,13 @@ from fedjax_async.geometry import (
     steps_pass,
 )
 from tests.geometry import textbook
-from tests.geometry.made_up import GROUPS, close, flat, like, random_tree, vector
+from tests.geometry.made_up import GROUPS, close, flat, like, random_tree, scaled, trees, vector
 from tests.refusals import refusals
 
 seeds = st.integers(0, 2**32 - 1)
 ortho_correct = jax.jit(geometry.ortho_correct, static_argnames="per")
 gradient_surgery = jax.jit(geometry.gradient_surgery, static_argnames="per")
 angles = st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
-
-
-def trees(seed, count=2):
-    rng = np.random.default_rng(seed)
-    return [random_tree(rng) for _ in range(count)]
-
-
-def scaled(tree, factor):
-    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
 
 
 def corrector(name, **options):
@@ -86,7 +77,7 @@ def test_fifty_arrivals_equal_eq_15_with_its_matrices(name):
 @settings(max_examples=40)
 @given(seed=seeds, alpha=st.sampled_from([0.0, 0.5, 1.0]), threshold=angles)
 def test_every_group_is_corrected_by_itself(per, seed, alpha, threshold):
-    delta, shift = trees(seed)
+    delta, shift = trees(seed, 2)
     have = ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per)
     surgery = gradient_surgery(delta, shift, per=per)
     for group in GROUPS[per]:
@@ -101,7 +92,7 @@ def test_every_group_is_corrected_by_itself(per, seed, alpha, threshold):
 @given(seed=seeds, d_size=st.sampled_from([1e-30, 1.0, 1e30]), b_size=st.sampled_from([1e-30, 1.0, 1e30]))
 def test_orthostrict_is_orthogonal_to_the_drift_at_every_size_in_float32(per, seed, d_size, b_size):
     """Erratum A1: the paper's division by |b| instead of |b|^2 fails this."""
-    delta, shift = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in trees(seed))
+    delta, shift = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in trees(seed, 2))
     out = ortho_correct(scaled(delta, d_size), scaled(shift, b_size), threshold=1.0, per=per)
     for group in GROUPS[per]:
         d, b, have = vector(delta, group), vector(shift, group), vector(out, group) / d_size
@@ -112,7 +103,7 @@ def test_orthostrict_is_orthogonal_to_the_drift_at_every_size_in_float32(per, se
 @settings(max_examples=40)
 @given(seed=seeds, factor=st.floats(0.01, 100.0))
 def test_orthostrict_removes_a_parallel_change_although_its_cosine_rounds_above_one(per, seed, factor):
-    shift = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), trees(seed)[0])
+    shift = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), trees(seed, 1)[0])
     delta = scaled(shift, factor)
     out = ortho_correct(delta, shift, alpha=0.5, threshold=1.0, per=per)
     np.testing.assert_allclose(flat(out), 0.0, atol=1e-6 * np.abs(flat(delta)).max())
@@ -123,7 +114,7 @@ def test_orthostrict_removes_a_parallel_change_although_its_cosine_rounds_above_
 @given(seed=seeds, share=st.sampled_from([-2.0, -0.3, 0.0, 0.4, 0.9, 1.0, 3.0]))
 def test_orthopos_is_surgery_on_the_position_only_outside_the_gap(seed, share):
     """Erratum A2: not for ``0 < <Delta, b> < |b|^2``."""
-    other, shift = trees(seed)
+    other, shift = trees(seed, 2)
     b = flat(shift)
     across = flat(other) - (flat(other) @ b) / (b @ b) * b
     delta = like(across + share * b, shift)  # <Delta, b> = share |b|^2
@@ -139,7 +130,7 @@ def test_orthopos_is_surgery_on_the_position_only_outside_the_gap(seed, share):
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_zero_drift_or_zero_change_gives_the_change(name):
-    delta, shift = trees(1)
+    delta, shift = trees(1, 2)
     nothing = jax.tree.map(jnp.zeros_like, delta)
     jax.tree.map(np.testing.assert_array_equal, once(name, delta, nothing), delta)
     if name == "fedasync":  # it always trusts the position
@@ -151,7 +142,7 @@ def test_zero_drift_or_zero_change_gives_the_change(name):
 
 @pytest.mark.parametrize("per", GROUPINGS)
 def test_a_zero_group_keeps_its_change_whatever_alpha(per):
-    delta, shift = trees(2)
+    delta, shift = trees(2, 2)
     delta = {**delta, "dense": jax.tree.map(jnp.zeros_like, delta["dense"])}
     out = ortho_correct(delta, shift, alpha=1.0, threshold=-1.0, per=per)
     if per != "whole":
@@ -161,13 +152,13 @@ def test_a_zero_group_keeps_its_change_whatever_alpha(per):
 
 @pytest.mark.parametrize("name", PHASES)
 def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
-    delta, shift = trees(4)
+    delta, shift = trees(4, 2)
     for each in (shift, scaled(shift, -1.0)):
         close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each), rtol=1e-6, atol=1e-6)
 
 
 def phases_of(correction, sizes, facts=Facts()):
-    delta, shift = trees(6)
+    delta, shift = trees(6, 2)
     correct, state, seen = jax.jit(correction.correct), correction.init(delta, facts), []
     unit = scaled(delta, 1 / np.linalg.norm(flat(delta)))
     for size in sizes:
@@ -232,7 +223,7 @@ def test_what_a_switch_returns_is_checked(switch, returned):
 
 
 def test_hyperparameters_may_be_traced():
-    delta, shift = trees(7)
+    delta, shift = trees(7, 2)
     alphas = jnp.array([0.0, 0.5, 1.0])
 
     def swept(alpha):

@@ -23,7 +23,7 @@ from fedjax_async.geometry import (
     riemannian_sgd,
 )
 from tests.geometry import textbook
-from tests.geometry.made_up import close, flat, random_tree
+from tests.geometry.made_up import close, flat, scaled, trees
 from tests.refusals import refusals
 
 seeds = st.integers(0, 2**32 - 1)
@@ -39,8 +39,7 @@ vectors = st.lists(st.one_of(numbers, extremes), min_size=5, max_size=5)
 @pytest.mark.float64
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_projection_and_product(beta):
-    rng = np.random.default_rng(0)
-    x, y = random_tree(rng), random_tree(rng)
+    x, y = trees(0, 2)
     p, q = lorentz_project(x, beta=beta), lorentz_project(y, beta=beta)
     lifted = [textbook.lift(flat(each), beta) for each in (x, y)]
     close(lorentz_inner(p, p), -beta)
@@ -54,10 +53,8 @@ def test_projection_and_product(beta):
 @settings(max_examples=100)
 @given(seed=seeds, x_size=sizes, apart=st.sampled_from([1e-6, 1e-2, 1.0, 1e3]), beta=st.sampled_from([0.5, 1.0, 3.0]))
 def test_distance_and_gradient_equal_the_exact_ones_in_float64(seed, x_size, apart, beta):
-    rng = np.random.default_rng(seed)
-    x = random_tree(rng)
-    y = jax.tree.map(lambda a, b: x_size * (a + apart * b), x, random_tree(rng))
-    x = jax.tree.map(lambda a: x_size * a, x)
+    x, way = trees(seed, 2, x_size)
+    y = jax.tree.map(lambda a, b: a + apart * b, x, way)
     have, slopes = distance(x, y, beta=beta)
     want, slope = textbook.exact_lorentz(flat(x), flat(y), beta)
     close(have, want, rtol=1e-9)
@@ -140,7 +137,7 @@ def test_a_million_huge_parameters():
 
 
 def test_equal_points_have_gradient_zero():
-    x = random_tree(np.random.default_rng(0))
+    (x,) = trees(0, 1)
     value, slopes = distance(x, x)
     assert float(value) == 0.0 and all(not leaf.any() for leaf in jax.tree.leaves(slopes))
     value, slopes = penalty(x, x)
@@ -192,15 +189,6 @@ test_input_is_checked = refusals(
 # compiled once; without ``jit``, their branches would be compiled at every call
 ALL = {name: Manifold(*map(jax.jit, make())) for name, make in MANIFOLDS.items()}
 ALL["lorentz of curvature -1/3"] = Manifold(*map(jax.jit, lorentz(beta=3.0)))
-
-
-def trees(seed, count, size=1.0):
-    rng = np.random.default_rng(seed)
-    return [jax.tree.map(lambda leaf: size * leaf, random_tree(rng)) for _ in range(count)]
-
-
-def scaled(tree, factor):
-    return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
 @pytest.mark.slow_cases("lorentz")
