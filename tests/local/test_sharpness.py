@@ -66,11 +66,10 @@ def test_a_zero_gradient_moves_nothing(name):
     np.testing.assert_array_equal(updates["w"], 0.0)
 
 
+WRONG = [({"rho": 0.0}, "^rho = 0.0"), ({"rho": -1.0}, "^rho = -1.0"), ({"base": "sam"}, "^base = 'sam': unknown")]
 test_bad_options_are_refused = refusals(
-    ({"rho": 0.0}, "^rho = 0.0"),
-    ({"rho": -1.0}, "^rho = -1.0"),
-    ({"base": "sam"}, "^base = 'sam': unknown"),
-    by=lambda options: [OPTIMIZERS[name](LR, **options) for name in ("sam", "asam")],
+    *((name, *case) for name in ("sam", "asam") for case in WRONG),
+    by=lambda name, options: OPTIMIZERS[name](LR, **options),
 )
 
 

@@ -8,12 +8,15 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_async import geometry
 from fedjax_async.base import tree
 from fedjax_async.server import (
     STALENESS,
     Transform,
     chain,
     clip_by_norm,
+    dc_asgd,
+    delay_corrected,
     rule,
     scale_by,
     scale_by_staleness,
@@ -105,3 +108,15 @@ def test_clipping_far_away_is_no_clipping(limit, size):
     direction, weight = clipped(delta, jnp.asarray(limit))
     np.testing.assert_array_equal(direction, delta)
     assert weight == 1.0
+
+
+def clipped_first(*, limit):
+    return rule(clip_by_norm(limit), delay_corrected(geometry.dc_asgd(strength=0.2)), optimizer=optax.sgd(1.0))
+
+
+@pytest.mark.float64
+def test_a_clipped_delta_may_be_corrected_too():
+    uploads = closing(random_uploads(4, 8, rejected=0.0))
+    short = [u._replace(delta=u.delta * min(1.0, 2.0 / np.linalg.norm(u.delta))) for u in uploads]
+    want = run(dc_asgd, start_params(), short, strength=0.2)[1]
+    np.testing.assert_allclose(run(clipped_first, start_params(), uploads, limit=2.0)[1], want, rtol=1e-10)
