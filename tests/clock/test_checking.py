@@ -22,7 +22,7 @@ from fedjax_async.clock import (
     wave_statistics,
 )
 from fedjax_async.types import Schedule
-from tests.clock.test_unreliable import make
+from tests.clock.textbook import make, same
 from tests.refusals import refusals
 
 OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
@@ -33,13 +33,6 @@ COLUMNS = {
     "upload_time": [1, 2, np.inf, 5], "dispatched_after": [0, 0, 1, 2], "job": [0, 1, 3], "time": [1, 2, 5],
     "closes": [True, False, True],
 }  # fmt: skip
-
-
-def same(one, other):
-    for name in Schedule._fields:
-        a, b = np.asarray(getattr(one, name)), np.asarray(getattr(other, name))
-        np.testing.assert_array_equal(a, b, err_msg=name)
-        assert a.dtype == b.dtype, name
 
 
 def bare(schedule):

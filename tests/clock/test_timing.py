@@ -7,43 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.base import factories
-from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
+from fedjax_async.clock import Until, bind_delays, client_counts, durations, fast_paths
 from fedjax_async.clock.record import SLACK
-from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
+from tests.clock.textbook import TIMING_SPECS, N, buffered_asynchrony, make, same, table_of
 from tests.refusals import refusals
-
-TIMING_SPECS = [
-    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2",
-    "cohort:size=4,deadline=1", "participation", "participation:probability=0.5,spread=0.8,length=3",
-]  # fmt: skip
-DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
-N = 7
-
-
-def make(timing, delays="lognormal", updates=60, **options):
-    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates)} | options
-    return plan(timing, delays, **options)
-
-
-def test_the_specs_cover_the_registry():
-    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS)
-    assert all(factories.summary(factory) for factory in TIMINGS.values())
-
-
-@pytest.mark.parametrize("delays", DELAY_SPECS)
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_every_policy_keeps_the_contract(timing, delays):
-    factor = "1" if delays != "rpi" else "200"
-    timing = timing.replace("deadline=1", f"deadline={factor}").replace("length=0.7", f"length={factor}")
-    schedule = make(timing, delays, seed=2)
-    check_invariants(schedule)
-    assert len(schedule.job) == 60
-    again = make(timing, delays, seed=2)
-    for one, other in zip(schedule, again):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("conditions", [{}, {"availability": "sessions:on=6,off=2", "faults": "drop+crash:restart=2"}])
@@ -60,22 +27,12 @@ def test_the_last_moment_has_its_replies_whatever_the_budget_counts(timing, dela
         np.testing.assert_array_equal(one.dispatch_time, long.dispatch_time[:sent])
         if int(np.sum(long.time <= one.time[-1])) == len(one.job):  # no simultaneous upload is left out
             by_time = make(timing, delays, until=Until(time=one.time[-1]), **conditions)
-            for name, column in one._asdict().items():
-                np.testing.assert_array_equal(column, getattr(by_time, name), err_msg=name)
+            same(one, by_time)
 
 
 @pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_budgets(timing):
-    by_steps = make(timing, until=Until(steps=5))
-    assert by_steps.closes.sum() == 5
-    assert by_steps.closes[-1]
-    by_time = make(timing, until=Until(time=6.5))
-    assert by_time.time[-1] <= 6.5
-    further = make(timing, until=Until(time=20))
-    np.testing.assert_array_equal(further.time[further.time <= 6.5], by_time.time)
-    both = make(timing, until=Until(time=20, updates=11, steps=10**9))
-    assert len(both.job) == 11
-    assert len(both.client) >= len(both.job)
+def test_of_several_budgets_the_first_ends_the_plan(timing):
+    assert len(make(timing, until=Until(time=20, updates=11, steps=10**9)).job) == 11
 
 
 @given(
@@ -97,14 +54,19 @@ def test_asynchrony_equals_the_textbook_scan(seed, clients, size, delays):
     np.testing.assert_array_equal(schedule.closes.nonzero()[0], np.arange(size - 1, 30, size))
 
 
-def test_durations_are_those_of_the_delay_model_whatever_the_policy():
+@pytest.mark.parametrize(("items", "cells"), [(1 << 17, 1 << 19), (1, 1), (7, 30), (20, 24)])
+@pytest.mark.parametrize("conditions", [{}, {"availability": "always"}], ids=["quick", "general"])
+def test_durations_are_those_of_the_delay_model_whatever_the_policy(conditions, items, cells, monkeypatch):
+    """However many are drawn at once, for a table or for a cache; each client gets its own in turn."""
+    monkeypatch.setattr(durations, "_ITEMS", items)
+    monkeypatch.setattr(fast_paths, "_CELLS", cells)
     steps = np.arange(1, N + 1)
     spec = "lognormal:reference_steps=3,bandwidth=10"
     model = bind_delays(spec, N, 4)
     for timing in TIMING_SPECS:
         if timing.startswith("participation"):
             continue
-        s = make(timing, spec, local_steps=steps, seed=4, bytes_down=2, bytes_up=3)
+        s = make(timing, spec, local_steps=steps, seed=4, bytes_down=2, bytes_up=3, **conditions)
         kept = np.isfinite(s.upload_time)
         expected = model.durations(s.client, s.number, steps[s.client], 2, 3)
         np.testing.assert_allclose((s.upload_time - s.dispatch_time)[kept], expected[kept], rtol=1e-9)
@@ -168,9 +130,7 @@ def test_uniform_sampling_is_uniform_and_of_the_seed():
 
 
 def test_full_concurrency_is_no_sampling_at_all():
-    one, two = make("every"), make(f"every:concurrency={N},sampling=round_robin")
-    for a, b in zip(one, two):
-        np.testing.assert_array_equal(a, b)
+    same(make("every"), make(f"every:concurrency={N},sampling=round_robin"))
 
 
 # --- windows ------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -22,22 +23,26 @@ from fedjax_async.clock import (
     fault_counts,
     job_faults,
     longest_chain,
-    plan,
     timing,
     waves,
 )
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import Conditions, Scenario, models_of
+from tests.clock import textbook
 from tests.clock.slow_scenario import Script, play, scripts
-from tests.clock.textbook import check_invariants, fewest_stabbing_points, most_live_at_once, replay, table_of
+from tests.clock.textbook import (
+    TIMING_SPECS,
+    N,
+    check_invariants,
+    fewest_stabbing_points,
+    most_live_at_once,
+    replay,
+    same,
+    table_of,
+)
 from tests.refusals import refusals
 
-TIMING_SPECS = [
-    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin", "buffer:size=2,concurrency=5", "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2,deadline=2",
-    "participation:length=0.3",
-]  # fmt: skip
+DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
 AVAILABILITY_SPECS = [
     "always", "joins:share=0.5,by=9", "leaves:share=0.3,by=30", "periodic:on=3,off=2",
     "periodic:on=3,off=2,leaving=pause", "sessions:on=4,off=2,leaving=lose",
@@ -50,12 +55,7 @@ FAULT_SPECS = [
     "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3",
 ]  # fmt: skip
 LIMITS = [Limits(), Limits(timeout=1.5), Limits(max_staleness=2, timeout=1.0, late="drop")]
-N = 7
-
-
-def make(timing, delays="lognormal", updates=60, **options):
-    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates, time=400)} | options
-    return plan(timing, delays, **options)
+make = functools.partial(textbook.make, time=400)
 
 
 def windows(availability, faults, seed):
@@ -91,17 +91,24 @@ def check_conditions(s, there):
 TROUBLES = [*((spec, None) for spec in AVAILABILITY_SPECS), *((None, spec) for spec in FAULT_SPECS)]
 WORLDS = list(itertools.product(TIMING_SPECS, TROUBLES))
 MIXED = [(*world, LIMITS[(i // len(TROUBLES) + i) % 3]) for i, world in enumerate(WORLDS)]  # in pairs
+SLOWER = [spec.replace("length=0.7", "length=200").replace("deadline=2", "deadline=200") for spec in TIMING_SPECS]
+CALM = [
+    (timing, (None, None), Limits(), delays)
+    for delays in DELAY_SPECS
+    for timing in (SLOWER if delays == "rpi" else TIMING_SPECS)
+]
 
 
-@pytest.mark.parametrize(("timing", "trouble", "limits"), MIXED)
-def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(timing, trouble, limits):
+@pytest.mark.parametrize(("timing", "trouble", "limits", "delays"), [*((*one, "lognormal") for one in MIXED), *CALM])
+def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(timing, trouble, limits, delays):
     availability, faults = trouble
     given = {"availability": availability, "faults": faults, "limits": limits, "seed": 3}
-    s = make(timing, **given)
+    given |= {"time": 1e6} if delays == "rpi" else {}
+    s = make(timing, delays, **given)
     check_conditions(s, windows(availability, faults, 3))
     assert availability or s.closes.sum() > 5
-    for one, other in zip(s, make(timing, **given)):
-        np.testing.assert_array_equal(one, other)
+    assert availability or faults or len(s.job) == 60
+    same(s, make(timing, delays, **given))
 
 
 TROUBLE = {
@@ -116,7 +123,8 @@ TROUBLE = {
 def test_a_longer_budget_continues_a_shorter_one(timing, budget, short, long, conditions):
     one, two = (make(timing, until=Until(**{budget: most}), **conditions) for most in (short, long))
     arrivals, jobs = len(one.job), len(one.client)
-    assert arrivals < len(two.job)
+    spent = {"updates": arrivals == short, "steps": one.closes.sum() == short, "time": one.time[-1] <= short}
+    assert arrivals < len(two.job) and spent[budget] and (budget != "steps" or one.closes[-1])
     for name in ("job", "time", "step"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
     earlier = one.dispatch_time < one.time[-1]  # the last messages leave after fewer arrivals if the budget cuts a step
@@ -137,9 +145,7 @@ def test_conditions_that_change_nothing_change_nothing(timing, delays):
     limits = Limits(max_staleness=10**6, timeout=1e9)
     for until in (Until(updates=80), Until(time=11.5), Until(steps=17)):
         plain = make(timing, delays, until=until, seed=1)
-        same = make(timing, delays, until=until, seed=1, availability="always", faults=faults, limits=limits)
-        for name in plain._fields:
-            np.testing.assert_array_equal(getattr(plain, name), getattr(same, name), err_msg=name)
+        same(plain, make(timing, delays, until=until, seed=1, availability="always", faults=faults, limits=limits))
 
 
 @given(scripts(), st.integers(1, 3), st.sampled_from([7, 1000]), st.data())
@@ -218,8 +224,7 @@ def test_copies_come_later_and_only_those_that_come_before_the_end_count():
     soon = make("every", updates=300, faults="duplicate:probability=1,delay=1e-9+duplicate:probability=1,delay=0")
     assert set(soon.copies[soon.job[:-N]]) == {2}
     clean = make("every", updates=300)
-    for name in ("client", "job", "time", "version", "upload_time"):
-        np.testing.assert_array_equal(getattr(soon, name), getattr(clean, name))
+    same(soon, clean, ("client", "job", "time", "version", "upload_time"))
 
 
 def test_a_schedule_without_conditions_reports_no_trouble():
@@ -274,14 +279,13 @@ def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
     assert len(s.job) == 60
 
 
-def half_of_ten(timing, delays, until):
-    """Clients 0 to 4 are online; how often each of ten was sent a job."""
+@pytest.mark.parametrize(("timing", "until"), [
+    ("every:concurrency=2", Until(updates=20_000)), ("cohort:size=3", Until(steps=3000)),
+])  # fmt: skip
+def test_clients_are_drawn_uniformly_of_those_that_are_there(timing, until):
     half = there(*[ALWAYS if i < 5 else [(1e9, 2e9)] for i in range(10)])
-    return np.bincount(make(timing, delays, num_clients=10, availability=half, until=until).client, minlength=10)
-
-
-def test_sampling_is_uniform_over_those_that_are_there():
-    sent = half_of_ten("every:concurrency=2", "exponential", Until(updates=20_000))
+    s = make(timing, "exponential", num_clients=10, availability=half, until=until)
+    sent = np.bincount(s.client, minlength=10)
     np.testing.assert_allclose(sent[:5] / sent.sum(), 0.2, atol=0.01)
     assert sent[5:].sum() == 0
 
@@ -371,12 +375,6 @@ def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monk
     assert not s.closes.any()
     with pytest.raises(ValueError, match=r"not one was applied|without a sound upload"):
         make(timing, faults=faults, until=Until(steps=1))
-
-
-def test_cohorts_are_uniform_over_those_that_are_there():
-    sent = half_of_ten("cohort:size=3", "constant", Until(steps=3000))
-    np.testing.assert_allclose(sent[:5] / 3000, 0.6, atol=0.04)
-    assert sent[5:].sum() == 0
 
 
 # --- ends ---------------------------------------------------------------------------------------
