@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +15,25 @@ def called(call: Callable[[], object]) -> object:
     return call()
 
 
-def refusals(*cases: tuple[Any, ...], by: Callable[..., object] = called) -> Callable[..., None]:
+def refusals(*cases: tuple[Any, ...], by: Callable[..., object] = called, folder: bool = False) -> Callable[..., None]:
     """A test of a table ``(*arguments, says)``: ``by(*arguments)`` is refused, and the error says so.
 
-    ``says`` is a part of the error's text, or a pattern that it has.
+    ``says`` is a part of the error's text, or a pattern that it has. ``folder``: the first argument of ``by`` is a
+    new folder.
     """
 
-    @pytest.mark.parametrize(("arguments", "says"), [(case[:-1], case[-1]) for case in cases])
-    def test(arguments: tuple[Any, ...], says: str) -> None:
+    def check(says: str, *arguments: Any) -> None:
         with pytest.raises(ValueError) as error:
             by(*arguments)
         text = str(error.value)
         assert says in text or re.search(says, text), text
         assert "\n" not in text
 
-    return test
+    def test(arguments: tuple[Any, ...], says: str) -> None:
+        check(says, *arguments)
+
+    def test_in_folder(tmp_path: Path, arguments: tuple[Any, ...], says: str) -> None:
+        check(says, tmp_path, *arguments)
+
+    table = pytest.mark.parametrize(("arguments", "says"), [(case[:-1], case[-1]) for case in cases])
+    return table(test_in_folder if folder else test)

@@ -236,9 +236,6 @@ def test_everyone_always_is_synchronous():
     assert s.closes.sum() == 5
 
 
-# --- bad input ----------------------------------------------------------------------------------
-
-
 test_bad_settings_are_one_line_value_errors = refusals(
     ("buffer:size=8", {}, "size = 8: must be at most the 7 clients in flight"),
     ("buffer:size=4,concurrency=3", {}, "size = 4: must be at most the 3 clients in flight"),

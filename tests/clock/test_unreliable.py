@@ -407,9 +407,6 @@ def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
             make(timing, **({"until": Until(updates=10)} | options))
 
 
-# --- bad input ----------------------------------------------------------------------------------
-
-
 test_bad_conditions_are_one_line_value_errors = refusals(
     ({"availability": "joins:share=1.5"}, "share = 1.5: must be between 0 and 1"),
     ({"availability": "joins:share=x"}, "share = 'x'"), ({"availability": "joins:by=0"}, "by = 0"),

@@ -355,9 +355,6 @@ def test_leaves_of_several_types_and_groups_with_keys_of_their_own():
     assert [part.norm.dtype for part in (each[0], each[1], together)] == [jnp.bfloat16, jnp.float32, jnp.float32]
 
 
-# --- bad input --------------------------------------------------------------------------------
-
-
 test_options_out_of_range_are_refused = refusals(
     ("topk", {"ratio": 0}, "ratio = 0: must be a number above 0 and at most 1"),
     ("topk", {"ratio": 1.5}, "ratio = 1.5"), ("randk", {"ratio": float("nan")}, "ratio = nan"),

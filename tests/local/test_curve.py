@@ -17,6 +17,7 @@ from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
 from tests.local.made_up import MODEL, SIZES, client_data, flat, groups, slope, start_params, start_vector
+from tests.local.textbook import Adam
 from tests.refusals import refusals
 
 BATCH, LR, CONTROL_LR, MU = 8, 0.05, 0.03, 0.4
@@ -41,21 +42,8 @@ def job(client, steps, *, extra=(), who=0):
     return flat(upload.params), flat(upload.offset)
 
 
-class Adam:
-    """Adam with bias correction from a step count of its own."""
-
-    def __init__(self, lr, m=0.0, v=0.0, corrected=False):
-        self.lr, self.m, self.v, self.count, self.corrected = lr, m, v, 0, corrected
-
-    def step(self, w, g, factor=1.0):
-        self.count += 1
-        self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
-        one = (1.0, 1.0) if self.corrected else (1 - 0.9**self.count, 1 - 0.999**self.count)
-        return w - factor * self.lr * (self.m / one[0]) / (np.sqrt(self.v / one[1]) + 1e-8)
-
-
 def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0):
-    """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``, ``floor``: of a decay within the job."""
+    """Algorithm 2, epoch by epoch; ``moments``: those at the start, ``floor``: of a decay within the job."""
     batches, control_key = -(-SIZES[who] // BATCH), jax.random.fold_in(KEY, _CONTROL)
 
     def bent(v, chord):
@@ -64,7 +52,7 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
 
     start = theta = start_vector()
     dphi = np.zeros_like(start)
-    end = Adam(LR, *(moments or ()))
+    end = Adam(LR, **(moments or {}))
     control_steps = steps if order == "alternate" else epochs * batches
     ends, controls = groups(KEY, who, BATCH, steps), groups(control_key, who, BATCH, control_steps)
 
@@ -175,7 +163,7 @@ def test_work_is_counted_in_gradients():
 def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(reading):
     mean = STEP / 3  # 23 examples in batches of 8
     have, _ = job(made(warm=reading), 4, extra=unflat(STEP))
-    want, _ = by_hand(4, moments=(mean, mean**2, reading == "corrected"))
+    want, _ = by_hand(4, moments={"m": mean, "v": mean**2, "corrected": reading == "corrected"})
     cold, _ = job(made(), 4)
     np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
     assert np.abs(want - cold).max() > 1e-2

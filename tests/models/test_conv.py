@@ -63,24 +63,33 @@ def assert_clients_are_apart(rng, ours, theirs, shape):
         agree(have, compiled(theirs.apply, *row))
 
 
-sizes = st.integers(1, 5)
+sizes, steps = st.integers(1, 5), st.integers(1, 3)
+PADDINGS = {2: ["SAME", "VALID", 1, ((0, 2), (1, 0))], 1: ["SAME", "VALID", 2, ((3, 0),)]}
 
 
 @pytest.mark.float64
+@pytest.mark.parametrize("kind", ["dense", "depthwise", "grouped", "sequences", "depthwise sequences"])
 @settings(max_examples=3)
 @given(
     kernel=st.tuples(sizes, sizes),
-    extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.sampled_from(["SAME", "VALID", 1, ((0, 2), (1, 0))]),
+    extra=st.tuples(sizes, sizes),
+    strides=st.tuples(steps, steps),
+    channels=st.tuples(steps, steps),
+    padding=st.integers(0, 3),
     use_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
-    shape = (2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])
-    options = {"padding": padding, "use_bias": use_bias}
-    assert_equals_flax(np.random.default_rng(seed), shape, LOWERINGS, channels[1], kernel, strides, **options)
+def test_equals_flax_in_values_and_gradients(kind, kernel, extra, strides, channels, padding, use_bias, seed):
+    """In every lowering that supports it; Winograd's would use ``im2col`` on sequences ``[B, L, C]``."""
+    axes = 1 if "sequences" in kind else 2
+    of_sequences = [name for name in LOWERINGS if "winograd" not in name]
+    names = {"dense": LOWERINGS, "grouped": ["lax"], "depthwise": ["taps"], "sequences": of_sequences}
+    groups = {"dense": 1, "sequences": 1, "grouped": channels[0] + 1}.get(kind, 3)
+    inputs, features = {"dense": channels, "sequences": channels, "grouped": (2 * groups, 2 * groups)}.get(kind, (3, 3))
+    options = {"padding": PADDINGS[axes][padding], "use_bias": use_bias, "feature_group_count": groups}
+    shape = (2, *(k + more - 1 for k, more in zip(kernel[:axes], extra)), inputs)
+    rng, names = np.random.default_rng(seed), names.get(kind, ["lax", "taps"])
+    assert_equals_flax(rng, shape, names, features, kernel[:axes], strides[:axes], **options)
 
 
 PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
@@ -131,40 +140,6 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
     for name in LOWERINGS:
         ours = ConvPool(3, kernel, padding, pool, use_bias, name)
         agree(compiled(ours.apply, params, x), expected)
-
-
-@pytest.mark.float64
-@settings(max_examples=3)
-@given(
-    size=st.tuples(st.integers(5, 8), st.integers(5, 8)),
-    kernel=st.tuples(sizes, sizes),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.sampled_from(["SAME", "VALID", 1]),
-    groups=st.integers(2, 4),
-    each=st.integers(1, 2),
-    seed=st.integers(0, 99),
-)
-def test_depthwise_and_grouped_equal_flax(size, kernel, strides, padding, groups, each, seed):
-    rng, names = np.random.default_rng(seed), ["taps"] if each == 1 else ["lax"]
-    options = {"padding": padding, "feature_group_count": groups}
-    assert_equals_flax(rng, (2, *size, groups * each), names, groups * each, kernel, strides, **options)
-
-
-@pytest.mark.float64
-@settings(max_examples=3)
-@given(
-    length=st.integers(6, 12),
-    kernel=sizes,
-    stride=st.integers(1, 3),
-    padding=st.sampled_from(["SAME", "VALID", 2, ((3, 0),)]),
-    groups=st.sampled_from([1, 3]),
-    seed=st.integers(0, 99),
-)
-def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
-    """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
-    names = [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps")
-    options = {"padding": padding, "feature_group_count": groups}
-    assert_equals_flax(np.random.default_rng(seed), (2, length, 3), names, 3, (kernel,), (stride,), **options)
 
 
 def test_same_start_as_flax():

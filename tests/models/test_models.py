@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_async.base import tree
 from fedjax_async.models import MODELS, cross_entropy, decoded, from_flax, in_dtype, make
 from tests.refusals import refusals
 
-SIZES = {
-    "logistic": 7_850,
-    "mlp": 50_890,
-    "lenet5": 61_706,
-    "lenet5_orthofl": 44_190,
-    "lenet5_cifar": 256_830,
-    "cnn": 1_626_442,
-}
+OTHERS = ["logistic", "mlp", "lenet5", "lenet5_orthofl", "lenet5_cifar", "cnn"]
 IMAGES = ["alexnet:width=0.1", "alexnet:width=0.1,variant=full", "vgg11:width=0.1,norm=off,variant=full"]
 SMALL = {"lenet5_cifar": (16, 16, 3), "cnn": (10, 10, 3)}
 
@@ -47,38 +39,6 @@ def batch(shape, size=8):
     return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32)
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_number_of_parameters(name):
-    params = jax.eval_shape(MODELS[name]().init, jax.random.key(0))
-    assert tree.num_scalars(params) == SIZES[name]
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-
-
-def test_number_of_parameters_on_other_shapes():
-    sizes = {spec: make(spec, num_classes=62, input_shape=(28, 28, 1)) for spec in ("cnn", "mlp:hidden=200x100")}
-    found = {s: tree.num_scalars(jax.eval_shape(m.init, jax.random.key(0))) for s, m in sizes.items()}
-    assert found == {"cnn": 1_199_882 + 52 * 129, "mlp:hidden=200x100": 785 * 200 + 201 * 100 + 101 * 62}
-    two = tree.num_scalars(jax.eval_shape(make("mlp:hidden=32,layers=2").init, jax.random.key(0)))
-    assert two == 785 * 32 + 33 * 32 + 33 * 10
-
-
-def test_a_few_steps_reduce_the_loss():
-    model, shape = small("mlp")
-    x, y = batch(shape)
-
-    @jax.jit
-    def step(params):
-        loss, gradient = jax.value_and_grad(lambda p: model.loss(model.apply(p, x), y).mean())(params)
-        return loss, jax.tree.map(lambda a, g: a - 0.05 * g, params, gradient)
-
-    params, losses = started(model), []
-    assert type(params) is dict
-    for _ in range(11):
-        loss, params = step(params)
-        losses.append(float(loss))
-    assert losses[10] < 0.8 * losses[0]
-
-
 def test_the_lowering_reaches_the_layers():
     programs = set()
     for lowering in ("lax", "im2col", "tiled"):
@@ -88,7 +48,7 @@ def test_the_lowering_reaches_the_layers():
     assert len(programs) == 3
 
 
-@pytest.mark.parametrize("spec", [*SIZES, *IMAGES])
+@pytest.mark.parametrize("spec", [*OTHERS, *IMAGES])
 def test_some_models_have_dropout_and_only_with_a_key(spec):
     model = make(spec, input_shape=SMALL.get(spec, (16, 16, 1)))
     params, x = jax.eval_shape(model.init, jax.random.key(0)), batch(SMALL.get(spec, (16, 16, 1)))[0]

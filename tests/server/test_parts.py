@@ -182,9 +182,6 @@ def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
     registry.forget()
 
 
-# --- refused parts ----------------------------------------------------------------------------------
-
-
 def test_every_part_says_what_it_does_and_may_be_made_without_options():
     for name, factory in PARTS.items():
         part = factory()

@@ -24,17 +24,16 @@ def norms(uploads):
     return np.array([np.linalg.norm(u.delta) for u in uploads])
 
 
-def path_of(rule, uploads):
-    """Model and columns after each arrival of float64 uploads, [E, D] and a column each."""
-    arrivals = stacked(uploads)._replace(key=KEYS[: len(uploads)])
-    state, memory = rule.init(start_params())
+def path_of(rule, uploads, **more):
+    """Model [E, D] and info after each arrival of float64 uploads, with more columns of the arrivals."""
+    arrivals = stacked(uploads)._replace(**more)
 
     def one(carry, arrival):
         *carry, info = received(rule)(*carry, arrival)
-        return tuple(carry), (rule.params(carry[0]), info.columns)
+        return tuple(carry), (rule.params(carry[0]), info)
 
-    _, (path, columns) = jax.jit(lambda carry: jax.lax.scan(one, carry, arrivals))((state, memory))
-    return flat(path), {name: np.asarray(column) for name, column in columns.items()}
+    _, (path, info) = jax.jit(lambda carry: jax.lax.scan(one, carry, arrivals))(rule.init(start_params()))
+    return flat(path), info
 
 
 def averaged(uploads, clips, noise):
@@ -66,7 +65,8 @@ def adapted(uploads, clip, quantile, rate, draws):
 def test_clip_and_noise_equal_numpy(adapts):
     rule = fedbuff(staleness="constant", server_lr=1.0)
     own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
-    path, columns = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS)
+    path, info = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS, key=KEYS)
+    columns = jax.tree.map(np.asarray, info.columns)
     zero = jax.tree.map(jnp.zeros_like, start_params())
     units = np.array([flat(noised(key, zero, jnp.float64(1.0))) for key in KEYS])
     draws = [0.3 * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
@@ -84,7 +84,7 @@ def test_a_rule_without_close_has_an_adaptive_clip_too():
     closed = asgd()
     open_one = closed._replace(receive=received(closed), close=None)
     rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
-    found = [path_of(rule, closing(UPLOADS))[1]["clip"] for rule in rules]
+    found = [path_of(rule, closing(UPLOADS), key=KEYS)[1].columns["clip"] for rule in rules]
     np.testing.assert_array_equal(*found)
 
 
@@ -139,16 +139,8 @@ FORGED = [name for name in ATTACKS if name != "label_flip"]
 
 def received_uploads(attack, norm_limit=None):
     """The change of ASGD's model at each arrival, [E, D], and the columns."""
-    arrivals = stacked(SENT)._replace(malicious=MALICIOUS)
-    rule = attacked(asgd(), attack, start_params(), norm_limit)
-
-    def one(carry, arrival):
-        *after, info = received(rule)(*carry, arrival)
-        change = jax.tree.map(lambda new, old: new - old, rule.params(after[0]), rule.params(carry[0]))
-        return tuple(after), (change, info)
-
-    _, (changes, info) = jax.jit(lambda c: jax.lax.scan(one, c, arrivals))(rule.init(start_params()))
-    return flat(changes), info
+    path, info = path_of(attacked(asgd(), attack, start_params(), norm_limit), SENT, malicious=MALICIOUS)
+    return np.diff(path, axis=0, prepend=flat(start_params())[None]), info
 
 
 def seen_before(e):

@@ -225,8 +225,6 @@ def test_with_equal_curvatures_or_one_step_the_first_order_vanishes():
         np.testing.assert_allclose(found.point, lowest, atol=1e-10)
 
 
-# --- input ------------------------------------------------------------------------------------------
-
 SKEWED = jnp.array([[0.0, 1.0], [0.0, 0.0]])
 
 

@@ -311,9 +311,6 @@ def test_erratum_theorem_14_fails_for_losses_that_are_not_quadratic():
     assert np.all(np.abs(plain) <= fedavg_distance_bound(1, 25, 1, np.arange(401), 3.3) + 1e-12)  # Theorem 12 holds
 
 
-# --- input --------------------------------------------------------------------------------------
-
-
 test_bad_input = refusals(
     (lambda: fedavg_client_lr(0, 1), "^alpha = "),
     (lambda: fedavg_client_lr(2, 1), "^beta = "),

@@ -10,6 +10,7 @@ import pytest
 from fedjax_async import geometry, theory
 from fedjax_async.models import MODELS
 from fedjax_async.types import Model
+from tests.local.textbook import Adam
 from tests.refusals import refusals
 
 START, END = ({"w": jnp.asarray(values)} for values in ([-1.0, 0.0], [1.0, 0.0]))
@@ -69,13 +70,12 @@ def test_the_control_point_is_that_of_adam_in_numpy():
     found, losses = theory.learned_control_point(noiseless, *ends, key, (centre,), steps=steps, lr=lr)
     draws = [float(jax.random.uniform(jax.random.split(one)[0])) for one in jax.random.split(key, steps)]
     a, e = (np.asarray(each["w"], np.float64) for each in (START, END))
-    phi, m, v, want = (a + e) / 2, np.zeros(2), np.zeros(2), []
-    for t, s in enumerate(draws, start=1):
+    phi, adam, want = (a + e) / 2, Adam(lr), []
+    for s in draws:
         point = (1 - s) ** 2 * a + 2 * s * (1 - s) * phi + s**2 * e
         want.append(float(np.sum((point - centre) ** 2)))
         slope = 2 * s * (1 - s) * 2 * (point - centre)
-        m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
-        phi = phi - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        phi = adam.step(phi, slope)
     np.testing.assert_allclose(found["w"], phi, rtol=1e-10)
     np.testing.assert_allclose(losses, want, rtol=1e-10)
 
