@@ -26,11 +26,12 @@ from fedjax_async.server import (
 )
 from fedjax_async.server.steps import CONTROLS
 from fedjax_async.server.swa import with_params
-from fedjax_async.types import Arrival, Facts, Message, Request
+from fedjax_async.types import Facts, Message, Request
 from tests.refusals import refusals
 from tests.server.made_up import (
     CLIENTS,
     D,
+    arrival,
     flat,
     random_uploads,
     receive_all,
@@ -88,9 +89,7 @@ def one(server, client, delta, *, extra, state=None, upload=None):
     state = server.init(start_params())[0] if state is None else state
     change = unflat(delta)
     upload = Curve(change, unflat(np.zeros(D), change["scale"].dtype)) if upload is None else upload
-    one, zero = (np.asarray(value, change["scale"].dtype) for value in (1, 0))
-    arrival = Arrival(upload, start_params(), np.int32(0), one, np.int32(client), zero, np.bool_(True), extra=extra)
-    return compiled(server)(state, arrival)
+    return compiled(server)(state, arrival(upload, start_params(), client=client, extra=extra))
 
 
 @pytest.mark.float64

@@ -15,9 +15,10 @@ from fedjax_async import Settings, local, simulate
 from fedjax_async.config import prepare
 from fedjax_async.server import closed, feddyn, feddyn_client, scaffold, scaffold_client
 from fedjax_async.server.scaffold import Change
-from fedjax_async.types import Arrival, Facts, Message, Request
+from fedjax_async.types import Facts, Message, Request
 from tests.local.made_up import MODEL, SIZES, client_data, flat, rows_of, slope, start_params, start_vector
 from tests.refusals import refusals
+from tests.server.made_up import arrival
 
 STEPS = (3, 1, 4)  # K of each client's jobs; every local step sees all examples of its client
 N, LR, START = len(SIZES), 0.2, start_vector()
@@ -72,17 +73,6 @@ def job_of(client):
     return jax.jit(lambda *given: local.run_job(client, jax.random.key(0), *given))
 
 
-def arrival_of(message, upload, job, *, steps, late=0):
-    """The arrival of a job; a rejected one comes with zeros and weight 0."""
-    if not job.accepted:
-        upload = jax.tree.map(jnp.zeros_like, upload)
-    weight = jnp.asarray(float(SIZES[job.client]) * job.accepted)
-    return Arrival(
-        upload, message.params, jnp.int32(late), weight, jnp.int32(job.client), jnp.asarray(0.0), jnp.bool_(True),
-        jnp.int32(steps), message.extra,
-    )  # fmt: skip
-
-
 def play(rule, client, timetable, *, server):
     """Drive the package's rule and clients through a timetable, in float64; ``server`` picks c or h of the state."""
     with jax.enable_x64(True):
@@ -96,8 +86,14 @@ def play(rule, client, timetable, *, server):
             for job in step:
                 i, message = job.client, messages[job.version]
                 upload, own[i] = job_of(client)(message, own[i], client_data(i), jnp.int32(STEPS[i]))
-                arrival = arrival_of(message, upload, job, steps=STEPS[i], late=t - job.version)
-                state, memory, _ = receive(state, memory, arrival)
+                if not job.accepted:
+                    upload = jax.tree.map(jnp.zeros_like, upload)
+                told = {
+                    "weight": float(SIZES[i]) * job.accepted,
+                    "local_steps": jnp.int32(STEPS[i]),
+                    "extra": message.extra,
+                }
+                state, memory, _ = receive(state, memory, arrival(upload, message.params, t - job.version, i, **told))
             state, memory = close(state, memory)
             messages.append(rule.dispatch(state, memory, Request())[0])
             kept = np.array([flat(one) for one in own])

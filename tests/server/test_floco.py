@@ -13,8 +13,9 @@ from fedjax_async.local import DECAYS, local_training, run_job
 from fedjax_async.server import closed, floco
 from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
 from fedjax_async.server.floco import _POINT, Simplex, floco_client
-from fedjax_async.types import Arrival, Facts, Message, Request
+from fedjax_async.types import Facts, Message, Request
 from tests.local.made_up import MODEL, client_data, flat, groups, slope, start_params, start_vector
+from tests.server.made_up import arrival
 
 KEY, BATCH, V = jax.random.key(11), 8, 3
 D = 15  # parameters of the softmax regression, as [b, w]
@@ -73,11 +74,8 @@ def test_the_server_averages_every_vertex_by_examples():
     changes = chance.normal(size=(4, V, D))
     for i, (weight, change) in enumerate(zip(weights, changes)):
         upload = Simplex(*simplex_of(change * (weight > 0)))
-        arrival = Arrival(
-            upload, message.params, jnp.int32(0), jnp.asarray(weight), jnp.int32(i), jnp.asarray(0.0),
-            jnp.bool_(i == 3), extra=message.extra,
-        )  # fmt: skip
-        state, memory, _ = server.receive(state, memory, arrival)
+        given = arrival(upload, message.params, client=i, weight=weight, closes=i == 3, extra=message.extra)
+        state, memory, _ = server.receive(state, memory, given)
     state, memory = closed(server, state, memory)
     message, _ = server.dispatch(state, memory, Request())
     want = before + 0.5 * np.average(changes, axis=0, weights=weights)

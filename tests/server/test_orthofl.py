@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival, Facts, Request
-from tests.server.made_up import D, flat, received, start_params, unflat
+from fedjax_async.types import Facts, Request
+from tests.server.made_up import D, arrival, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
 CLIENTS, STEPS = 5, 50
@@ -32,11 +32,6 @@ def order(seed=0):
         stale.append(t - last[m])
         last[m] = t + 1
     return who, stale
-
-
-def arrival(upload, start, staleness, client):
-    one, zero = jnp.asarray(1.0), jnp.asarray(0.0)
-    return Arrival(upload, start, jnp.int32(staleness), one, jnp.int32(client), zero, jnp.bool_(True))
 
 
 def play(server, facts=Facts()):
@@ -194,7 +189,7 @@ def handed_back(changes, start, weights=(1.0, 1.0)):
     state, row = rule.init(start, Facts(2))
     rows = [row, row]
     for client, (change, weight) in enumerate(zip(changes, weights)):
-        given = arrival(change, start, 0, client)._replace(weight=jnp.asarray(weight))
+        given = arrival(change, start, 0, client, weight=weight)
         state, rows[client], _ = received(rule)(state, rows[client], given)
     return rule.dispatch(state, rows[1], Request())[0].params
 
