@@ -12,6 +12,8 @@ from fedjax_async.local import local_training, run_job, sharpness_aware
 from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, uses_of_an_example
 from tests.local.made_up import MODEL, client_data, flat, message, rows_of, slope, start_vector
 
+pytestmark = pytest.mark.float64
+
 CLIP, B = 0.8, 8
 
 
@@ -23,7 +25,6 @@ def clipped_mean(rows, divisor):
     return np.sum(slopes * np.minimum(1, CLIP / norms), axis=0) / divisor
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize("client", [1, 2])  # of 5 examples, fewer than B, and of 32
 def test_the_gradient_of_a_minibatch_is_the_mean_of_clipped_ones(client):
     own = client_data(client)
@@ -36,7 +37,6 @@ def test_the_gradient_of_a_minibatch_is_the_mean_of_clipped_ones(client):
     np.testing.assert_allclose(flat(quiet), clipped_mean(rows, min(B, len(rows_of(client)))), rtol=1e-9)
 
 
-@pytest.mark.float64
 def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
     own, start = client_data(2), message().params
 
@@ -50,7 +50,6 @@ def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
     assert float(jnp.abs(many[0] - many[1]).max()) > 1e-3
 
 
-@pytest.mark.float64
 def test_local_training_takes_private_steps():
     make = {"optimizer": optax.sgd(0.1), "batch_size": 32}
     private = local_training(MODEL, **make, per_example=DPSGDOptions(1e6, 0.0))

@@ -17,6 +17,8 @@ from fedjax_async.types import Facts, Message, Request
 from tests.local.made_up import MODEL, client_data, flat, groups, slope, start_params, start_vector
 from tests.server.made_up import arrival
 
+pytestmark = pytest.mark.float64
+
 KEY, BATCH, V = jax.random.key(11), 8, 3
 D = 15  # parameters of the softmax regression, as [b, w]
 
@@ -44,7 +46,6 @@ def simplex_of(vertices):
     return back(jnp.asarray(centre)), jax.vmap(back)(jnp.asarray(vertices[1:] - centre))
 
 
-@pytest.mark.float64
 def test_the_first_simplex_lies_around_the_models_initialisation():
     x = flat(start_params())
     for spread in (1.0, 0.5, 0.0):
@@ -63,7 +64,6 @@ def test_the_first_simplex_lies_around_the_models_initialisation():
             np.testing.assert_array_equal(moved, 0.0)
 
 
-@pytest.mark.float64
 def test_the_server_averages_every_vertex_by_examples():
     chance = np.random.default_rng(0)
     weights = [3.0, 1.0, 0.0, 2.0]  # one is rejected
@@ -97,7 +97,6 @@ def by_hand(vertices, steps, lr, mu, floor=1.0):
     return now - start
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("mu", "floor"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.2)])
 def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
     scale = None if floor == 1 else DECAYS["linear"](floor=floor)
@@ -109,7 +108,6 @@ def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
     assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
 
 
-@pytest.mark.float64
 def test_with_one_vertex_a_job_is_that_of_fedavg():
     message = first_message(floco(vertices=1))
     client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
@@ -136,7 +134,6 @@ def test_private_leaves_are_the_same_in_all_vertices():
 # --- FedMRUR ----------------------------------------------------------------------------------
 
 
-@pytest.mark.float64
 def test_reaggregation_keeps_equal_directions_and_lengthens_others():
     add = reaggregated()
 
@@ -158,7 +155,6 @@ def test_reaggregation_keeps_equal_directions_and_lengthens_others():
     np.testing.assert_array_equal(mean_of([a, -a]), 0.0)
 
 
-@pytest.mark.float64
 def test_fedmrurs_client_is_fedprox_in_flat_space():
     given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
     mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)

@@ -13,6 +13,8 @@ from fedjax_async.types import Facts, Request
 from tests.server.made_up import D, arrival, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
+pytestmark = pytest.mark.float64
+
 CLIENTS, STEPS = 5, 50
 SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE, "default": LAYERS}
 TARGETS = np.random.default_rng(4).normal(size=(CLIENTS, D))
@@ -105,7 +107,6 @@ CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor"), ("orth
 CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthofl_released", "tensor")]
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("version", "per"), CASES)
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
@@ -116,7 +117,6 @@ def test_fifty_steps_equal_numpy(version, per):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.float64
 def test_a_client_that_nobody_overtook_keeps_its_own_weights():
     """Equal up to rounding, because ``W - W_seen`` is exactly zero."""
     server = SERVERS["orthofl"]()
@@ -140,7 +140,6 @@ STATISTICS_CASES = [
 ]
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("name", "options"), STATISTICS_CASES)
 def test_running_statistics_stay_the_clients_own(name, options):
     server = SERVERS[name](**options)
@@ -157,7 +156,6 @@ def test_running_statistics_stay_the_clients_own(name, options):
     assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
 
 
-@pytest.mark.float64
 def test_statistics_do_not_decide_what_is_orthogonal():
     """``per="whole"``: the same weights are sent whatever the statistics are."""
     sent = []
@@ -194,7 +192,6 @@ def handed_back(changes, start, weights=(1.0, 1.0)):
     return rule.dispatch(state, rows[1], Request())[0].params
 
 
-@pytest.mark.float64
 def test_batch_norm_comes_back_from_the_released_code_as_the_client_has_it():
     """Scale, bias and statistics; the other client's shift is not zero."""
     start = {"params": {"norm": {"scale": jnp.ones(3), "bias": jnp.zeros(3)}, "dense": {"kernel": jnp.ones((3, 2))}}}
@@ -211,7 +208,6 @@ def test_batch_norm_comes_back_from_the_released_code_as_the_client_has_it():
     assert same["batch_stats"] == {"norm": {"mean": True, "var": True}}
 
 
-@pytest.mark.float64
 def test_a_tensor_that_does_not_change_takes_the_whole_shift_over_in_the_released_code():
     """Such as a frozen factor of an adapter."""
     first = {"adapter": {"down": jnp.arange(1.0, 9).reshape(4, 2), "up": jnp.arange(6.0).reshape(2, 3)}}
@@ -220,7 +216,6 @@ def test_a_tensor_that_does_not_change_takes_the_whole_shift_over_in_the_release
     np.testing.assert_allclose(handed_back([first, second], start)["adapter"]["up"], first["adapter"]["up"], rtol=1e-14)
 
 
-@pytest.mark.float64
 def test_a_rejected_client_continues_from_the_shared_weights_of_the_released_code():
     nothing, first = jnp.zeros(4), jnp.arange(1.0, 5)
     np.testing.assert_array_equal(handed_back([first, nothing], nothing, weights=(1.0, 0.0)), first)
