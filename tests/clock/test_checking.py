@@ -1,7 +1,5 @@
 """Schedules made by hand: filled where columns are left out, refused where they contradict each other."""
 
-from __future__ import annotations
-
 from time import perf_counter
 
 import numpy as np

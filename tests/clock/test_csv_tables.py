@@ -3,8 +3,6 @@
 Columns, cells, clients and numbers are read alike for all of them (``csv_tables.py``).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy

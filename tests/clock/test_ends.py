@@ -1,7 +1,5 @@
 """A plan that ends before its budget, as no client or node can train any more, says so; a cut one is a shorter plan."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

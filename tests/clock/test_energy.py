@@ -1,7 +1,5 @@
 """Joules and carbon by hand arithmetic; tables of devices; FedScale's traces as tables of the clock."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

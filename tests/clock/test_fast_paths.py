@@ -1,7 +1,5 @@
 """Every fast path gives the schedule of the general definition, column by column, exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Weight clustering with pruning: compared with a plain k-means in NumPy; identities."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Compressors: compared with NumPy, and with the theory of their errors."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """The wire format: exact round trips, true sizes, safe decoding of foreign bytes."""
 
-from __future__ import annotations
-
 import functools
 import tracemalloc
 import warnings

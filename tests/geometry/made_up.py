@@ -1,7 +1,5 @@
 """Small trees of several layers, also as flat vectors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

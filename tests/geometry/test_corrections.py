@@ -1,7 +1,5 @@
 """Delay corrections: against eq. 15 with its matrices, over arrivals with state, and every erratum and edge case."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

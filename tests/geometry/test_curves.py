@@ -1,7 +1,5 @@
 """Bezier curves and their control point, simplices, and the plane through three models."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """The Lorentz model against exact decimals and finite for every finite float32 input; exponential maps and descent."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Projections and rotations against least squares and their matrices, and every degenerate case."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The geometry once more: float64 NumPy on vectors, with the matrices and sums of the definitions, and decimals."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 

@@ -1,7 +1,5 @@
 """A small classification task, as a pool that several clients share, and softmax regression without flax."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

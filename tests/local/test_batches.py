@@ -1,7 +1,5 @@
 """The minibatch shuffle: exact permutations, the right distribution, and complete epochs."""
 
-from __future__ import annotations
-
 import math
 from functools import cache, partial
 

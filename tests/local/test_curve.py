@@ -1,7 +1,5 @@
 """Curve co-training: against float64 NumPy written from Algorithm 2, and its identities."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

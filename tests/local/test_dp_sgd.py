@@ -1,7 +1,5 @@
 """DP-SGD: the gradient of a minibatch against float64 NumPy, example by example."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Named optimisers and decays against their formulas."""
 
-from __future__ import annotations
-
 import inspect
 
 import jax

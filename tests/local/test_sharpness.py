@@ -1,7 +1,5 @@
 """SAM, ASAM and proximal metrics against their formulas in float64."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

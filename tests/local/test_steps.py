@@ -1,7 +1,5 @@
 """Local steps of a job, by hand."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

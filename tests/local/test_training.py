@@ -1,7 +1,5 @@
 """The local trainer against float64 NumPy, and the state and contract of a job."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Labels of sequences and the character models, against NumPy in float64: loss, GRU, causal attention, the end."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

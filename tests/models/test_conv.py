@@ -1,7 +1,5 @@
 """Convolutions in every lowering, alone and with a client axis, and pools equal those of ``flax.linen``."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

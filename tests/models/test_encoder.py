@@ -1,7 +1,5 @@
 """Pretrained encoders: the file format, the names, the forward pass, adapters, the trained and uploaded params."""
 
-from __future__ import annotations
-
 import json
 import time
 from functools import cache

@@ -1,7 +1,5 @@
 """Sizes of all models; AlexNet, VGG-11, ResNet-18 and MobileNetV2: structure, and training several clients at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Winograd's convolutions, of 3 x 3 kernels and of 5 x 5 kernels in tiles: exact, and their error in float32."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Random arrivals on a nested pytree, as flat NumPy vectors and as the stacked ``Arrival`` that rules take."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import jax

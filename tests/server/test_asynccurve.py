@@ -1,7 +1,5 @@
 """AsyncCurve and its parts: identities, messages, averages and penalties, each in other rules too."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 

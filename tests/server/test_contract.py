@@ -1,7 +1,5 @@
 """The contract of every entry of ``SERVERS``."""
 
-from __future__ import annotations
-
 import inspect
 
 import jax

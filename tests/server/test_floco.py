@@ -1,7 +1,5 @@
 """FLOCO, server and clients, against float64 NumPy on the vertices themselves; FedMRUR's reaggregation."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """OrthoFL and its ablations: the messages of 50 steps against float64 NumPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

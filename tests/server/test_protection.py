@@ -1,7 +1,5 @@
 """Clips, noise, sums and forged uploads against float64 NumPy; what attacks cost averaging rules and others."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

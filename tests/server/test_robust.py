@@ -1,7 +1,5 @@
 """Median, trimmed mean and Krum: against NumPy, against bad uploads, and the buffer they share."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

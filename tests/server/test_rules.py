@@ -1,7 +1,5 @@
 """Each server rule against its plain NumPy loop, and the identities among rules."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """BatchNorm's running statistics among the params: rules average their values, and none treats them as weights."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

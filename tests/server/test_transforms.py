@@ -1,7 +1,5 @@
 """Staleness weights against their formulas, and the pieces from which rules are chained."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

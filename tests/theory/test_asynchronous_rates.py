@@ -1,7 +1,5 @@
 """The bounds of FedBuff and FedAsync by hand, and beside runs in NumPy on quadratics."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """AsyncManifold's bound, as printed and as its proof gives it, a run below it, and estimates of Q and D."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -3,8 +3,6 @@
 Theorems 3 and 4, affine, quadratic and univariate fields; the printed Theorem 4 fails.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

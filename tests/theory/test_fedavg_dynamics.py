@@ -1,7 +1,5 @@
 """FedAvg's field, optimisers on it, orbits, and the surrogate loss as a line integral."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

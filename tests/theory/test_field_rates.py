@@ -1,7 +1,5 @@
 """Proposition 5, Lemmas 9 and 10, Theorems 12 to 14 against runs, and each erratum by an example."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

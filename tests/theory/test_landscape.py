@@ -1,7 +1,5 @@
 """Landscapes: grids, paths and barriers of known losses, and learned curves against Adam in NumPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

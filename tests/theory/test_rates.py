@@ -1,7 +1,5 @@
 """Bounds, orders and Table II against the paper's formulas written once more, and the errata each by an example."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

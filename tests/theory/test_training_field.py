@@ -1,7 +1,5 @@
 """The antisymmetry of real local training against dense Jacobians of ``local.run_job`` and NumPy, and its probe."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

@@ -1,7 +1,5 @@
 """Antisymmetry, dense and from random pairs, against NumPy; the cost and the standard error of the second form."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
