@@ -120,11 +120,6 @@ def test_sources_joined_are_there_when_all_are(data):
     assert together([]) is None
 
 
-def test_sources_that_never_agree_are_never_there():
-    window = window_of("periodic:on=1,off=1,phase=0+periodic:on=1,off=1,phase=1")
-    assert window(0, 0.0) == (INF, INF)
-
-
 # --- recorded traces ----------------------------------------------------------------------------
 
 

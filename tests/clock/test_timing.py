@@ -2,12 +2,10 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, bind_delays, client_counts, durations, fast_paths
 from fedjax_async.clock.record import SLACK
-from tests.clock.textbook import TIMING_SPECS, N, buffered_asynchrony, make, same, table_of
+from tests.clock.textbook import TIMING_SPECS, N, make, same, table_of
 from tests.refusals import refusals
 
 
@@ -31,25 +29,6 @@ def test_the_last_moment_has_its_replies_whatever_the_budget_counts(timing, dela
 @pytest.mark.parametrize("timing", TIMING_SPECS)
 def test_of_several_budgets_the_first_ends_the_plan(timing):
     assert len(make(timing, until=Until(time=20, updates=11, steps=10**9)).job) == 11
-
-
-@given(
-    seed=st.integers(0, 1000),
-    clients=st.integers(1, 6),
-    size=st.integers(1, 6),
-    delays=st.sampled_from(["constant", "exponential", "lognormal:heterogeneity=1"]),
-)
-@settings(deadline=None, max_examples=25)
-def test_asynchrony_equals_the_textbook_scan(seed, clients, size, delays):
-    size = min(size, clients)
-    schedule = make(f"buffer:size={size}", delays, updates=30, num_clients=clients, seed=seed)
-    rows = buffered_asynchrony(bind_delays(delays, clients, seed), clients, size, 30)
-    client, time, version, step = (np.array(column) for column in zip(*rows))
-    np.testing.assert_array_equal(schedule.client[schedule.job], client)
-    np.testing.assert_allclose(schedule.time, time, rtol=1e-12)
-    np.testing.assert_array_equal(schedule.version[schedule.job], version)
-    np.testing.assert_array_equal(schedule.step, step)
-    np.testing.assert_array_equal(schedule.closes.nonzero()[0], np.arange(size - 1, 30, size))
 
 
 @pytest.mark.parametrize(("items", "cells"), [(1 << 17, 1 << 19), (1, 1), (7, 30), (20, 24)])

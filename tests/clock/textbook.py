@@ -43,26 +43,6 @@ def table_of(*rows):
     return lambda num_clients, seed: Delays(num_clients, durations)
 
 
-def buffered_asynchrony(delays, num_clients, size, updates):
-    """Every client always in flight: scan all clients for the next upload. Rows (client, time, version, step)."""
-    jobs, version = [0] * num_clients, 0
-    sent = [(0.0, 0)] * num_clients  # time and version of the model each client works on
-    rows = []
-    while len(rows) < updates:
-        finish = [sent[i][0] + float(delays.durations(i, jobs[i])) for i in range(num_clients)]
-        now = min(finish)
-        together = [i for i in range(num_clients) if finish[i] == now]
-        for client in together:
-            rows.append((client, now, sent[client][1], version))
-            if len(rows) % size == 0:
-                version += 1
-            jobs[client] += 1
-        for client in together:
-            sent[client] = (now, version)
-    rows = rows[:updates]
-    return rows
-
-
 def check_invariants(schedule: Schedule) -> None:
     """Check what holds for every schedule of every policy."""
     assert check_schedule(schedule) == schedule  # nothing to fill in, nothing to refuse

@@ -121,11 +121,6 @@ def test_dtypes_are_kept_and_leaves_may_have_several():
     assert spanned["a"]["w"].dtype == jnp.bfloat16 and float(jnp.abs(spanned["a"]["b"]).max()) < 1e-5
 
 
-def test_unknown_groupings_are_refused():
-    with pytest.raises(ValueError, match="per = 'layers': unknown; did you mean 'layer'"):
-        geometry.project_out(jnp.ones(2), jnp.ones(2), per="layers")
-
-
 @pytest.mark.float64
 @settings(max_examples=50)
 @given(seed=seeds, shape=st.sampled_from([(1, 1), (1, 8), (8, 1), (3, 5), (5, 3), (8, 8)]), rank=st.integers(0, 8))

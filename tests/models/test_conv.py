@@ -90,22 +90,16 @@ def test_equals_flax_in_values_and_gradients(kind, kernel, extra, strides, chann
     assert_equals_flax(rng, shape, names, features, kernel[:axes], strides[:axes], **options)
 
 
-PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
-
-
 @pytest.mark.float64
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", [*LOWERINGS, "depthwise"])
 def test_clients_with_their_own_kernels(lowering):
     """Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles."""
-    k = 3 if lowering in ("winograd", "winograd_small") else 5
-    assert_clients_are_apart(np.random.default_rng(2), Conv(4, k, lowering=lowering), PLAIN[k], (2, 8, 8, 2))
-
-
-@pytest.mark.float64
-def test_clients_with_their_own_depthwise_kernels():
-    options = {"padding": 1, "feature_group_count": 4}
-    theirs = nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
-    assert_clients_are_apart(np.random.default_rng(7), Conv(4, 3, 2, **options), theirs, (2, 6, 5, 4))
+    k = 3 if lowering in ("winograd", "winograd_small", "depthwise") else 5
+    shape, options, how = (2, 8, 8, 2), {}, {"lowering": lowering}
+    if lowering == "depthwise":
+        shape, options, how = (2, 6, 5, 4), {"strides": 2, "padding": 1, "feature_group_count": 4}, {}
+    ours, theirs = Conv(4, k, **options, **how), nn.Conv(4, (k, k), param_dtype=jnp.float64, **options)
+    assert_clients_are_apart(np.random.default_rng(2), ours, theirs, shape)
 
 
 @pytest.mark.float64

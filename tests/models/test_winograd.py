@@ -64,26 +64,31 @@ def test_equals_lax_in_double_precision(name, size, side, padding):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("winograd", 1e-5), ("winograd_small", 2e-6)])
-def test_error_in_single_precision(name, bound):
+def plain(name):
+    return lambda x, kernel: LOWERINGS[name](x, kernel, (1, 1), PADDING["SAME"])
+
+
+def pooled(name):
+    return lambda x, kernel: FUSED[name](x, kernel, None, "avg")
+
+
+PLAIN, POOLED = arrays((12, 12), (128, 64), PADDING["SAME"], batch=4), {"batch": 4, "side": 5, "pool": 2}
+
+
+@pytest.mark.parametrize(
+    ("way", "usual", "given", "bound"),
+    [
+        (plain("winograd"), plain("im2col"), PLAIN, 1e-5),
+        (plain("winograd_small"), plain("im2col"), PLAIN, 2e-6),
+        # pooled in the same pass, with an odd last row
+        (pooled("winograd_tiled"), pooled("tiled"), arrays((15, 14), (128, 16), PADDING["VALID"], **POOLED), 1e-5),
+    ],
+    ids=["winograd", "winograd_small", "winograd_tiled"],
+)
+def test_error_in_single_precision(way, usual, given, bound):
     """For normal data and 128 channels."""
-
-    def way(name):
-        return lambda x, k: LOWERINGS[name](x, k, (1, 1), PADDING["SAME"])
-
-    found = error_in_single_precision(way(name), way("im2col"), arrays((12, 12), (128, 64), PADDING["SAME"], batch=4))
+    found = error_in_single_precision(way, usual, given)
     assert 0 < min(found) <= max(found) < bound
-
-
-def test_error_in_single_precision_with_pooling_in_the_same_pass():
-    """For 5 x 5 kernels, also with an odd last row."""
-
-    def way(name):
-        return lambda x, k: FUSED[name](x, k, None, "avg")
-
-    given = arrays((15, 14), (128, 16), PADDING["VALID"], batch=4, side=5, pool=2)
-    found = error_in_single_precision(way("winograd_tiled"), way("tiled"), given)
-    assert 0 < min(found) <= max(found) < 1e-5
 
 
 @pytest.mark.parametrize(

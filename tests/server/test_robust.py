@@ -21,7 +21,7 @@ from fedjax_async.server import (
     staleness_weight,
     trimmed_mean,
 )
-from fedjax_async.server.robust import median, squared_distances
+from fedjax_async.server.robust import median
 from tests.server import textbook
 from tests.server.made_up import D, closing, flat, random_uploads, receive_all, run, stacked, start_params, unflat
 from tests.server.textbook import Upload
@@ -84,14 +84,6 @@ def test_a_robust_aggregate_goes_with_any_optimiser_and_transform():
     params = start_params()
     _, path, _ = run(made, params, uploads)
     np.testing.assert_allclose(path, textbook.play(flat(params), uploads, book)[0], rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.float64
-def test_distances_are_those_of_the_whole_tree():
-    rows = np.random.default_rng(0).normal(size=(6, D))
-    found = np.asarray(squared_distances(unflat(rows), jnp.int32(6)))
-    np.testing.assert_allclose(found, ((rows[:, None] - rows[None]) ** 2).sum(-1), rtol=1e-12)
-    np.testing.assert_array_equal(found, found.T)
 
 
 # --- bad uploads ---------------------------------------------------------------------------------
