@@ -89,22 +89,6 @@ def test_the_same_job_trains_the_same_and_another_number_or_client_otherwise():
     assert not np.array_equal(uploads[1, 2], run(job_key(jax.random.key(9), 1, 2)))
 
 
-def test_traced_step_counts_share_one_program():
-    algorithm, key, traces = plain(0.3, batch_size=8), jax.random.key(2), []
-
-    @jax.jit
-    def run(steps):
-        traces.append(steps)
-        return job(algorithm, key, steps)[0]
-
-    with jax.enable_x64(True):
-        (w, b), (x, y, _) = start_arrays(), pool()
-        for steps in (1, 2, 9):
-            expected, _ = textbook.train(w, b, x, y, groups(key, 0, 8, steps), lr=0.3)
-            np.testing.assert_allclose(run(jnp.int32(steps))["w"] + w, expected, rtol=1e-9, atol=1e-12)
-    assert len(traces) == 1
-
-
 def noise_model():
     """A model whose gradient is noise from the key, so that training reveals the keys."""
 

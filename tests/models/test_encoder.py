@@ -16,7 +16,6 @@ from fedjax_async.base.home import PRETRAINED_VERSIONS
 from fedjax_async.data import load
 from fedjax_async.data.published import PRETRAINED
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
-from fedjax_async.models.encoder import FROZEN, Encoder
 from fedjax_async.models.pretrained import load_encoder, read_config
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
@@ -154,14 +153,6 @@ def test_the_model_looks_for_the_version_that_is_fetched():
 # --- the encoder ------------------------------------------------------------------------------------
 
 
-def test_encoder_equals_numpy(folders):
-    kind = "distilbert"
-    config, weights = load_encoder(folders[kind])
-    found = jax.jit(Encoder(config).apply)({FROZEN: weights}, jnp.asarray(texts()))
-    real = texts() != 0
-    np.testing.assert_allclose(found[real], forward(kind, tensors(kind), texts())[real], atol=2e-5)
-
-
 def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path):
     folder = write_checkpoint(tmp_path / "marked", next(iter(CONFIGS)))
     plain = read_config(folder / "config.json")
@@ -190,7 +181,7 @@ def test_half_precision_checkpoints(tmp_path, folders):
 # --- adapters ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("bert", "mean"), ("distilbert", "cls")])
+@pytest.mark.parametrize(("kind", "pooling"), [("distilbert", "mean"), ("bert", "cls")])
 def test_training_starts_from_the_pretrained_encoder(folders, kind, pooling):
     model, params = tiny(folders[kind], pooling=pooling), started(folders[kind])[1]
     states, real = forward(kind, tensors(kind), texts()), texts() != 0
