@@ -44,7 +44,7 @@ def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_st
     st.none() | st.integers(0, 4),
     st.data(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_fast_buffer_is_the_general_one(rows, until, seed, max_staleness, data):
     concurrency = data.draw(st.integers(1, len(rows)))
     size = data.draw(st.integers(1, concurrency))

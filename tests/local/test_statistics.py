@@ -172,8 +172,7 @@ def statistics_after(own, alone=True, **settings):
 
 
 WAYS = {
-    "loop": {"method": "asgd", "batching": "loop"}, "vmap": {"method": "asgd", "batching": "vmap"},
-    "oracle": {"method": "asgd", "engine": "reference"}, "curves": {"method": "asynccurve:correction=asgd"},
+    "vmap": {"method": "asgd", "batching": "vmap"}, "curves": {"method": "asynccurve:correction=asgd"},
     "simplices": {"method": "floco"}, "nodes": {"method": "independent"},
     "policy": {"method": "asgd", "policy": "power_of_choice:d=2", "timing": "every:concurrency=2"},
 }  # fmt: skip
