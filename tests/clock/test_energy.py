@@ -136,6 +136,9 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
     assert plan("every", "constant", availability=spec, **world).dispatch_time[0] == 10
 
 
+NEVER = {name: {"finish_time": 9, "active": [on], "inactive": [off]} for name, on, off in (("a", 9, 12), ("b", 3, 3))}
+
+
 @pytest.mark.parametrize(("kind", "content", "message"), [
     ("capacity", b"\x80\x04\x95 pickled", "must be a JSON file; `fedjax-async data fedscale --help` tells"),
     ("capacity", [], "'a list': must be devices by name"),
@@ -144,14 +147,7 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
     ("capacity", {"7": {"computation": 1}}, "device 7: communication = None: must be"),
     ("behaviour", {"a": {"finish_time": 9, "active": [1], "inactive": []}}, "active = 1: must be 0 times"),
     ("behaviour", {"a": {"finish_time": 9, "active": [5], "inactive": [2]}}, "must be in turn, in increasing order"),
-    (
-            "behaviour",
-            {
-                "a": {"finish_time": 9, "active": [9], "inactive": [12]},
-                "b": {"finish_time": 9, "active": [3], "inactive": [3]},
-            },
-            "2 devices that are never online': must be from active to inactive for some seconds",
-        ),
+    ("behaviour", NEVER, "2 devices that are never online': must be from active to inactive for some seconds"),
     ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
 ])  # fmt: skip
 def test_damaged_traces(tmp_path, kind, content, message):
