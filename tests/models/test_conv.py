@@ -38,35 +38,20 @@ def agree(a, b, tolerance=1e-10):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
-def assert_equals_flax(rng, shape, names, features, kernel, strides, **options):
-    """Values and gradients of our convolution in each lowering, and the shapes of its parameters."""
-    x = jnp.asarray(rng.normal(size=shape))
-    theirs = nn.Conv(features, kernel, strides, param_dtype=jnp.float64, **options)
-    params = drawn_as(theirs, rng, x)
-    expected = compiled(theirs.apply, params, x)
-    for name in names:
-        ours = Conv(features, kernel, strides, lowering=name, **options)
-        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
-        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
-        agree(compiled(ours.apply, params, x), expected)
-
-
-def assert_clients_are_apart(rng, ours, theirs, shape):
-    """vmap over parameters and data = one client after the other."""
-    x = jnp.asarray(rng.normal(size=(2, *shape)))
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(drawn_as(theirs, rng, x[0]) for _ in range(2)))
-    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(ours.apply, p, x)))(params, x)
-    for i in range(2):
-        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
-        agree(have, compiled(theirs.apply, *row))
-
-
 sizes, steps = st.integers(1, 5), st.integers(1, 3)
 PADDINGS = {2: ["SAME", "VALID", 1, ((0, 2), (1, 0))], 1: ["SAME", "VALID", 2, ((3, 0),)]}
+OF_SEQUENCES = [name for name in LOWERINGS if "winograd" not in name]  # Winograd's would use ``im2col``
+KINDS = {  # axes, lowerings, groups, and channels if they are not drawn
+    "dense": (2, LOWERINGS, 1, None),
+    "grouped": (2, ["lax"], 3, (6, 9)),
+    "depthwise": (2, ["taps"], 3, (3, 3)),
+    "sequences": (1, OF_SEQUENCES, 1, None),
+    "depthwise sequences": (1, ["lax", "taps"], 3, (3, 3)),
+}
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("kind", ["dense", "depthwise", "grouped", "sequences", "depthwise sequences"])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=3)
 @given(
     kernel=st.tuples(sizes, sizes),
@@ -78,28 +63,39 @@ PADDINGS = {2: ["SAME", "VALID", 1, ((0, 2), (1, 0))], 1: ["SAME", "VALID", 2, (
     seed=st.integers(0, 99),
 )
 def test_equals_flax_in_values_and_gradients(kind, kernel, extra, strides, channels, padding, use_bias, seed):
-    """In every lowering that supports it; Winograd's would use ``im2col`` on sequences ``[B, L, C]``."""
-    axes = 1 if "sequences" in kind else 2
-    of_sequences = [name for name in LOWERINGS if "winograd" not in name]
-    names = {"dense": LOWERINGS, "grouped": ["lax"], "depthwise": ["taps"], "sequences": of_sequences}
-    groups = {"dense": 1, "sequences": 1, "grouped": channels[0] + 1}.get(kind, 3)
-    inputs, features = {"dense": channels, "sequences": channels, "grouped": (2 * groups, 2 * groups)}.get(kind, (3, 3))
+    axes, names, groups, given = KINDS[kind]
+    (inputs, features), rng = given or channels, np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(2, *(k + more - 1 for k, more in zip(kernel[:axes], extra)), inputs)))
     options = {"padding": PADDINGS[axes][padding], "use_bias": use_bias, "feature_group_count": groups}
-    shape = (2, *(k + more - 1 for k, more in zip(kernel[:axes], extra)), inputs)
-    rng, names = np.random.default_rng(seed), names.get(kind, ["lax", "taps"])
-    assert_equals_flax(rng, shape, names, features, kernel[:axes], strides[:axes], **options)
+    theirs = nn.Conv(features, kernel[:axes], strides[:axes], param_dtype=jnp.float64, **options)
+    params = drawn_as(theirs, rng, x)
+    expected = compiled(theirs.apply, params, x)
+    for name in names:
+        ours = Conv(features, kernel[:axes], strides[:axes], lowering=name, **options)
+        mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+        assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
+        agree(compiled(ours.apply, params, x), expected)
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("lowering", [*LOWERINGS, "depthwise"])
 def test_clients_with_their_own_kernels(lowering):
-    """Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles."""
+    """vmap over parameters and data = one client after the other.
+
+    Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles.
+    """
     k = 3 if lowering in ("winograd", "winograd_small", "depthwise") else 5
-    shape, options, how = (2, 8, 8, 2), {}, {"lowering": lowering}
+    shape, options, how = (2, 2, 8, 8, 2), {}, {"lowering": lowering}
     if lowering == "depthwise":
-        shape, options, how = (2, 6, 5, 4), {"strides": 2, "padding": 1, "feature_group_count": 4}, {}
+        shape, options, how = (2, 2, 6, 5, 4), {"strides": 2, "padding": 1, "feature_group_count": 4}, {}
     ours, theirs = Conv(4, k, **options, **how), nn.Conv(4, (k, k), param_dtype=jnp.float64, **options)
-    assert_clients_are_apart(np.random.default_rng(2), ours, theirs, shape)
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.normal(size=shape))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(drawn_as(theirs, rng, x[0]) for _ in range(2)))
+    together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(ours.apply, p, x)))(params, x)
+    for i in range(2):
+        row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
+        agree(have, compiled(theirs.apply, *row))
 
 
 @pytest.mark.float64

@@ -216,11 +216,6 @@ def test_deltas_and_control_variates_are_compressed_apart():
 ALPHA = 0.3
 
 
-@cache
-def feddyn_of(alpha):
-    return feddyn_client(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES), alpha=alpha)
-
-
 def feddyn_by_hand(timetable, alpha):
     """Acar et al. (2021), Algorithm 1, with SGD steps for its inner minimisation."""
     x, h, own = START, np.zeros(D), np.zeros((N, D))
@@ -245,7 +240,8 @@ def feddyn_by_hand(timetable, alpha):
 @pytest.mark.parametrize("name", TIMETABLES)
 def test_params_and_every_shift_equal_numpy(name):
     """Without rejected uploads the server's h is the mean of the clients' h_i."""
-    have = play(feddyn(alpha=ALPHA), feddyn_of(ALPHA), TIMETABLES[name], server=lambda state: state.shift)
+    who = feddyn_client(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES), alpha=ALPHA)
+    have = play(feddyn(alpha=ALPHA), who, TIMETABLES[name], server=lambda state: state.shift)
     for ours, theirs in zip(have, feddyn_by_hand(TIMETABLES[name], ALPHA), strict=True):
         assert ours.shape == theirs.shape and np.abs(theirs).max() > 0.005
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)

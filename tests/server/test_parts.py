@@ -30,14 +30,9 @@ from tests.server.made_up import (
 )
 
 
-def rule_of(spec):
-    """The server rule of a method's spec."""
-    return method(spec).rule.make()
-
-
 def path_of(spec, uploads):
     arrivals = uploading(spec.partition(":")[0].partition("+")[0], stacked(uploads))
-    path, weights = jax.jit(lambda: receive_all(rule_of(spec), start_params(), arrivals)[1:])()
+    path, weights = jax.jit(lambda: receive_all(method(spec).rule.make(), start_params(), arrivals)[1:])()
     return flat(path), np.asarray(weights)
 
 
