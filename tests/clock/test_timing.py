@@ -53,16 +53,11 @@ def test_durations_are_those_of_the_delay_model_whatever_the_policy(conditions, 
 # --- durations ----------------------------------------------------------------------------------
 
 
-def test_the_clock_must_advance():
-    delays = table_of([1e9, 1e-9])
-    with pytest.raises(ValueError, match="too short to advance the clock"):
-        make("every", delays, num_clients=1)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
-def test_a_missing_or_impossible_duration_is_never_taken_as_zero(bad):
-    with pytest.raises(ValueError, match="duration"):
-        make("every", table_of([1.0, bad]), num_clients=1)
+test_the_clock_must_advance = refusals(
+    ([1e9, 1e-9], "too short to advance the clock"),
+    *(([1.0, bad], "duration") for bad in (0.0, -1.0, np.nan, np.inf)),
+    by=lambda row: make("every", table_of(row), num_clients=1),
+)
 
 
 # --- who trains next ----------------------------------------------------------------------------

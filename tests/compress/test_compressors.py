@@ -362,20 +362,13 @@ test_options_out_of_range_are_refused = refusals(
     ("cast", {"dtype": "float8"}, "dtype = 'float8': must be one of float16, bfloat16"),
     by=lambda name, options: COMPRESSORS[name](**options),
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COMPRESSORS)
-@pytest.mark.parametrize("x", [np.zeros((2, 3), np.float32), np.zeros(4, np.int32)])
-def test_only_vectors_of_floats(name, x):
-    with pytest.raises(ValueError, match=r"x = .*must be a vector of floats"):
-        COMPRESSORS[name]().compress(KEY, x)
-
-
-def test_payloads_too_large_to_count_are_refused():
-    with pytest.raises(ValueError, match="bits = 2147483744: must be between 0 and 2147483647"):
-        bits(Dense(jax.ShapeDtypeStruct((2**26,), jnp.float32)))
-
-
-def test_a_width_in_bits():
-    with pytest.raises(ValueError, match="width = 1: must be a whole number from 2 to 16"):
-        levels_of(1)
+test_only_vectors_of_floats = refusals(
+    *((name, np.zeros((2, 3), np.float32), r"x = .*must be a vector of floats") for name in COMPRESSORS),
+    *((name, np.zeros(4, np.int32), r"x = .*must be a vector of floats") for name in COMPRESSORS),
+    by=lambda name, x: COMPRESSORS[name]().compress(KEY, x),
+)
+HUGE = Dense(jax.ShapeDtypeStruct((2**26,), jnp.float32))
+test_what_cannot_be_counted_is_refused = refusals(
+    (lambda: bits(HUGE), "bits = 2147483744: must be between 0 and 2147483647"),
+    (lambda: levels_of(1), "width = 1: must be a whole number from 2 to 16"),
+)

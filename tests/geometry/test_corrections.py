@@ -198,26 +198,19 @@ def test_orthodyn_switches_by_the_step_or_by_any_function():
     assert phases_of(of_run, [1] * 4, Facts(updates=4)) == [0, 0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("switch", "returned"),
-    [
-        (lambda trend: trend.average, r"'float32\[\]'"),
-        (lambda trend: jnp.int32(5), "5"),
-        (lambda trend: trend.arrivals // 50, "20000"),  # after a million arrivals
-        (lambda trend: -1, "-1"),
-        (lambda trend: jnp.zeros(2, jnp.int32), r"'int32\[2\]'"),
-        (lambda trend: None, "None"),
-        (norm_falls(0.5, 0.25), "2"),  # of three phases
-    ],
+OF_TWO = r"^switch\(trend\) = {}: must be a whole number from 0 to 1"
+THREE = ("orthograd", "asgd", "orthopos")
+test_what_a_switch_returns_is_checked = refusals(
+    (lambda trend: trend.average, {}, OF_TWO.format(r"'float32\[\]'")),
+    (lambda trend: jnp.int32(5), {}, OF_TWO.format("5")),
+    (lambda trend: trend.arrivals // 50, {}, OF_TWO.format("20000")),  # after a million arrivals
+    (lambda trend: -1, {}, OF_TWO.format("-1")),
+    (lambda trend: jnp.zeros(2, jnp.int32), {}, OF_TWO.format(r"'int32\[2\]'")),
+    (lambda trend: None, {}, OF_TWO.format("None")),
+    (norm_falls(0.5, 0.25), {}, OF_TWO.format("2")),  # of three phases
+    (lambda trend: trend.norm > 1, {"phases": THREE}, r"= 'bool\[\]': must be a whole number from 0 to 2, int32\[\]$"),
+    by=lambda switch, options: orthodyn(switch=switch, **options),
 )
-def test_what_a_switch_returns_is_checked(switch, returned):
-    with pytest.raises(ValueError, match=rf"^switch\(trend\) = {returned}: must be a whole number from 0 to 1"):
-        orthodyn(switch=switch)
-    three = ("orthograd", "asgd", "orthopos")
-    with pytest.raises(
-        ValueError, match=r"switch\(trend\) = 'bool\[\]': must be a whole number from 0 to 2, int32\[\]$"
-    ):
-        orthodyn(switch=lambda trend: trend.norm > 1, phases=three)
 
 
 def test_hyperparameters_may_be_traced():
@@ -245,12 +238,8 @@ test_input_is_checked = refusals(
     ("orthodyn", {"decay": -0.1}, r"decay = -0\.1: must be at least 0 and below 1"),
     by=lambda name, options: CORRECTIONS[name](**options),
 )
-
-
-def test_switches_check_their_thresholds():
-    with pytest.raises(ValueError, match=r"fraction = 2: must be between 0\.0 and 1\.0"):
-        norm_falls(2)
-    with pytest.raises(ValueError, match="count = -1: must be a finite number >= 0"):
-        steps_pass(-1)
-    with pytest.raises(ValueError, match=r"share = 1\.5: must be between 0\.0 and 1\.0"):
-        share_passes(1.5)
+test_switches_check_their_thresholds = refusals(
+    (lambda: norm_falls(2), r"fraction = 2: must be between 0\.0 and 1\.0"),
+    (lambda: steps_pass(-1), "count = -1: must be a finite number >= 0"),
+    (lambda: share_passes(1.5), r"share = 1\.5: must be between 0\.0 and 1\.0"),
+)

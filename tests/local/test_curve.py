@@ -191,16 +191,9 @@ test_bad_options_are_refused = refusals(
     ({"metric": "hyperbolic", "sigma": 0.0}, "^sigma = 0.0"), ({"metric": "hyperbolic", "beta": -1.0}, "^beta = -1.0"),
     by=lambda options: made(**options),
 )  # fmt: skip
-
-
-@pytest.mark.parametrize(("field", "model", "optimizer"), [("model", 3, optax.adam(LR)), ("optimizer", MODEL, 3)])
-def test_the_parts_of_local_training_are_asked_for_by_name(field, model, optimizer):
-    with pytest.raises(ValueError, match=rf"^{field} = 3: must be an? "):
-        curve_training(model, optimizer=optimizer)
-
-
-def test_warm_moments_need_adam_and_a_server_that_sends_its_steps():
-    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*asynccurve:warm=off"):
-        curve_training(MODEL, optimizer=optax.sgd(LR), batch_size=BATCH)
-    with pytest.raises(ValueError, match=r"^warm = 'corrected': must be off"):
-        job(made(warm="corrected"), 1)
+test_other_parts_than_it_needs_are_refused = refusals(
+    (lambda: curve_training(3, optimizer=optax.adam(LR)), "^model = 3: must be an? "),
+    (lambda: curve_training(MODEL, optimizer=3), "^optimizer = 3: must be an? "),
+    (lambda: curve_training(MODEL, optimizer=optax.sgd(LR)), r"^optimizer = .*Adam.*asynccurve:warm=off"),
+    (lambda: job(made(warm="corrected"), 1), "^warm = 'corrected': must be off"),
+)

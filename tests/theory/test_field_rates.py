@@ -160,16 +160,17 @@ def test_lemma_10_needs_its_learning_rate():
 # --- Theorem 12 ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("momentum", [False, True], ids=["theorem_12", "theorem_14_corrected"])
 @pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 2), (2, 5)])
-def test_theorem_12(seed, k):
-    """The bound holds on random quadratics, for FedAvg on the losses themselves."""
+def test_random_quadratics_are_within_the_bound(seed, k, momentum):
+    """For FedAvg and FedAvgM on the losses themselves."""
     curvature, optima = quadratics(seed)
-    gamma = fedavg_client_lr(ALPHA, BETA)
-    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
-    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed)
-    bound = fedavg_distance_bound(ALPHA, BETA, k, TIMES, found[0])
-    assert np.all(found <= bound * (1 + 1e-9) + 1e-13)
-    assert found[1] > 0.01 * bound[1]
+    fixed = quadratic_fixed_point(curvature, optima, fedavg_client_lr(ALPHA, BETA), k)
+    ball = heavy_ball(k)[0]
+    steps, bound = ((ball.lr, ball.momentum), fedavgm_distance_bound) if momentum else ((), fedavg_distance_bound)
+    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed, *steps)
+    most = bound(ALPHA, BETA, k, TIMES, found[0])
+    assert np.all(found <= most * (1 + 1e-9) + 1e-13) and found[1] > 0.01 * most[1]
 
 
 @pytest.mark.parametrize(("k", "end"), [(1, 0), (2, 1), (5, 0)])
@@ -264,16 +265,6 @@ def test_the_parameters_of_theorem_14(k):
     ends = [abs(1 - np.sqrt(found.lr * (1 - power))), abs(1 - np.sqrt(found.lr * (1 + power)))]
     np.testing.assert_allclose(found.momentum, max(ends) ** 2)
     assert found.rate < power  # faster than eq. 11
-
-
-@pytest.mark.parametrize(("seed", "k"), [(0, 1), (1, 2), (2, 5)])
-def test_theorem_14_corrected(seed, k):
-    curvature, optima = quadratics(seed)
-    gamma = fedavg_client_lr(ALPHA, BETA)
-    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
-    ball, _ = heavy_ball(k)
-    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed, ball.lr, ball.momentum)
-    assert np.all(found <= fedavgm_distance_bound(ALPHA, BETA, k, TIMES, found[0]) * (1 + 1e-9) + 1e-13)
 
 
 @pytest.mark.parametrize("k", [1, 3])
