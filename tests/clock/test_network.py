@@ -5,8 +5,8 @@ import pytest
 
 from fedjax_async.base import factories, registry
 from fedjax_async.base.notices import RunWarning
-from fedjax_async.clock import NETWORKS, Until, bind_delays, plan
-from tests.clock.textbook import same
+from fedjax_async.clock import NETWORKS, bind_delays
+from tests.clock.textbook import make, same
 from tests.refusals import refusals
 
 
@@ -14,15 +14,9 @@ def network(spec, num_clients=10, seed=0):
     return registry.spec("network", NETWORKS, spec).make()(num_clients, seed)
 
 
-def plain(timing="every", **options):
-    options = {
-        "num_clients": 5,
-        "local_steps": 3,
-        "until": Until(updates=40),
-        "bytes_down": 600,
-        "bytes_up": 90,
-    } | options
-    return plan(timing, options.pop("delays", "lognormal"), **options)
+def plain(timing="every", delays="lognormal", **options):
+    sizes = {"num_clients": 5, "local_steps": 3, "bytes_down": 600, "bytes_up": 90}
+    return make(timing, delays, 40, **sizes, **options)
 
 
 def test_every_network_has_a_summary():

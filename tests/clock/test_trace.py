@@ -21,19 +21,13 @@ def columns_of(path):
 @pytest.mark.parametrize(("save", "load", "name"), WAYS)
 def test_a_trace_comes_back_exactly(tmp_path, save, load, name):
     faults = "drop+duplicate:probability=0.5+corrupt:probability=0.5"
-    failing = {"faults": faults, "limits": Limits(timeout=80)}
-    for options in ({}, failing):
+    for options in ({}, {"faults": faults, "limits": Limits(timeout=80)}):
         schedule = plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30), **options)
-        save(tmp_path / name, schedule)
-        same(schedule, load(tmp_path / name))
-    assert {0, 1} == set(schedule.corrupt)
-    assert len(set(schedule.outcome)) > 2
-    for plain in (some(), schedule):
-        save(tmp_path / name, plain)
-        back = load(tmp_path / name)
-        same(plain, back)
-        np.testing.assert_array_equal(plain.staleness, back.staleness)
-    assert isinstance(back.num_clients, int)
+        for one in (schedule, some()):
+            save(tmp_path / name, one)
+            same(load(tmp_path / name), one)
+    assert {0, 1} == set(schedule.corrupt) and len(set(schedule.outcome)) > 2
+    assert isinstance(load(tmp_path / name).num_clients, int)
 
 
 @pytest.mark.parametrize(("save", "load", "name"), WAYS)
