@@ -18,7 +18,6 @@ from fedjax_async.server import (
     fedbuff,
     guard_rails,
 )
-from fedjax_async.server.rule import RuleState
 from fedjax_async.types import Arrival
 from tests.server import textbook, textbook_loops
 from tests.server.made_up import (
@@ -279,22 +278,11 @@ def test_options_are_those_of_the_numpy_loop_and_numbers_may_be_traced(name, opt
 @pytest.mark.float64
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
-    uploads = closing(random_uploads(7))
-    state, path, weights = run(SERVERS[name], start_params(), uploads)
-    always, always_path, always_weights = run(SERVERS[name], start_params(), uploads, always_closes=True)
-    np.testing.assert_allclose(always_path, path, rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(always_weights, weights)
-    for one, other in zip(without_accumulated(always), without_accumulated(state), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
-
-
-def without_accumulated(state):
-    """The leaves of the state without ``accumulated``, which is empty after a close, and () if every arrival closes."""
-
-    def emptied(part):
-        return part._replace(accumulated=()) if isinstance(part, RuleState) else part
-
-    return jax.tree.leaves(jax.tree.map(emptied, state, is_leaf=lambda part: isinstance(part, RuleState)))
+    (options, book), uploads = RULES[name], closing(random_uploads(7))
+    _, path, weights = run(SERVERS[name], start_params(), uploads, always_closes=True, **options)
+    expected, effective = textbook.play(flat(start_params()), uploads, book)
+    np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(weights, effective, rtol=1e-12)
 
 
 # --- identities --------------------------------------------------------------------------------
