@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -120,11 +118,6 @@ def test_sources_joined_are_there_when_all_are(data):
     found = [t for start, end in stretches(window, 0, 50.0) for t in range(int(max(start, 0)), int(end))]
     assert found == everywhere
     assert together([]) is None
-
-
-def test_sources_that_never_agree_are_never_there():
-    window = window_of("periodic:on=1,off=1,phase=0+periodic:on=1,off=1,phase=1")
-    assert window(0, 0.0) == (INF, INF)
 
 
 # --- recorded traces ----------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from fedjax_async.clock import Limits, Until, budget, plan
 from fedjax_async.peers import exchange_parts, plan_peers
+from tests.clock.textbook import same
 
 TIMINGS = ["every", "every:concurrency=9", "buffer:size=3", "window:length=30", "cohort:size=5", "participation"]
 LIMITS = [Limits(), Limits(max_staleness=30), Limits(timeout=1e6)]
@@ -55,8 +55,7 @@ def test_progress_is_a_share_that_grows_and_changes_nothing(timing, limits, unit
     shares: list[float] = []
     told = planned(timing, limits, **until, progress=shares.append)
     plain = planned(timing, limits, **until)
-    for one, other in zip(told, plain):
-        np.testing.assert_array_equal(one, other)
+    same(told, plain)
     assert shares and shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
 
 

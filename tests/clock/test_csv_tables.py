@@ -3,8 +3,6 @@
 Columns, cells, clients and numbers are read alike for all of them (``csv_tables.py``).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy
@@ -40,15 +38,11 @@ READERS = {
     ("delays", "client,mean,std\n0,1,1\n0,1,1\n", "line 3, column 'client': 0 occurs twice"),
     ("delays", "client,mean,std\n0,1,1\n2,1,1\n", "no line for client 1 of 3"),
     ("links", "client,down,up\n0,1,1\n", "line 1, column 'latency': missing"),
-    ("links", "client,down,up,latency,colour\n0,1,1,1,1\n", "line 1, column 'colour': unknown"),
     ("links", "client,down,up,latency\n0,0,1,1\n", "line 2, column 'down': '0' must be a finite number > 0"),
     ("links", "client,down,up,latency\n0,1,nan,1\n", "line 2, column 'up': 'nan'"),
     ("links", "client,down,up,latency\n0,1,1,-1\n", "line 2, column 'latency': '-1'"),
     ("links", "client,down,up,latency,jitter\n0,1,1,1,x\n", "line 2, column 'jitter': 'x'"),
-    ("links", "client,down,up,latency\n0,1,1,1\n0,1,1,1\n", "line 3, column 'client': 0 occurs twice"),
-    ("links", "client,down,up,latency\n0,1,1,1\n2,1,1,1\n", "no line for client 1 of 3"),
     ("online", "client,start\n0,1\n", "line 1, column 'end': missing"),
-    ("online", "client,start,end,speed\n0,1,2,3\n", "line 1, column 'speed': unknown"),
     ("online", "client,start,start,end\n0,1,1,2\n", "line 1, column 'start': occurs twice"),
     ("online", "client,device,start,end\n0,a,1,2\n", "one of the columns 'client' and 'device'"),
     ("online", "client,start,end\n,1,2\n", "line 2, column 'client': empty"),
@@ -59,8 +53,6 @@ READERS = {
     ("online", "client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
     ("online", "client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
     ("online", "client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
-    ("watts", "client,training\n1,7\n0,5\n", "no line for client 2 of 3"),
-    ("watts", "device,power\na,1\n", "column 'power': unknown"),
     ("watts", "device,idle\na,1\n", "column 'training': missing"),
     ("watts", "device,training\na,-3\n", "column 'training': '-3' must be a finite number >= 0"),
 ])  # fmt: skip

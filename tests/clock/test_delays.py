@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from fedjax_async.base import factories
 from fedjax_async.clock import DELAYS, bind_delays
 from fedjax_async.clock.delays import rpi_table
+from tests.refusals import refusals
 
 SPECS = [
     "constant", "constant:mean=10,heterogeneity=0.5", "normal:mean=60,std=20", "lognormal:sigma=0.5", "half_normal",
@@ -129,7 +128,7 @@ def test_csv_by_client_by_device_and_with_a_compute_part(tmp_path):
     np.testing.assert_allclose(np.sort(time), [20 / 2, 4 / 2 + 6 * 2])
 
 
-@pytest.mark.parametrize(("spec", "field"), [
+test_bad_delays_are_one_line_value_errors = refusals(
     ("constant:mean=0", "mean = 0"), ("constant:mean=-1", "mean = -1"), ("constant:mean=nan", "mean = nan"),
     ("constant:mean=soon", "mean = 'soon'"), ("normal:std=-1", "std = -1"), ("lognormal:sigma=-0.5", "sigma = -0.5"),
     ("pareto:shape=1", "shape = 1"), ("constant:heterogeneity=-1", "heterogeneity = -1"),
@@ -137,14 +136,8 @@ def test_csv_by_client_by_device_and_with_a_compute_part(tmp_path):
     ("constant:speeds=lognorml", "did you mean 'lognormal'"), ("rpi:profiles=medium", "profiles = 'medium'"),
     ("rpi:family=normall", "did you mean 'normal'"), ("csv:path=nowhere.csv", "nowhere.csv"),
     ("konstant", "did you mean 'constant'"),
-])  # fmt: skip
-def test_bad_delays_are_one_line_value_errors(spec, field):
-    with pytest.raises(ValueError) as error:
-        bind_delays(spec, 4, 0)
-    assert field in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_durations_refuse_clients_that_do_not_exist():
-    with pytest.raises(ValueError, match=r"0\.\.3"):
-        bind_delays("constant", 4, 0).durations(4, 0)
+    by=lambda spec: bind_delays(spec, 4, 0),
+)  # fmt: skip
+test_durations_refuse_clients_that_do_not_exist = refusals(
+    (lambda: bind_delays("constant", 4, 0).durations(4, 0), r"0\.\.3")
+)

@@ -1,7 +1,5 @@
 """A plan that ends before its budget, as no client or node can train any more, says so; a cut one is a shorter plan."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from fedjax_async.clock import (
     save_schedule,
 )
 from fedjax_async.peers import EXCHANGES, load_peer_schedule, plan_peers, save_peer_schedule
-from tests.clock.test_timing import TIMING_SPECS
+from tests.clock.textbook import TIMING_SPECS, same
 
 N = 6
 BUDGETS = [Until(updates=500), Until(steps=400), Until(time=900.0)]
@@ -50,7 +48,8 @@ def world(until, options, trace=None):
 
 
 def planned(timing, until, options, trace=None):
-    timing = timing.replace("length=0.7", "length=7").replace("deadline=1", "deadline=40")
+    for short, long in (("=0.7", "=7"), ("=0.3", "=3"), ("deadline=2", "deadline=40")):
+        timing = timing.replace(short, long)
     return plan(timing, "lognormal:mean=10", **world(until, options, trace))
 
 
@@ -134,8 +133,7 @@ def test_a_cut_schedule_is_the_plan_of_that_length(timing, conditions):
             assert len(have.job) == 0 and not np.isin(have.outcome, (Outcome.APPLIED, Outcome.LATE)).any()
             continue
         want = of_length(timing, Until(time=moment), **conditions)
-        for name in KNOWN + ARRIVALS:
-            np.testing.assert_array_equal(getattr(have, name), getattr(want, name), err_msg=f"{name} at {moment}")
+        same(have, want, KNOWN + ARRIVALS)
         counts, wanted = fault_counts(have), fault_counts(want)
         assert {n: c for n, c in counts.items() if n != "duplicates"} == {
             n: c for n, c in wanted.items() if n != "duplicates"
@@ -144,5 +142,4 @@ def test_a_cut_schedule_is_the_plan_of_that_length(timing, conditions):
 
 def test_the_whole_schedule_stays_as_it_is():
     whole = of_length("buffer:size=3", Until(time=20.0), **TROUBLE)
-    for have, want in zip(cut(whole, len(whole.job), 20.0), whole):
-        np.testing.assert_array_equal(have, want)
+    same(cut(whole, len(whole.job), 20.0), whole)

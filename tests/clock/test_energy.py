@@ -1,7 +1,5 @@
 """Joules and carbon by hand arithmetic; tables of devices; FedScale's traces as tables of the clock."""
 
-from __future__ import annotations
-
 import json
 import shlex
 
@@ -15,6 +13,7 @@ from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_e
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.metrics import to_target
+from tests.refusals import refusals
 
 TWO = Devices(*map(np.array, ([6.0, 2.0], [1.0, 0.5], [0.01, 0.0], [0.02, 0.03], [360.0, 3600.0])))
 
@@ -59,13 +58,11 @@ def test_tables_of_devices(tmp_path):
     assert boards(device="raspberry_pi_4b")(3, 0).idle.tolist() == [2.7] * 3
 
 
-@pytest.mark.parametrize(("spec", "message"), [
+test_options_out_of_range_are_refused = refusals(
     ("boards:device=laptop", "device = 'laptop': must be one of raspberry_pi_zero"),
     ("flat:idle=-1", "idle = -1: must be a finite number >= 0"),
-])  # fmt: skip
-def test_options_out_of_range_are_refused(spec, message):
-    with pytest.raises(ValueError, match=message):
-        bind(spec, 3, 0)
+    by=lambda spec: bind(spec, 3, 0),
+)  # fmt: skip
 
 
 def test_columns_of_runs_and_of_comparisons():
@@ -139,6 +136,9 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
     assert plan("every", "constant", availability=spec, **world).dispatch_time[0] == 10
 
 
+NEVER = {name: {"finish_time": 9, "active": [on], "inactive": [off]} for name, on, off in (("a", 9, 12), ("b", 3, 3))}
+
+
 @pytest.mark.parametrize(("kind", "content", "message"), [
     ("capacity", b"\x80\x04\x95 pickled", "must be a JSON file; `fedjax-async data fedscale --help` tells"),
     ("capacity", [], "'a list': must be devices by name"),
@@ -147,14 +147,7 @@ def test_the_flags_of_a_folder_with_spaces_and_a_comma_can_be_pasted(tmp_path):
     ("capacity", {"7": {"computation": 1}}, "device 7: communication = None: must be"),
     ("behaviour", {"a": {"finish_time": 9, "active": [1], "inactive": []}}, "active = 1: must be 0 times"),
     ("behaviour", {"a": {"finish_time": 9, "active": [5], "inactive": [2]}}, "must be in turn, in increasing order"),
-    (
-            "behaviour",
-            {
-                "a": {"finish_time": 9, "active": [9], "inactive": [12]},
-                "b": {"finish_time": 9, "active": [3], "inactive": [3]},
-            },
-            "2 devices that are never online': must be from active to inactive for some seconds",
-        ),
+    ("behaviour", NEVER, "2 devices that are never online': must be from active to inactive for some seconds"),
     ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
 ])  # fmt: skip
 def test_damaged_traces(tmp_path, kind, content, message):

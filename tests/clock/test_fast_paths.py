@@ -1,7 +1,5 @@
 """Every fast path gives the schedule of the general definition, column by column, exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,22 +17,10 @@ from fedjax_async.clock import (
     plan,
     timing,
 )
-from tests.clock.textbook import check_invariants, table_of
+from tests.clock.textbook import check_invariants, same, table_of
 
-BUDGETS = [
-    Until(updates=83), Until(updates=84), Until(steps=17), Until(time=11.5), Until(time=3.0, updates=200),
-    Until(time=20, steps=13, updates=70), Until(updates=1),
-]  # fmt: skip
-# ties: equal delays, two speeds in step, times that differ by rounding only
+# ties, and none
 DELAYS = ["constant", "constant:mean=0.1", "constant:heterogeneity=1", "exponential", "lognormal:heterogeneity=0.5"]
-TIES = {"two speeds": table_of(*[[1], [2]] * 6), "three": table_of(*[[0.1] * 3, [0.3] * 3, [0.1, 0.2, 0.1]] * 4)}
-
-
-def equal(one, other):
-    for name in one._fields:
-        mine, theirs = getattr(one, name), getattr(other, name)
-        np.testing.assert_array_equal(mine, theirs, err_msg=name)
-        assert np.asarray(mine).dtype == np.asarray(theirs).dtype, name
 
 
 def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_staleness=None):
@@ -49,18 +35,8 @@ def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_st
     return [made(scenario, size, concurrency, sampling) for made in (fast, timing.plan_buffer)]
 
 
-@pytest.mark.parametrize("until", BUDGETS, ids=str)
-@pytest.mark.parametrize("delays", [*DELAYS, *TIES])
-@pytest.mark.parametrize("sampling", SUCCESSORS)
-def test_a_fast_buffer_is_the_general_one(sampling, delays, until):
-    for size, concurrency in ((1, 12), (4, 12), (12, 12), (1, 1), (1, 5), (3, 5), (5, 5), (2, 11)):
-        fast, general = both(TIES.get(delays, delays), 12, size, concurrency, sampling, until, seed=3)
-        equal(fast, general)
-    check_invariants(fast)
-
-
 @given(
-    st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=12),
     st.builds(
         Until, time=st.none() | st.integers(6, 30), updates=st.integers(1, 60), steps=st.none() | st.integers(1, 9)
     ),
@@ -68,15 +44,18 @@ def test_a_fast_buffer_is_the_general_one(sampling, delays, until):
     st.none() | st.integers(0, 4),
     st.data(),
 )
-@settings(deadline=None, max_examples=300)
-def test_a_fast_buffer_is_the_general_one_on_ties(rows, until, seed, max_staleness, data):
+@settings(max_examples=300)
+def test_a_fast_buffer_is_the_general_one(rows, until, seed, max_staleness, data):
     concurrency = data.draw(st.integers(1, len(rows)))
     size = data.draw(st.integers(1, concurrency))
     sampling = data.draw(st.sampled_from(list(SUCCESSORS)))
     # in tenths, sums of equal durations differ by rounding
     scale = data.draw(st.sampled_from([1, 0.1]))
     table = table_of(*[[scale * seconds for seconds in row] for row in rows])
-    equal(*both(table, len(rows), size, concurrency, sampling, until, seed, max_staleness))
+    delays = data.draw(st.sampled_from([table, table, *DELAYS]))
+    fast, general = both(delays, len(rows), size, concurrency, sampling, until, seed, max_staleness)
+    same(fast, general)
+    check_invariants(fast)
 
 
 @pytest.mark.parametrize("sampling", SUCCESSORS)
@@ -87,7 +66,7 @@ def test_a_fast_buffer_of_fresh_uploads_is_the_general_one(sampling, until):
         for size, concurrency in ((1, 40), (3, 40), (1, 17), (5, 17)):
             options = {"seed": limit, "max_staleness": limit}
             fast, general = both("lognormal:heterogeneity=0.5", 40, size, concurrency, sampling, until, **options)
-            equal(fast, general)
+            same(fast, general)
             dropped.add(int((fast.outcome == Outcome.DROPPED_STALE).sum()))
     assert max(dropped) > 300 and min(dropped) < 60  # several extensions of the arrivals, and one
 
@@ -109,7 +88,7 @@ def test_draws_known_in_advance_change_nothing(clients, sampling, monkeypatch):
         general = both("exponential", *options)[1]
         for cells in (1 << 19, 1):
             monkeypatch.setattr(fast_paths, "_CELLS", cells)
-            equal(both("exponential", *options)[0], general)
+            same(both("exponential", *options)[0], general)
 
 
 @pytest.mark.parametrize("sampling", SUCCESSORS)
@@ -120,8 +99,8 @@ def test_only_buffers_without_conditions_take_the_fast_path(sampling, monkeypatc
     monkeypatch.setattr(fast_paths, "buffer", lambda *arguments: taken.append(1) or fast(*arguments))
     options = {"num_clients": 9, "local_steps": 2, "until": Until(updates=50)}
     for spec in (f"every:concurrency=4,sampling={sampling}", f"buffer:size=3,concurrency=4,sampling={sampling}"):
-        equal(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
+        same(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
     assert len(taken) == 2
     for spec in ("window:length=1", "cohort:size=3", "participation"):
-        equal(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
+        same(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
     assert len(taken) == 2

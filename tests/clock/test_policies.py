@@ -1,33 +1,30 @@
-"""Policies against their papers' definitions, written anew in float64 NumPy, and decisions without an engine."""
+"""Decisions of policies without an engine, and what they refuse; ``test_policy_formulas.py`` has their formulas."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
 from fedjax_async.clock import (
-    POLICIES,
     Choice,
     Decisions,
     Ended,
-    Finished,
     Limits,
     NothingArrives,
     Outcome,
     Policy,
     Prior,
     Until,
-    View,
     bind_policy,
-    chance,
     check_schedule,
     cut,
     fault_counts,
     plan,
 )
+from tests.clock.textbook import same
+from tests.refusals import refusals
 
 N = 20
 PRIOR = Prior(N, np.arange(1, N + 1), np.linspace(1, 3, N), np.full(N, 5), seed=4)
@@ -90,8 +87,7 @@ def test_a_policy_without_decisions_leaves_the_plan_as_it_is(timing, world):
         decisions = Decisions(policy, Stand())
         have = planned(timing, decisions, **WORLDS[world])
         assert decisions.looks > 1 or "deadline" in timing
-        for name, a, b in zip(want._fields, want, have):
-            np.testing.assert_array_equal(a, b, err_msg=f"{name} with {policy}")
+        same(want, have)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -146,17 +142,14 @@ def test_joined_policies_look_as_often_as_the_one_that_has_to():
     assert 5 <= decisions.looks <= 7
 
 
-def test_timings_refuse_what_they_cannot_ask():
-    choose = bind_policy("oort")(PRIOR)
-    for timing, policy, says in [
-        ("every", choose, "concurrency = 20: must be below 20"),
-        ("buffer:size=3,concurrency=8,sampling=round_robin", choose, "sampling = 'round_robin': must be left out"),
-        ("window:length=1", bind_policy("adaptive_buffer")(PRIOR), "timing = 'window': must be buffer"),
-        ("cohort:size=3", bind_policy("adaptive_buffer")(PRIOR), "timing = 'cohort': must be buffer"),
-        ("participation", Policy(), "timing = 'participation': must be another"),
-    ]:
-        with pytest.raises(ValueError, match=says):
-            planned(timing, Decisions(policy, Stand()))
+test_timings_refuse_what_they_cannot_ask = refusals(
+    ("every", "oort", "concurrency = 20: must be below 20"),
+    ("buffer:size=3,concurrency=8,sampling=round_robin", "oort", "sampling = 'round_robin': must be left out"),
+    ("window:length=1", "adaptive_buffer", "timing = 'window': must be buffer"),
+    ("cohort:size=3", "adaptive_buffer", "timing = 'cohort': must be buffer"),
+    ("participation", "uniform", "timing = 'participation': must be another"),
+    by=lambda timing, policy: planned(timing, Decisions(bind_policy(policy)(PRIOR), Stand())),
+)
 
 
 def test_a_run_may_end_at_any_look():
@@ -207,178 +200,7 @@ def test_a_plan_of_clients_that_withhold_is_cut_like_a_shorter_plan():
         np.testing.assert_array_equal(have.outcome, until(moment).outcome)
 
 
-# --- the papers' definitions --------------------------------------------------------------------------
-
-
-def view(rows=(), losses=None, time=0.0, **more):
-    """A view of arrivals ``(client, seconds, loss, rms_loss)``."""
-    columns = {
-        name: np.array([row[k] for row in rows]) for k, name in enumerate(("client", "seconds", "loss", "rms_loss"))
-    }
-    columns["client"] = columns["client"].astype(int)
-    return View(time, 0, columns | more, {}, losses or (lambda clients: np.zeros(len(clients))))
-
-
-def test_every_policy_is_tested_here():
-    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "event_triggered", "true_bytes"}
-    assert set(POLICIES) == tested
-    assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3, spec="uniform:every=3")
-
-
-def test_power_of_choice_takes_the_highest_losses_of_d_candidates_drawn_by_their_examples():
-    """Cho et al. (2020): A of d clients drawn without replacement with p_k = B_k / sum B; the m largest F_k(w) of A."""
-    losses = np.random.default_rng(0).normal(size=N)
-    choose = bind_policy("power_of_choice:d=6")(PRIOR).choose
-    rng, idle = chance.generator(PRIOR.seed, "policy"), np.array([2, 3, 5, 7, 11, 13, 17, 19])
-    drawn = np.zeros(N)
-    for turn in range(2000):
-        clients, scores = choose(view(losses=lambda clients: losses[clients]), idle, 2)
-        share = PRIOR.examples[idle] / PRIOR.examples[idle].sum()
-        candidates = rng.choice(idle, 6, replace=False, p=share)
-        want = sorted(candidates, key=lambda client: -losses[client])[:2]
-        assert list(clients) == want and list(scores) == [losses[client] for client in want], turn
-        drawn[candidates] += 1
-    assert (np.diff(drawn[idle]) > -60).all(), "more examples, more often a candidate"
-    candidates = chance.generator(PRIOR.seed, "policy").choice(idle, 6, replace=False, p=share)
-    for rounding in (0.0, 1e-7):
-        alike = view(losses=lambda clients, rounding=rounding: 1.0986 + rounding * clients)
-        first = bind_policy("power_of_choice:d=6")(PRIOR).choose(alike, idle, 2).clients
-        np.testing.assert_array_equal(first, candidates[:2])
-    for bad in (np.nan, np.inf):  # a model that diverged on the examples of the fourth candidate
-        losses = np.where(np.arange(N) == candidates[3], bad, 1.0)
-        first = bind_policy("power_of_choice:d=6")(PRIOR).choose(view(losses=losses.__getitem__), idle, 2).clients
-        np.testing.assert_array_equal(first, candidates[[3, 0]])
-    for count, among in ((5, idle), (1, idle[:1])):  # d at least as many as wanted, at most as many as are there
-        assert len(choose(view(losses=lambda clients: losses[clients]), among, count).clients) == count
-
-
-class Oort:
-    """Algorithm 1 of Lai et al. (2021) for one client at a time, with T as the documented percentile."""
-
-    def __init__(self, prior, *, alpha, epsilon, decay, least, c, clip, percentile, pace, window):
-        self.prior, self.alpha, self.epsilon, self.decay, self.least = prior, alpha, epsilon, decay, least
-        self.c, self.clip, self.level, self.pace, self.window = c, clip, percentile, pace, window
-        self.U, self.D, self.L = {}, {}, {}
-        self.R, self.history = 0, []
-
-    def feedback(self, client, seconds, squares):
-        size = self.prior.examples[client]
-        self.U[client], self.D[client] = size * math.sqrt(sum(squares) / size), seconds
-
-    def utility(self, client):
-        U = min(self.U[client], float(np.quantile(list(self.U.values()), self.clip)))
-        util = U + math.sqrt(0.1 * math.log(self.R) / self.L[client])
-        T = float(np.percentile(list(self.D.values()), self.level))
-        return util * (T / self.D[client]) ** self.alpha if self.D[client] > T else util
-
-    def begin(self):
-        self.R += 1
-        done, W = len(self.history), self.window
-        if done >= 2 * W and done % W == 0 and sum(self.history[-2 * W : -W]) > sum(self.history[-W:]):
-            self.level = min(100.0, self.level + self.pace)
-
-    def pool(self, idle, exploited):
-        """Clients with at least c of the utility of the ``exploited``-th best, and the probability of each."""
-        util = {client: self.utility(client) for client in idle if client in self.U}
-        bar = self.c * sorted(util.values(), reverse=True)[exploited - 1]
-        return {client: value for client, value in util.items() if value >= bar}
-
-    def end(self, chosen):
-        self.epsilon = max(self.least, self.epsilon * self.decay)
-        self.history.append(sum(self.U.get(client, 0.0) for client in chosen))
-        self.L.update(dict.fromkeys(chosen, self.R))
-
-
-OPTIONS = {"alpha": 1.5, "epsilon": 0.6, "decay": 0.9, "least": 0.25, "c": 0.8, "clip": 0.9, "percentile": 30.0,
-           "pace": 15.0, "window": 4}  # fmt: skip
-SPEC = "oort:penalty=1.5,exploration=0.6,decay=0.9,least=0.25,cutoff=0.8,clip=0.9,percentile=30,pace=15,window=4"
-
-
-def test_oort_is_algorithm_1():
-    rng, oort, choose = np.random.default_rng(1), Oort(PRIOR, **OPTIONS), bind_policy(SPEC)(PRIOR).choose
-    rows, levels, explored = [], set(), 0
-    for turn in range(60):
-        idle = np.sort(rng.choice(N, 12, replace=False))
-        oort.begin()
-        levels.add(oort.level)
-        fresh = [client for client in idle.tolist() if client not in oort.U]
-        clients, scores = choose(view(rows), idle, 4)
-        assert len(set(clients.tolist())) == len(clients) == 4 and set(clients.tolist()) <= set(idle.tolist())
-        new = [client for client in clients.tolist() if client in fresh]
-        wanted = min(oort.epsilon * 4, len(fresh))
-        assert math.floor(wanted) <= len(new) <= math.ceil(wanted) or len(new) == 4 - (len(idle) - len(fresh))
-        explored += len(new)
-        old = [client for client in clients.tolist() if client not in fresh]
-        if old:
-            able = oort.pool(idle.tolist(), len(old))
-            for client, score in zip(clients.tolist(), scores):
-                if client in old:
-                    assert client in able, "below the cut-off"
-                    np.testing.assert_allclose(score, able[client], rtol=1e-12)
-        oort.end(clients.tolist())
-        for client in clients.tolist():
-            # losses fall, so that the pacer has to act
-            squares = rng.exponential(3.0 / (1 + turn), PRIOR.examples[client])
-            seconds = float(rng.exponential(2.0))
-            oort.feedback(client, seconds, squares.tolist())
-            rows.append((client, seconds, 0.0, math.sqrt(squares.mean())))
-    assert len(levels) > 1 and explored > 10
-
-
-def test_oort_draws_by_utility_and_explores_by_speed():
-    def often(rows, idle, options, times=1200):
-        hits = np.zeros(N)
-        for seed in range(times):
-            choose = bind_policy(f"oort:{options}")(PRIOR._replace(seed=seed)).choose
-            hits[choose(view(rows), idle, 1).clients] += 1
-        return hits / times
-
-    rows = [(0, 1.0, 0.0, 30.0), (1, 1.0, 0.0, 14.0), (2, 1.0, 0.0, 9.0), (3, 1.0, 0.0, 0.5)]  # utilities 30, 28, 27, 2
-    found = often(rows, np.arange(4), "exploration=0,least=0,cutoff=0.8,clip=1")
-    np.testing.assert_allclose(found[:4], np.array([30, 28, 27, 0]) / 85, atol=0.05)
-    found = often([], np.arange(N), "exploration=1,least=1")
-    np.testing.assert_allclose(found, 1 / PRIOR.seconds / (1 / PRIOR.seconds).sum(), atol=0.03)
-
-
-def test_linear_draws_by_the_softmax_of_its_scores():
-    spec, rows = (
-        "linear:loss=1.5,speed=-0.5,examples=0.25,age=2,temperature=0.7",
-        [(3, 2.0, 0.0, 0.5), (7, 4.0, 0.0, 2.5)],
-    )
-    idle, hits = np.array([3, 7, 11]), np.zeros(N)
-    loss, seconds = np.array([0.5, 2.5, 2.5]), np.array([2.0, 4.0, PRIOR.seconds[11]])
-    columns = [np.log(loss), -np.log(seconds), np.log(PRIOR.examples[idle]), np.log([2.0, 2.0, 2.0])]
-    score = sum(w * (column - column.mean()) for w, column in zip((1.5, -0.5, 0.25, 2.0), columns))
-    for seed in range(1500):
-        choose = bind_policy(spec)(PRIOR._replace(seed=seed)).choose
-        clients, scores = choose(view(rows), idle, 1)
-        np.testing.assert_allclose(scores, score[idle == clients], rtol=1e-12)
-        hits[clients] += 1
-    want = np.exp(score / 0.7) / np.exp(score / 0.7).sum()
-    np.testing.assert_allclose(hits[idle] / 1500, want, atol=0.05)
-    cold = bind_policy("linear:loss=0,age=1,temperature=1e-6")(PRIOR).choose
-    assert sorted(np.concatenate([cold(view(), np.arange(N), 4).clients for _ in range(5)])) == list(range(N))
-
-
-def test_the_adaptive_buffer_is_adasync():
-    """Dutta et al. (2021): K = K_0 sqrt(F(w_0) / F(w)), here rounded up, from the first and the last losses."""
-    buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=3")(PRIOR).buffer
-    losses = [2.0, 2.2, 1.8]
-    assert [buffer(view([(0, 1.0, loss, 0.0) for loss in losses[:k]])) for k in range(4)] == [2] * 4
-    for loss in np.linspace(1.9, 0.05, 40):
-        losses.append(loss)
-        want = min(9, max(2, math.ceil(2 * math.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])))))
-        assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == want
-    assert want == 9
-    assert buffer(view([(0, 1.0, loss, 0.0) for loss in (np.inf, 1.0, 1.0, 1.0)])) == 2
-
-
-def test_the_event_trigger_is_the_norm():
-    sends = bind_policy("event_triggered:norm=0.5")(PRIOR).sends
-    assert [sends(view(), Finished(0, 0, norm, 8)) for norm in (0.0, 0.49, 0.5, 3.0)] == [False, False, True, True]
-
-
-@pytest.mark.parametrize(("spec", "says"), [
+test_options_out_of_range_are_refused = refusals(
     ("power_of_choice:d=0", "d = 0"), ("power_of_choice:d=21", "d = 21: must be at most 20"),
     ("oort:least=1", "least = 1: must be at most exploration"), ("oort:decay=0", "decay = 0"),
     ("oort:pace=200", "pace"), ("oort:window=0", "window = 0"), ("oort:penalty=-1", "penalty = -1"),
@@ -389,10 +211,8 @@ def test_the_event_trigger_is_the_norm():
     ("power_of_choice+true_bytes:x=1", "no option 'x'"), ("oort+", r"policy = 'oort\+': must be names of policies"),
     ("oort:every=2+power_of_choice:d=21", "^policy = 'power_of_choice:d=21': d = 21: must be at most 20"),
     ("ort", "did you mean 'oort'"), ("oort:speed=1", "no option 'speed'"),
-])  # fmt: skip
-def test_options_out_of_range_are_refused(spec, says):
-    with pytest.raises(ValueError, match=says):
-        bind_policy(spec)(PRIOR)
+    by=lambda spec: bind_policy(spec)(PRIOR),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
@@ -431,7 +251,7 @@ def _choosing(choice):
     return Policy(choose=lambda view, idle, count: choice)
 
 
-@pytest.mark.parametrize(("policy", "says"), [
+WRONG = [
     (Policy(choose=lambda view, idle, count: 1 / 0), r"choose\(view, idle, count\): .*ZeroDivisionError: division by"),
     (Policy(choose=lambda view, idle: 0), r"choose\(view, idle, count\): .* returns a Choice.*it raised TypeError"),
     (Policy(buffer=lambda view: view.arrivals["loss"]), r"buffer\(view\): .* a whole number >= 1; it raised KeyError"),
@@ -444,21 +264,22 @@ def _choosing(choice):
     (Policy(sends=lambda view, done: done.nothing), r"sends\(view, finished\): .*True or False; it raised Attribute"),
     (Policy(sends=lambda view, done: "no"), r"sends\(view, finished\) = 'no': must be True or False"),
     (Policy(sends=lambda view, done: np.array([True, False])), r"sends\(view, finished\) = array.*True or False"),
-])  # fmt: skip
-def test_functions_of_a_policy_that_raise_or_return_something_else_are_named_in_one_line(policy, says):
-    with pytest.raises(ValueError, match=f"^policy.{says}") as caught:
-        _of(policy)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("clients", "scores", "says"), [
+]  # fmt: skip
+test_functions_of_a_policy_that_raise_or_return_something_else_are_named_in_one_line = refusals(
+    *((policy, f"^policy.{says}") for policy, says in WRONG), by=_of
+)
+CHOICES = [
     ([[1], [2, 3]], [0.0, 1.0], "of equal length"), ([0.5], [0.0], "integers"), ([True, False], [0.0, 0.0], "integers"),
     (["a"], [0.0], "integers"), ([0], ["best"], "real numbers"), ([0], [None], "real numbers"),
     ([0], [1j], "real numbers"), ([0], None, "of equal length"),
-])  # fmt: skip
-def test_a_choice_of_other_types_is_refused(clients, scores, says):
-    with pytest.raises(ValueError, match=rf"^policy.choose\(view, idle, count\) = Choice.* must be a Choice.*{says}"):
-        _of(_choosing(Choice(clients, scores)))
+]  # fmt: skip
+test_a_choice_of_other_types_is_refused = refusals(
+    *(
+        (*choice, rf"^policy.choose\(view, idle, count\) = Choice.* must be a Choice.*{says}")
+        for *choice, says in CHOICES
+    ),
+    by=lambda *choice: _of(_choosing(Choice(*choice))),
+)
 
 
 def test_losses_are_those_of_clients():

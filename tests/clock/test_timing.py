@@ -1,48 +1,12 @@
-from __future__ import annotations
-
 from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fedjax_async.base import factories
-from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
+from fedjax_async.clock import Until, bind_delays, client_counts, durations, fast_paths
 from fedjax_async.clock.record import SLACK
-from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
-
-TIMING_SPECS = [
-    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2",
-    "cohort:size=4,deadline=1", "participation", "participation:probability=0.5,spread=0.8,length=3",
-]  # fmt: skip
-DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
-N = 7
-
-
-def make(timing, delays="lognormal", updates=60, **options):
-    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates)} | options
-    return plan(timing, delays, **options)
-
-
-def test_the_specs_cover_the_registry():
-    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS)
-    assert all(factories.summary(factory) for factory in TIMINGS.values())
-
-
-@pytest.mark.parametrize("delays", DELAY_SPECS)
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_every_policy_keeps_the_contract(timing, delays):
-    factor = "1" if delays != "rpi" else "200"
-    timing = timing.replace("deadline=1", f"deadline={factor}").replace("length=0.7", f"length={factor}")
-    schedule = make(timing, delays, seed=2)
-    check_invariants(schedule)
-    assert len(schedule.job) == 60
-    again = make(timing, delays, seed=2)
-    for one, other in zip(schedule, again):
-        np.testing.assert_array_equal(one, other)
+from tests.clock.textbook import TIMING_SPECS, N, make, same, table_of
+from tests.refusals import refusals
 
 
 @pytest.mark.parametrize("conditions", [{}, {"availability": "sessions:on=6,off=2", "faults": "drop+crash:restart=2"}])
@@ -59,51 +23,27 @@ def test_the_last_moment_has_its_replies_whatever_the_budget_counts(timing, dela
         np.testing.assert_array_equal(one.dispatch_time, long.dispatch_time[:sent])
         if int(np.sum(long.time <= one.time[-1])) == len(one.job):  # no simultaneous upload is left out
             by_time = make(timing, delays, until=Until(time=one.time[-1]), **conditions)
-            for name, column in one._asdict().items():
-                np.testing.assert_array_equal(column, getattr(by_time, name), err_msg=name)
+            same(one, by_time)
 
 
 @pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_budgets(timing):
-    by_steps = make(timing, until=Until(steps=5))
-    assert by_steps.closes.sum() == 5
-    assert by_steps.closes[-1]
-    by_time = make(timing, until=Until(time=6.5))
-    assert by_time.time[-1] <= 6.5
-    further = make(timing, until=Until(time=20))
-    np.testing.assert_array_equal(further.time[further.time <= 6.5], by_time.time)
-    both = make(timing, until=Until(time=20, updates=11, steps=10**9))
-    assert len(both.job) == 11
-    assert len(both.client) >= len(both.job)
+def test_of_several_budgets_the_first_ends_the_plan(timing):
+    assert len(make(timing, until=Until(time=20, updates=11, steps=10**9)).job) == 11
 
 
-@given(
-    seed=st.integers(0, 1000),
-    clients=st.integers(1, 6),
-    size=st.integers(1, 6),
-    delays=st.sampled_from(["constant", "exponential", "lognormal:heterogeneity=1"]),
-)
-@settings(deadline=None, max_examples=25)
-def test_asynchrony_equals_the_textbook_scan(seed, clients, size, delays):
-    size = min(size, clients)
-    schedule = make(f"buffer:size={size}", delays, updates=30, num_clients=clients, seed=seed)
-    rows = buffered_asynchrony(bind_delays(delays, clients, seed), clients, size, 30)
-    client, time, version, step = (np.array(column) for column in zip(*rows))
-    np.testing.assert_array_equal(schedule.client[schedule.job], client)
-    np.testing.assert_allclose(schedule.time, time, rtol=1e-12)
-    np.testing.assert_array_equal(schedule.version[schedule.job], version)
-    np.testing.assert_array_equal(schedule.step, step)
-    np.testing.assert_array_equal(schedule.closes.nonzero()[0], np.arange(size - 1, 30, size))
-
-
-def test_durations_are_those_of_the_delay_model_whatever_the_policy():
+@pytest.mark.parametrize(("items", "cells"), [(1 << 17, 1 << 19), (1, 1), (7, 30), (20, 24)])
+@pytest.mark.parametrize("conditions", [{}, {"availability": "always"}], ids=["quick", "general"])
+def test_durations_are_those_of_the_delay_model_whatever_the_policy(conditions, items, cells, monkeypatch):
+    """However many are drawn at once, for a table or for a cache; each client gets its own in turn."""
+    monkeypatch.setattr(durations, "_ITEMS", items)
+    monkeypatch.setattr(fast_paths, "_CELLS", cells)
     steps = np.arange(1, N + 1)
     spec = "lognormal:reference_steps=3,bandwidth=10"
     model = bind_delays(spec, N, 4)
     for timing in TIMING_SPECS:
         if timing.startswith("participation"):
             continue
-        s = make(timing, spec, local_steps=steps, seed=4, bytes_down=2, bytes_up=3)
+        s = make(timing, spec, local_steps=steps, seed=4, bytes_down=2, bytes_up=3, **conditions)
         kept = np.isfinite(s.upload_time)
         expected = model.durations(s.client, s.number, steps[s.client], 2, 3)
         np.testing.assert_allclose((s.upload_time - s.dispatch_time)[kept], expected[kept], rtol=1e-9)
@@ -113,16 +53,11 @@ def test_durations_are_those_of_the_delay_model_whatever_the_policy():
 # --- durations ----------------------------------------------------------------------------------
 
 
-def test_the_clock_must_advance():
-    delays = table_of([1e9, 1e-9])
-    with pytest.raises(ValueError, match="too short to advance the clock"):
-        make("every", delays, num_clients=1)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
-def test_a_missing_or_impossible_duration_is_never_taken_as_zero(bad):
-    with pytest.raises(ValueError, match="duration"):
-        make("every", table_of([1.0, bad]), num_clients=1)
+test_the_clock_must_advance = refusals(
+    ([1e9, 1e-9], "too short to advance the clock"),
+    *(([1.0, bad], "duration") for bad in (0.0, -1.0, np.nan, np.inf)),
+    by=lambda row: make("every", table_of(row), num_clients=1),
+)
 
 
 # --- who trains next ----------------------------------------------------------------------------
@@ -167,9 +102,7 @@ def test_uniform_sampling_is_uniform_and_of_the_seed():
 
 
 def test_full_concurrency_is_no_sampling_at_all():
-    one, two = make("every"), make(f"every:concurrency={N},sampling=round_robin")
-    for a, b in zip(one, two):
-        np.testing.assert_array_equal(a, b)
+    same(make("every"), make(f"every:concurrency={N},sampling=round_robin"))
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -275,10 +208,7 @@ def test_everyone_always_is_synchronous():
     assert s.closes.sum() == 5
 
 
-# --- bad input ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("timing", "options", "message"), [
+test_bad_settings_are_one_line_value_errors = refusals(
     ("buffer:size=8", {}, "size = 8: must be at most the 7 clients in flight"),
     ("buffer:size=4,concurrency=3", {}, "size = 4: must be at most the 3 clients in flight"),
     ("buffer:size=0", {}, "size = 0"), ("buffer:size=2.5", {}, "size = 2.5"),
@@ -303,12 +233,8 @@ def test_everyone_always_is_synchronous():
     ("every", {"num_clients": 0}, "num_clients = 0"), ("every", {"seed": -1}, "seed = -1"),
     ("every", {"local_steps": 0}, "local_steps = 0"), ("every", {"local_steps": np.ones(3, int)}, "local_steps"),
     ("every", {"bytes_up": -1}, "bytes_up = -1"),
-])  # fmt: skip
-def test_bad_settings_are_one_line_value_errors(timing, options, message):
-    with pytest.raises(ValueError) as error:
-        make(timing, **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    by=lambda timing, options: make(timing, **options),
+)  # fmt: skip
 
 
 def test_planning_is_fast_and_its_cost_does_not_grow_with_the_population():

@@ -1,7 +1,5 @@
 """One tolerance says what is at or before a moment: 3 windows of 0.1 s end at 0.30000000000000004 s, which is 0.3 s."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from fedjax_async.clock import Limits, Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
 from fedjax_async.peers import load_peer_schedule, plan_peers, save_peer_schedule
+from tests.clock.textbook import same
 
 WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
 
@@ -19,28 +18,16 @@ def columns_of(path):
         return dict(archive)
 
 
-def same(one, other):
-    for a, b in zip(one, other):
-        np.testing.assert_array_equal(a, b)
-        assert np.asarray(a).dtype == np.asarray(b).dtype
-
-
 @pytest.mark.parametrize(("save", "load", "name"), WAYS)
 def test_a_trace_comes_back_exactly(tmp_path, save, load, name):
     faults = "drop+duplicate:probability=0.5+corrupt:probability=0.5"
-    failing = {"faults": faults, "limits": Limits(timeout=80)}
-    for options in ({}, failing):
+    for options in ({}, {"faults": faults, "limits": Limits(timeout=80)}):
         schedule = plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30), **options)
-        save(tmp_path / name, schedule)
-        same(schedule, load(tmp_path / name))
-    assert {0, 1} == set(schedule.corrupt)
-    assert len(set(schedule.outcome)) > 2
-    for plain in (some(), schedule):
-        save(tmp_path / name, plain)
-        back = load(tmp_path / name)
-        same(plain, back)
-        np.testing.assert_array_equal(plain.staleness, back.staleness)
-    assert isinstance(back.num_clients, int)
+        for one in (schedule, some()):
+            save(tmp_path / name, one)
+            same(load(tmp_path / name), one)
+    assert {0, 1} == set(schedule.corrupt) and len(set(schedule.outcome)) > 2
+    assert isinstance(load(tmp_path / name).num_clients, int)
 
 
 @pytest.mark.parametrize(("save", "load", "name"), WAYS)
@@ -106,8 +93,7 @@ def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path):
     text = path.read_text()
     for changed in ("\ufeff" + text.replace("\n", "\r\n"), text.replace(",", ", ")):
         path.write_text(changed, newline="")
-        for found, wanted in zip(load_schedule_csv(path), some(), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        same(load_schedule_csv(path), some())
     path.write_text(text.replace(",", ";"))
     with pytest.raises(ValueError, match="Error: separated by semicolons, but must be by commas"):
         load_schedule_csv(path)
@@ -127,9 +113,7 @@ def test_plans_of_peers_come_back_and_damaged_ones_are_refused(tmp_path):
     options = {"num_clients": 3, "local_steps": 2, "until": Until(updates=9), "topology": "ring"}
     made, path = plan_peers("push_sum", "lognormal:mean=5", **options), tmp_path / "plan.npz"
     save_peer_schedule(path, made)
-    read = load_peer_schedule(path)
-    for name, column in made._asdict().items():
-        np.testing.assert_array_equal(getattr(read, name), column, err_msg=name)
+    same(load_peer_schedule(path), made)
     bounds = made.inbox_bounds.copy()
     bounds[1] = bounds[-1] + 1
     far = np.full_like(made.mixed_by, len(made.client))

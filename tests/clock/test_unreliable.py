@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -22,21 +23,25 @@ from fedjax_async.clock import (
     fault_counts,
     job_faults,
     longest_chain,
-    plan,
     timing,
     waves,
 )
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import Conditions, Scenario, models_of
+from tests.clock import textbook
 from tests.clock.slow_scenario import Script, play, scripts
-from tests.clock.textbook import check_invariants, fewest_stabbing_points, most_live_at_once, replay, table_of
+from tests.clock.textbook import (
+    TIMING_SPECS,
+    N,
+    check_invariants,
+    fewest_stabbing_points,
+    most_live_at_once,
+    replay,
+    same,
+)
+from tests.refusals import refusals
 
-TIMING_SPECS = [
-    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin", "buffer:size=2,concurrency=5", "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2,deadline=2",
-    "participation:length=0.3",
-]  # fmt: skip
+DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
 AVAILABILITY_SPECS = [
     "always", "joins:share=0.5,by=9", "leaves:share=0.3,by=30", "periodic:on=3,off=2",
     "periodic:on=3,off=2,leaving=pause", "sessions:on=4,off=2,leaving=lose",
@@ -49,12 +54,7 @@ FAULT_SPECS = [
     "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3",
 ]  # fmt: skip
 LIMITS = [Limits(), Limits(timeout=1.5), Limits(max_staleness=2, timeout=1.0, late="drop")]
-N = 7
-
-
-def make(timing, delays="lognormal", updates=60, **options):
-    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates, time=400)} | options
-    return plan(timing, delays, **options)
+make = functools.partial(textbook.make, time=400)
 
 
 def windows(availability, faults, seed):
@@ -90,17 +90,24 @@ def check_conditions(s, there):
 TROUBLES = [*((spec, None) for spec in AVAILABILITY_SPECS), *((None, spec) for spec in FAULT_SPECS)]
 WORLDS = list(itertools.product(TIMING_SPECS, TROUBLES))
 MIXED = [(*world, LIMITS[(i // len(TROUBLES) + i) % 3]) for i, world in enumerate(WORLDS)]  # in pairs
+SLOWER = [spec.replace("length=0.7", "length=200").replace("deadline=2", "deadline=200") for spec in TIMING_SPECS]
+CALM = [
+    (timing, (None, None), Limits(), delays)
+    for delays in DELAY_SPECS
+    for timing in (SLOWER if delays == "rpi" else TIMING_SPECS)
+]
 
 
-@pytest.mark.parametrize(("timing", "trouble", "limits"), MIXED)
-def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(timing, trouble, limits):
+@pytest.mark.parametrize(("timing", "trouble", "limits", "delays"), [*((*one, "lognormal") for one in MIXED), *CALM])
+def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(timing, trouble, limits, delays):
     availability, faults = trouble
     given = {"availability": availability, "faults": faults, "limits": limits, "seed": 3}
-    s = make(timing, **given)
+    given |= {"time": 1e6} if delays == "rpi" else {}
+    s = make(timing, delays, **given)
     check_conditions(s, windows(availability, faults, 3))
     assert availability or s.closes.sum() > 5
-    for one, other in zip(s, make(timing, **given)):
-        np.testing.assert_array_equal(one, other)
+    assert availability or faults or len(s.job) == 60
+    same(s, make(timing, delays, **given))
 
 
 TROUBLE = {
@@ -115,7 +122,8 @@ TROUBLE = {
 def test_a_longer_budget_continues_a_shorter_one(timing, budget, short, long, conditions):
     one, two = (make(timing, until=Until(**{budget: most}), **conditions) for most in (short, long))
     arrivals, jobs = len(one.job), len(one.client)
-    assert arrivals < len(two.job)
+    spent = {"updates": arrivals == short, "steps": one.closes.sum() == short, "time": one.time[-1] <= short}
+    assert arrivals < len(two.job) and spent[budget] and (budget != "steps" or one.closes[-1])
     for name in ("job", "time", "step"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
     earlier = one.dispatch_time < one.time[-1]  # the last messages leave after fewer arrivals if the budget cuts a step
@@ -136,9 +144,7 @@ def test_conditions_that_change_nothing_change_nothing(timing, delays):
     limits = Limits(max_staleness=10**6, timeout=1e9)
     for until in (Until(updates=80), Until(time=11.5), Until(steps=17)):
         plain = make(timing, delays, until=until, seed=1)
-        same = make(timing, delays, until=until, seed=1, availability="always", faults=faults, limits=limits)
-        for name in plain._fields:
-            np.testing.assert_array_equal(getattr(plain, name), getattr(same, name), err_msg=name)
+        same(plain, make(timing, delays, until=until, seed=1, availability="always", faults=faults, limits=limits))
 
 
 @given(scripts(), st.integers(1, 3), st.sampled_from([7, 1000]), st.data())
@@ -217,165 +223,12 @@ def test_copies_come_later_and_only_those_that_come_before_the_end_count():
     soon = make("every", updates=300, faults="duplicate:probability=1,delay=1e-9+duplicate:probability=1,delay=0")
     assert set(soon.copies[soon.job[:-N]]) == {2}
     clean = make("every", updates=300)
-    for name in ("client", "job", "time", "version", "upload_time"):
-        np.testing.assert_array_equal(getattr(soon, name), getattr(clean, name))
+    same(soon, clean, ("client", "job", "time", "version", "upload_time"))
 
 
 def test_a_schedule_without_conditions_reports_no_trouble():
     counts = fault_counts(make("cohort:size=3,over_selection=2", until=Until(steps=10)))
     assert counts == dict.fromkeys(counts, 0) | {"applied": 30, "called_off": 20, "under_way": 5}
-
-
-# --- rules, by hand -----------------------------------------------------------------------------
-
-
-def faulty(**faults):
-    """Faults of client 0, by job number: ``job1=JobFaults(...)``."""
-    return Script([], {(0, int(name[3:])): job_faults for name, job_faults in faults.items()}, [], Limits()).faults
-
-
-def there(*stretches, leaving="finish"):
-    return Script([], {}, [(leaving, list(stretches))], Limits()).availability(0)
-
-
-ALWAYS = [(0, math.inf)]
-
-
-def test_another_client_takes_the_place_of_one_that_crashed():
-    crash = faulty(job0=JobFaults(crash_share=0.5, restart=40))
-    timing = "every:concurrency=1,sampling=round_robin"
-    s = make(timing, table_of([2], [2], [2]), num_clients=3, until=Until(time=10), faults=crash)
-    np.testing.assert_array_equal(s.client, [0, 1, 2, 1, 2, 1])
-    np.testing.assert_array_equal(s.dispatch_time, [0, 2, 4, 6, 8, 10])
-
-
-@pytest.mark.parametrize(("late", "outcome"), [("apply", Outcome.LATE), ("drop", Outcome.DROPPED_LATE)])
-def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, outcome):
-    options = {"num_clients": 2, "until": Until(time=8), "limits": Limits(timeout=3, late=late)}
-    s = make("every:concurrency=1,sampling=round_robin", table_of([5], [2]), **options)
-    # client 0 is given up at 3, client 1 takes its place; 0's upload comes at 5, and 0 gets a new job
-    np.testing.assert_array_equal(s.client, [0, 1, 0, 1])
-    np.testing.assert_array_equal(s.dispatch_time, [0, 3, 5, 8])
-    np.testing.assert_array_equal(s.freed_time, [3, 5, 8, 10])
-    np.testing.assert_array_equal(s.upload_time, [5, 5, 10, 10])
-    np.testing.assert_array_equal(s.outcome, [outcome, Outcome.APPLIED, Outcome.GIVEN_UP, Outcome.UNDER_WAY])
-    np.testing.assert_array_equal(s.job, [0, 1] if late == "apply" else [1])
-    counts = fault_counts(s)
-    assert (counts["late"], counts["dropped_late"], counts["given_up"]) == (1, int(late == "drop"), 1)
-
-
-@pytest.mark.parametrize("length", [0.7, 3, 7])
-def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
-    """In units of rounds, the end of a window may be rounded down to the very moment that was asked for."""
-    away = "periodic:on=3,off=2,leaving=pause+joins:share=0.5,by=5"
-    s = make(f"participation:spread=0.8,length={length}", "constant", availability=away)
-    check_invariants(s)
-    assert len(s.job) == 60
-
-
-def half_of_ten(timing, delays, until):
-    """Clients 0 to 4 are online; how often each of ten was sent a job."""
-    half = there(*[ALWAYS if i < 5 else [(1e9, 2e9)] for i in range(10)])
-    return np.bincount(make(timing, delays, num_clients=10, availability=half, until=until).client, minlength=10)
-
-
-def test_sampling_is_uniform_over_those_that_are_there():
-    sent = half_of_ten("every:concurrency=2", "exponential", Until(updates=20_000))
-    np.testing.assert_allclose(sent[:5] / sent.sum(), 0.2, atol=0.01)
-    assert sent[5:].sum() == 0
-
-
-def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_for():
-    availability = there(ALWAYS, ALWAYS, [(50, 60)])
-    lost = faulty(job0=JobFaults(lost=True))
-    s = make("cohort:size=3", table_of([2], [1], [1]), num_clients=3, updates=7, availability=availability, faults=lost)
-    # round 1: clients 0 and 1; the upload of 0 is lost, and the round ends at 2, when it was due
-    np.testing.assert_array_equal(s.client[:4], [0, 1, 0, 1])
-    np.testing.assert_array_equal(s.dispatch_time[:4], [0, 0, 2, 2])
-    np.testing.assert_array_equal(s.time[:3], [2, 4, 4])
-    np.testing.assert_array_equal(s.step[:3], [0, 1, 1])
-
-
-def test_a_round_in_which_everything_is_lost_is_no_step():
-    lost = faulty(job0=JobFaults(lost=True), job1=JobFaults(crash_share=0.5, restart=7))
-    s = make("cohort:size=1", table_of([2]), num_clients=1, updates=2, faults=lost)
-    np.testing.assert_array_equal(s.dispatch_time, [0, 2, 10, 12, 14])
-    np.testing.assert_array_equal(s.time, [12, 14])
-    np.testing.assert_array_equal(s.version, [0, 0, 0, 1, 2])
-
-
-def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
-    limits = Limits(timeout=2)
-    s = make("cohort:size=3,over_selection=1", table_of([5], [9], [3], [1]), num_clients=4, updates=3, limits=limits)
-    # at 2 no job is left to wait for: the round ends with one upload
-    np.testing.assert_array_equal(
-        s.outcome[:4], [Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.APPLIED]
-    )
-    np.testing.assert_array_equal(s.freed_time[:4], [2, 2, 2, 1])
-    np.testing.assert_array_equal(s.upload_time[:4], [np.inf, np.inf, np.inf, 1])
-    np.testing.assert_array_equal(s.dispatch_time[4:8], [2, 2, 2, 2])
-    assert fault_counts(s)["called_off"] == 0
-
-
-def corrupting(*jobs):
-    """These jobs, (client, number), are corrupt."""
-    return Script([], {job: JobFaults(corrupt=True) for job in jobs}, [], Limits()).faults
-
-
-def test_a_corrupt_arrival_is_no_step_of_the_budget():
-    steps = make("every", table_of([1]), num_clients=1, until=Until(steps=4), faults=corrupting((0, 1), (0, 2)))
-    np.testing.assert_array_equal(steps.time, [1, 2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(steps.closes, [1, 0, 0, 1, 1, 1])
-
-
-def test_a_cohort_waits_for_sound_uploads():
-    faults = corrupting((0, 0), (1, 0), (2, 0), (0, 1))
-    delays = table_of([1], [2], [3], [4])
-    s = make("cohort:size=1,over_selection=3", delays, num_clients=4, until=Until(steps=2), faults=faults)
-    # each round needs one sound upload: in the first it is the last one, in the second that of client 1
-    np.testing.assert_array_equal(s.client[s.job], [0, 1, 2, 3, 0, 1])
-    np.testing.assert_array_equal(s.time, [4, 4, 4, 4, 6, 6])
-    np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
-    spoiled = corrupting((0, 0), (1, 0), (0, 1))
-    s = make("cohort:size=2", table_of([1], [2]), num_clients=2, until=Until(steps=2), faults=spoiled)
-    # a round with nothing but corrupt uploads ends when no job is left to wait for, and is no step
-    np.testing.assert_array_equal(s.time, [2, 2, 4, 4, 6, 6])
-    np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
-    np.testing.assert_array_equal(s.step, [0, 0, 0, 0, 1, 1])
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_every_step_has_a_sound_upload(timing, limits):
-    size = {"buffer:size=2,concurrency=5": 2, "every": 1}.get(timing.partition(":")[0] if "=" not in timing else timing)
-    for seed in range(4):
-        s = make(timing, faults="corrupt:probability=0.5+drop+duplicate:probability=0.5", limits=limits, seed=seed)
-        sound = ~s.corrupt[s.job]
-        assert 10 < sound.sum() < 50
-        of_step = np.bincount(s.step, weights=sound, minlength=s.closes.sum())[: s.closes.sum()]
-        assert (of_step > 0).all()
-        if size is not None:
-            np.testing.assert_array_equal(of_step, size)
-            assert sound[s.closes].all()
-        marks = [model(N, seed, part).draw for model, part in models_of("faults", FAULTS, "corrupt:probability=0.5")]
-        np.testing.assert_array_equal(s.corrupt, job_faults(marks, s.client, s.number).corrupt)
-
-
-@pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3"])
-def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monkeypatch):
-    monkeypatch.setattr("fedjax_async.clock.event_queue.FRUITLESS", 2000)
-    faults = "corrupt:probability=1"
-    s = make(timing, faults=faults, updates=30)
-    assert len(s.job) == 30
-    assert not s.closes.any()
-    with pytest.raises(ValueError, match=r"not one was applied|without a sound upload"):
-        make(timing, faults=faults, until=Until(steps=1))
-
-
-def test_cohorts_are_uniform_over_those_that_are_there():
-    sent = half_of_ten("cohort:size=3", "constant", Until(steps=3000))
-    np.testing.assert_allclose(sent[:5] / 3000, 0.6, atol=0.04)
-    assert sent[5:].sum() == 0
 
 
 # --- ends ---------------------------------------------------------------------------------------
@@ -408,10 +261,7 @@ def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
             make(timing, **({"until": Until(updates=10)} | options))
 
 
-# --- bad input ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("options", "message"), [
+test_bad_conditions_are_one_line_value_errors = refusals(
     ({"availability": "joins:share=1.5"}, "share = 1.5: must be between 0 and 1"),
     ({"availability": "joins:share=x"}, "share = 'x'"), ({"availability": "joins:by=0"}, "by = 0"),
     ({"availability": "joins:at=-1"}, "at = -1"),
@@ -442,9 +292,5 @@ def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
     ({"limits": Limits(timeout=0)}, "limits.timeout = 0"),
     ({"limits": Limits(late="wait")}, "limits.late = 'wait': must be one of apply, drop"),
     ({"limits": None}, "limits = None"),
-])  # fmt: skip
-def test_bad_conditions_are_one_line_value_errors(options, message):
-    with pytest.raises(ValueError) as error:
-        make("every", **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    by=lambda options: make("every", **options),
+)  # fmt: skip

@@ -7,8 +7,30 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays, Outcome, check_schedule, fault_counts
+from fedjax_async.clock import Delays, Outcome, Until, check_schedule, fault_counts, plan
 from fedjax_async.types import Schedule
+
+N = 7
+TIMING_SPECS = [
+    "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
+    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "window:length=0.7",
+    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2,deadline=2",
+    "participation:length=0.3", "participation:probability=0.5,spread=0.8,length=0.4",
+]  # fmt: skip
+
+
+def make(timing, delays="lognormal", updates=60, time=None, **options):
+    """A plan of N clients that take five steps."""
+    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates, time=time)} | options
+    return plan(timing, delays, **options)
+
+
+def same(one, other, names=None):
+    """Assert that two schedules have equal columns of equal types."""
+    for name in names or one._fields:
+        mine, theirs = np.asarray(getattr(one, name)), np.asarray(getattr(other, name))
+        np.testing.assert_array_equal(mine, theirs, err_msg=name)
+        assert mine.dtype == theirs.dtype, name
 
 
 def table_of(*rows):
@@ -19,26 +41,6 @@ def table_of(*rows):
         return table[clients, np.minimum(numbers, table.shape[1] - 1)]
 
     return lambda num_clients, seed: Delays(num_clients, durations)
-
-
-def buffered_asynchrony(delays, num_clients, size, updates):
-    """Every client always in flight: scan all clients for the next upload. Rows (client, time, version, step)."""
-    jobs, version = [0] * num_clients, 0
-    sent = [(0.0, 0)] * num_clients  # time and version of the model each client works on
-    rows = []
-    while len(rows) < updates:
-        finish = [sent[i][0] + float(delays.durations(i, jobs[i])) for i in range(num_clients)]
-        now = min(finish)
-        together = [i for i in range(num_clients) if finish[i] == now]
-        for client in together:
-            rows.append((client, now, sent[client][1], version))
-            if len(rows) % size == 0:
-                version += 1
-            jobs[client] += 1
-        for client in together:
-            sent[client] = (now, version)
-    rows = rows[:updates]
-    return rows
 
 
 def check_invariants(schedule: Schedule) -> None:

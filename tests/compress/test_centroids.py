@@ -1,7 +1,5 @@
 """Weight clustering with pruning: compared with a plain k-means in NumPy; identities."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -32,6 +30,7 @@ from fedjax_async.compress import (
 from fedjax_async.compress.clustering import REFERENCES, cluster, nearest, per_cluster, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
+from tests.refusals import refusals
 
 KEY = jax.random.key(7)
 TREE = {
@@ -224,42 +223,28 @@ def test_bfloat16():
     np.testing.assert_allclose(np.abs(x - x_hat), np.abs(x[..., None] - table).min(axis=-1), atol=0.02)
 
 
-def test_batches_of_nodes():
-    """A batch of batches with one start: nodes times tolerances."""
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_batches_of_nodes(backend, monkeypatch):
+    """Nodes times tolerances, with one start: on a CPU a loop over the nodes, on an accelerator one batched loop."""
     rows = [model(seed=10 * i) for i in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     start, tolerances = random_tables(rows[0], 4, KEY), jnp.array([0.0, 0.1, 0.9])
+    alone = [[encoded(4)(row, start, None, 9, tolerance) for row in rows] for tolerance in tolerances]
 
     def run(params, tolerance):
         return wcp(params, 4, init=start, max_iter=9, tolerance=tolerance)
 
-    batched = jax.jit(jax.vmap(jax.vmap(run, in_axes=(0, None)), in_axes=(None, 0)))(stacked, tolerances)
-    for i, row in enumerate(rows):
-        for j, tolerance in enumerate(tolerances):
-            one = encoded(4)(row, start, None, 9, tolerance)
-            jax.tree.map(np.testing.assert_array_equal, one_of(one_of(batched, j), i), one)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    traced = jax.jit(jax.vmap(jax.vmap(run, in_axes=(0, None)), in_axes=(None, 0))).trace(stacked, tolerances)
+    assert ("scan" in str(traced.jaxpr)) == (backend == "cpu")
+    batched = traced.lower().compile()(stacked, tolerances)
+    rounding = {"rtol": 0} if backend == "cpu" else {"rtol": 1e-5, "atol": 1e-6}
+    for j, i in np.ndindex(3, 3):
+        have, want = one_of(one_of(batched, j), i), alone[j][i]
+        jax.tree.map(np.testing.assert_array_equal, have.indices, want.indices)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **rounding), have, want)
     nodes = one_of(batched, 1)
     jax.tree.map(np.testing.assert_array_equal, one_of(jax.vmap(lookup)(nodes), 2), lookup(one_of(nodes, 2)))
-
-
-def test_batches_as_an_accelerator_computes_them(monkeypatch):
-    """On an accelerator a batch of nodes is one batched loop; on a CPU it is a loop over the nodes."""
-    kernels = jnp.stack([model(seed=10 * i)["dense"]["kernel"] for i in range(3)])
-    start, tolerances = jnp.array([0.0, -1.0, 0.5, 1.0]), jnp.array([0.0, 0.1, 0.9])
-
-    def run(kernel, tolerance):
-        return wcp({"kernel": kernel}, 4, init={"kernel": start}, max_iter=9, tolerance=tolerance)
-
-    def compiled():
-        return jax.jit(jax.vmap(functools.partial(run))).trace(kernels, tolerances)
-
-    here = compiled()
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    there = compiled()
-    assert "scan" in str(here.jaxpr) and "scan" not in str(there.jaxpr)
-    here, there = (traced.lower().compile()(kernels, tolerances) for traced in (here, there))
-    np.testing.assert_array_equal(here.indices["kernel"], there.indices["kernel"])
-    np.testing.assert_allclose(here.tables["kernel"], there.tables["kernel"], rtol=1e-5, atol=1e-6)
 
 
 def one_of(stacked, i):
@@ -363,16 +348,14 @@ def test_equal_layers_start_from_different_entries():
     assert not np.array_equal(tables["first"], tables["second"])
 
 
-@pytest.mark.parametrize(("k", "options", "message"), [
+test_bad_options_are_refused = refusals(
     (0, {"key": KEY}, "k = 0: must be a whole number from 1 to 256"),
     (257, {"key": KEY}, "k = 257"), (4, {}, "key = None: must be a random key"),
     (4, {"key": KEY, "tolerance": -1}, "tolerance = -1"),
     (4, {"key": KEY, "max_iter": 0}, "max_iter = 0: must be a whole number >= 1"),
     (4, {"key": KEY, "reference": "printed"}, "reference = 'printed': unknown"),
-])  # fmt: skip
-def test_bad_options_are_refused(k, options, message):
-    with pytest.raises(ValueError, match=message):
-        wcp(model(), k, **options)
+    by=lambda k, options: wcp(model(), k, **options),
+)  # fmt: skip
 
 
 def test_off_a_cpu_clusters_are_summed_without_a_scatter_whose_order_a_gpu_would_not_fix(monkeypatch):

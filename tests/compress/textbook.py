@@ -1,7 +1,5 @@
 """Compressors in NumPy, float64, written from their definitions; and test vectors."""
 
-from __future__ import annotations
-
 import numpy as np
 
 MAKERS = {

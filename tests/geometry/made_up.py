@@ -1,7 +1,5 @@
 """Small trees of several layers, also as flat vectors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +15,15 @@ GROUPS = {
 def random_tree(rng, rows=()):
     is_shape = {"is_leaf": lambda leaf: isinstance(leaf, tuple)}
     return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=(*rows, *shape))), SHAPES, **is_shape)
+
+
+def trees(seed, count, size=1.0):
+    rng = np.random.default_rng(seed)
+    return [scaled(random_tree(rng), size) for _ in range(count)]
+
+
+def scaled(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
 
 
 def leaf(tree, path):

@@ -1,7 +1,5 @@
 """The contract of every function on trees: dtypes and shapes, jit and vmap, finite gradients at zero, O(D) memory."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Bezier curves and their control point, simplices, and the plane through three models."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax
@@ -28,7 +26,8 @@ from fedjax_async.geometry import (
     simplex_point,
 )
 from tests.geometry import textbook
-from tests.geometry.made_up import close, flat, like, random_tree
+from tests.geometry.made_up import close, flat, trees
+from tests.refusals import refusals
 
 seeds = st.integers(0, 2**32 - 1)
 positions = st.floats(0.0, 1.0)
@@ -37,16 +36,12 @@ control_point = jax.jit(geometry.control_point)
 bezier_length = jax.jit(geometry.bezier_length, static_argnames="nodes")
 
 
-def points_of(seed, degree):
-    rng = np.random.default_rng(seed)
-    return [random_tree(rng) for _ in range(degree + 1)]
-
-
 @pytest.mark.float64
 @pytest.mark.parametrize("degree", [0, 1, 2, 5])
 def test_de_casteljau_is_bernsteins_form_and_its_derivative(degree):
-    points = points_of(degree, degree)
+    points = trees(degree, degree + 1)
     vectors = list(map(flat, points))
+    close(jax.tree.map(lambda leaf: leaf[1], bezier_points(points, 5)), bezier(points, 0.25))
     for s in (0.0, 0.123, 0.5, 0.9, 1.0, 1.5):
         close(flat(bezier(points, s)), textbook.bezier(vectors, s))
         _, slope = jax.jvp(lambda s: bezier(points, s), (jnp.asarray(s),), (jnp.ones(()),))
@@ -62,9 +57,7 @@ def test_de_casteljau_is_bernsteins_form_and_its_derivative(degree):
 @settings(max_examples=50)
 @given(seed=seeds, degree=st.integers(1, 4), size=st.sampled_from([1e-20, 1.0, 1e20]))
 def test_the_ends_are_exact_in_float32_and_a_constant_curve_is_exactly_constant(seed, degree, size):
-    points = [
-        jax.tree.map(lambda leaf: leaf.astype(jnp.float32) * jnp.float32(size), p) for p in points_of(seed, degree)
-    ]
+    points = jax.tree.map(jnp.float32, trees(seed, degree + 1, size))
     jax.tree.map(np.testing.assert_array_equal, bezier(points, 0.0), points[0])
     jax.tree.map(np.testing.assert_array_equal, bezier(points, 1.0), points[-1])
     jax.tree.map(np.testing.assert_array_equal, polygon(points, 0.0), points[0])
@@ -78,7 +71,7 @@ def test_the_ends_are_exact_in_float32_and_a_constant_curve_is_exactly_constant(
 @given(seed=seeds, s=positions)
 def test_with_the_control_point_at_the_midpoint_the_curve_is_the_line(seed, s):
     """Erratum A3: this needs the factor 2 of the middle term."""
-    start, end = points_of(seed, 1)
+    start, end = trees(seed, 2)
     middle = line(start, end, 0.5)
     close(bezier((start, middle, end), s), line(start, end, s))
     close(flat(line(start, end, s)), (1 - s) * flat(start) + s * flat(end))
@@ -87,18 +80,10 @@ def test_with_the_control_point_at_the_midpoint_the_curve_is_the_line(seed, s):
         assert np.abs(as_printed - flat(line(start, end, s))).max() > 1e-6
 
 
-def test_points_on_the_curve():
-    points = points_of(0, 2)
-    on_curve = bezier_points(points, 5)
-    for k, s in enumerate(np.linspace(0, 1, 5)):
-        row = jax.tree.map(lambda leaf, k=k: leaf[k], on_curve)
-        close(row, bezier(points, float(s)), rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.float64
 @pytest.mark.parametrize(("degree", "size"), [(0, 1.0), (1, 1.0), (2, 1e-150), (3, 1e150), (4, 1.0)])
 def test_length_of_a_smooth_curve(degree, size):
-    points = [jax.tree.map(lambda leaf: leaf * size, p) for p in points_of(degree + 10, degree)]
+    points = trees(degree + 10, degree + 1, size)
     have = float(bezier_length(points))
     want = textbook.bezier_length([flat(p) / size for p in points]) * size
     np.testing.assert_allclose(have, want, rtol=1e-7)
@@ -123,7 +108,7 @@ def test_length_of_lines_and_of_curves_that_turn_back():
 @settings(max_examples=50)
 @given(seed=seeds, sides=st.integers(0, 4), s=positions)
 def test_polygonal_chains(seed, sides, s):
-    points = points_of(seed, sides)
+    points = trees(seed, sides + 1)
     close(flat(polygon(points, s)), textbook.polygon(list(map(flat, points)), s))
     close(polygon(points, 7.0), points[-1])
     close(polygon(points, -7.0), points[0])
@@ -133,7 +118,7 @@ def test_polygonal_chains(seed, sides, s):
 @settings(max_examples=25)
 @given(seed=seeds, gamma=st.sampled_from([0.0, 0.3, 1.0]))
 def test_the_control_point_of_a_displacement(seed, gamma):
-    start, end, displacement = points_of(seed, 2)
+    start, end, displacement = trees(seed, 3)
     phi = control_point(start, end, displacement, gamma=gamma)
     close(flat(phi), textbook.control_point(*map(flat, (start, end, displacement)), gamma))
     middle = line(start, end, 0.5)
@@ -147,20 +132,14 @@ def test_the_control_point_of_a_displacement(seed, gamma):
     close(control_point(start, start, displacement, gamma=gamma), jax.tree.map(jnp.add, start, displacement))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: bezier([], 0.5), "points = \\[\\]: must be at least one point"),
-        (lambda: bezier_points([jnp.ones(2)], 1), "count = 1: must be a whole number >= 2"),
-        (lambda: geometry.control_point(*[jnp.ones(2)] * 3, gamma=2), r"gamma = 2: must be between 0\.0 and 1\.0"),
-        (lambda: geometry.bezier_length([jnp.ones(2)], nodes=0), "nodes = 0: must be a whole number >= 1"),
-        (lambda: simplex([]), r"vertices = \[\]: must be at least one vertex"),
-        (lambda: sample_weights(jax.random.key(0), 0), "count = 0: must be a whole number >= 1"),
-    ],
+test_input_is_checked = refusals(
+    (lambda: bezier([], 0.5), "points = \\[\\]: must be at least one point"),
+    (lambda: bezier_points([jnp.ones(2)], 1), "count = 1: must be a whole number >= 2"),
+    (lambda: geometry.control_point(*[jnp.ones(2)] * 3, gamma=2), r"gamma = 2: must be between 0\.0 and 1\.0"),
+    (lambda: geometry.bezier_length([jnp.ones(2)], nodes=0), "nodes = 0: must be a whole number >= 1"),
+    (lambda: simplex([]), r"vertices = \[\]: must be at least one vertex"),
+    (lambda: sample_weights(jax.random.key(0), 0), "count = 0: must be a whole number >= 1"),
 )
-def test_input_is_checked(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        wrong()
 
 
 @pytest.mark.parametrize(
@@ -182,15 +161,10 @@ def test_points_must_be_alike_and_the_position_a_scalar(points, s, message):
         geometry.line(*points, s)
 
 
-def corners(count):
-    rng = np.random.default_rng(count)
-    return [random_tree(rng) for _ in range(count)]
-
-
 @pytest.mark.float64
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_mixtures_of_vertices(count):
-    each = corners(count)
+    each = trees(count, count)
     vertices = simplex(each)
     rows = np.stack(list(map(flat, each)))
     weights = np.random.default_rng(0).dirichlet(np.ones(count))
@@ -215,7 +189,7 @@ def test_sampled_weights_are_uniform_in_the_simplex(count):
 
 
 def test_a_sampled_point_lies_in_the_simplex():
-    each = corners(3)
+    each = trees(3, 3)
     key = jax.random.key(1)
     point = sample_simplex(key, simplex(each))
     want = np.asarray(sample_weights(key, 3), np.float64) @ np.stack(list(map(flat, each)))
@@ -224,10 +198,9 @@ def test_a_sampled_point_lies_in_the_simplex():
 
 @pytest.mark.float64
 def test_coordinates_are_those_of_gram_schmidt():
-    rng = np.random.default_rng(0)
-    models = [random_tree(rng) for _ in range(3)]
+    *models, elsewhere = trees(0, 4)
     found = plane(*models)
-    a, b, c, other = (*map(flat, models), rng.normal(size=flat(models[0]).size))
+    a, b, c, other = map(flat, (*models, elsewhere))
     basis, _ = np.linalg.qr(np.stack([b - a, c - a], axis=1))
     basis = basis * np.sign([basis[:, 0] @ (b - a), basis[:, 1] @ (c - a)])
     close(flat(found.first), basis[:, 0])
@@ -237,12 +210,11 @@ def test_coordinates_are_those_of_gram_schmidt():
         close(at, basis.T @ (vector - a), atol=1e-12)
         close(flat(plane_point(found, at)), vector)
     nearest = a + basis @ (basis.T @ (other - a))
-    close(flat(plane_point(found, plane_coordinates(found, like(other, models[0])))), nearest)
+    close(flat(plane_point(found, plane_coordinates(found, elsewhere))), nearest)
 
 
 def test_three_models_on_a_line_have_no_plane():
-    rng = np.random.default_rng(0)
-    one, two = random_tree(rng), random_tree(rng)
+    one, two = trees(0, 2)
     for three in (one, two, line(one, two, 0.3), line(one, two, -2.0)):
         with pytest.raises(ValueError, match="not on one line"):
             plane(one, two, three)

@@ -1,7 +1,5 @@
 """The geometry once more: float64 NumPy on vectors, with the matrices and sums of the definitions, and decimals."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 
@@ -42,11 +40,12 @@ def control_point(start, end, displacement, gamma):
 
 
 def rotation(u, w):
-    """The matrix that turns u to the direction of w in their plane; u and w linearly independent."""
-    e1 = u / np.linalg.norm(u)
-    e2 = w - (w @ e1) * e1
+    """The matrix that turns u to the direction of w in their plane, or nothing if they have none."""
+    e1, unit = u / np.linalg.norm(u), w / np.linalg.norm(w)
+    e2 = unit - (unit @ e1) * e1
+    if np.linalg.norm(e2) < 1e-12:
+        return np.eye(len(u))
     e2 = e2 / np.linalg.norm(e2)
-    unit = w / np.linalg.norm(w)
     cos, sin = unit @ e1, unit @ e2
     in_plane = (cos - 1) * (np.outer(e1, e1) + np.outer(e2, e2)) + sin * (np.outer(e2, e1) - np.outer(e1, e2))
     return np.eye(len(u)) + in_plane
@@ -66,7 +65,7 @@ def ortho_correct(delta, drift, alpha, threshold):
     if not delta.any() or not drift.any():
         return delta
     cos = delta @ drift / (np.linalg.norm(delta) * np.linalg.norm(drift))
-    lam = delta @ drift / (drift @ drift) if cos <= threshold else alpha
+    lam = delta @ drift / (drift @ drift) if cos <= threshold or threshold == 1 else alpha  # cos may round above 1
     return corrected(delta, drift, lam, np.eye(len(delta)))
 
 
@@ -82,18 +81,36 @@ class DCASGDa:
         return corrected(delta, drift, 1.0, np.diag(lam * delta * delta))
 
 
-class OrthoDyn:
-    """OrthoGrad until the weighted mean of the lengths falls under a fraction of its maximum, then OrthoPos."""
+ORTHOGRAD, ORTHOPOS = (lambda d, b, alpha=alpha: ortho_correct(d, b, alpha, 0.0) for alpha in (0.0, 1.0))
 
-    def __init__(self, fraction=0.5, decay=0.99):
-        self.fraction, self.decay, self.lengths, self.largest, self.late = fraction, decay, [], 0.0, False
+
+class OrthoDyn:
+    """A phase after the other, each a correction.
+
+    A phase ends when the weighted mean of the lengths falls under its fraction of the mean's maximum, or if ``share``,
+    after its fraction of the ``total`` arrivals.
+    """
+
+    total = np.inf
+
+    def __init__(self, fractions=(0.5,), phases=(ORTHOGRAD, ORTHOPOS), decay=0.99, *, share=False):
+        self.fractions, self.phases, self.decay, self.share = (*fractions, None), phases, decay, share
+        self.lengths, self.largest, self.phase = [], 0.0, 0
+
+    def ends(self, average):
+        """Whether the current phase has ended."""
+        fraction = self.fractions[self.phase]
+        if fraction is None:  # the last one
+            return False
+        return len(self.lengths) > fraction * self.total if self.share else average < fraction * self.largest
 
     def __call__(self, delta, drift):
         self.lengths.append(np.linalg.norm(delta))
         average = np.average(self.lengths[::-1], weights=self.decay ** np.arange(len(self.lengths)))
         self.largest = max(self.largest, average)
-        self.late = self.late or average < self.fraction * self.largest
-        return ortho_correct(delta, drift, alpha=1.0 if self.late else 0.0, threshold=0.0)
+        while self.ends(average):
+            self.phase += 1
+        return self.phases[self.phase](delta, drift)
 
 
 def lift(x, beta=1.0):

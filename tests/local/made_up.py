@@ -1,12 +1,13 @@
 """A small classification task, as a pool that several clients share, and softmax regression without flax."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.local.batches import seed_of
+from fedjax_async.models import cross_entropy
 from fedjax_async.types import ClientData, Message, Model
+from tests.local import textbook
 
 CLASSES, FEATURES, ROWS = 3, 4, 60
 SIZES = [23, 5, 32]
@@ -39,16 +40,6 @@ def rows_of(client=0, size=None):
     return order[OFFSETS[client] :][: SIZES[client] if size is None else size]
 
 
-def softmax_regression():
-    def apply(params, x, key=None):
-        return x @ params["w"] + params["b"][None, :]
-
-    def loss(outputs, y):
-        return -jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1)[:, 0]
-
-    return Model(lambda key: start_params(), apply, loss)
-
-
 def start_arrays(seed=5):
     chance = np.random.default_rng(seed)
     return chance.normal(size=(FEATURES, CLASSES)), chance.normal(size=CLASSES)
@@ -59,5 +50,34 @@ def start_params(dtype=None):
     return {"w": jnp.asarray(w, dtype or float), "b": jnp.asarray(b, dtype or float)}
 
 
+MODEL = Model(
+    lambda key: start_params(), lambda params, x, key=None: x @ params["w"] + params["b"][None], cross_entropy
+)
+
+
 def message(version=0, dtype=None):
     return Message(start_params(dtype), version=jnp.int32(version))
+
+
+def flat(params):
+    """All leaves as one vector; of ``start_params()``, b and then w."""
+    return np.concatenate([np.zeros(0), *(np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params))])
+
+
+def start_vector():
+    w, b = start_arrays()
+    return np.concatenate([b, w.ravel()])
+
+
+def slope(vector, rows):
+    """The gradient of the mean cross-entropy of these pool rows, at and as a vector of b and w."""
+    x, y, _ = pool()
+    w, b = textbook.gradient(vector[CLASSES:].reshape(FEATURES, CLASSES), vector[:CLASSES], x[rows], y[rows])
+    return np.concatenate([b, w.ravel()])
+
+
+def groups(key, client, batch_size, steps, size=None):
+    """Pool rows of each minibatch of a job."""
+    rows = rows_of(client, size)
+    seed = tuple(int(word) for word in seed_of(key))
+    return [rows[positions] for positions in textbook.batches(seed, len(rows), batch_size, steps)]

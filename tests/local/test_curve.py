@@ -1,7 +1,5 @@
 """Curve co-training: against float64 NumPy written from Algorithm 2, and its identities."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,16 +10,14 @@ from hypothesis import strategies as st
 
 from fedjax_async.compress import topk
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
-from fedjax_async.local.batches import seed_of
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
 from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
-from tests.local import textbook
-from tests.local.made_up import SIZES, client_data, pool, rows_of, softmax_regression, start_arrays, start_params
-from tests.local.test_training import flat
+from tests.local.made_up import MODEL, SIZES, client_data, flat, groups, slope, start_params, start_vector
+from tests.local.textbook import Adam
+from tests.refusals import refusals
 
-MODEL = softmax_regression()
 BATCH, LR, CONTROL_LR, MU = 8, 0.05, 0.03, 0.4
 KEY = jax.random.key(7)
 STEP = np.random.default_rng(4).normal(size=flat(start_params()).shape)  # Theta^tau - Theta^{tau+1}
@@ -44,49 +40,24 @@ def job(client, steps, *, extra=(), who=0):
     return flat(upload.params), flat(upload.offset)
 
 
-class Adam:
-    """Adam with bias correction from a step count of its own."""
-
-    def __init__(self, lr, m=0.0, v=0.0, corrected=False):
-        self.lr, self.m, self.v, self.count, self.corrected = lr, m, v, 0, corrected
-
-    def step(self, w, g, factor=1.0):
-        self.count += 1
-        self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
-        one = (1.0, 1.0) if self.corrected else (1 - 0.9**self.count, 1 - 0.999**self.count)
-        return w - factor * self.lr * (self.m / one[0]) / (np.sqrt(self.v / one[1]) + 1e-8)
-
-
 def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0):
-    """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``, ``floor``: of a decay within the job."""
-    x, y, _ = pool()
-    rows, batches = rows_of(who), -(-SIZES[who] // BATCH)
-    control_key = jax.random.fold_in(KEY, _CONTROL)
-
-    def groups(key, count):
-        seed = tuple(int(word) for word in seed_of(key))
-        return [rows[positions] for positions in textbook.batches(seed, len(rows), BATCH, count)]
-
-    def gradient(vector, group):
-        w, b = np.reshape(vector[3:], (4, 3)), vector[:3]
-        gw, gb = textbook.gradient(w, b, x[group], y[group])
-        return np.concatenate([gb, gw.ravel()])
+    """Algorithm 2, epoch by epoch; ``moments``: those at the start, ``floor``: of a decay within the job."""
+    batches, control_key = -(-SIZES[who] // BATCH), jax.random.fold_in(KEY, _CONTROL)
 
     def bent(v, chord):
         square = chord @ chord
         return v - gamma * (v @ chord) / square * chord if square > 0 else v
 
-    w, b = start_arrays()
-    start = np.concatenate([b, w.ravel()])
-    theta, dphi = start, np.zeros_like(start)
-    end = Adam(LR, *(moments or ()))
+    start = theta = start_vector()
+    dphi = np.zeros_like(start)
+    end = Adam(LR, **(moments or {}))
     control_steps = steps if order == "alternate" else epochs * batches
-    ends, controls = groups(KEY, steps), groups(control_key, control_steps)
+    ends, controls = groups(KEY, who, BATCH, steps), groups(control_key, who, BATCH, control_steps)
 
     def train_end(ks):
         nonlocal theta
         for k in ks:
-            theta = end.step(theta, gradient(theta, ends[k]) + MU * (theta - start), 1 - (1 - floor) * k / steps)
+            theta = end.step(theta, slope(theta, ends[k]) + MU * (theta - start), 1 - (1 - floor) * k / steps)
 
     def train_control(ks):
         nonlocal dphi
@@ -95,8 +66,8 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
             s = float(jax.random.uniform(jax.random.fold_in(control_key, k), dtype=jnp.float64))
             phi = (start + theta) / 2 + bent(dphi, chord)
             at = (1 - s) ** 2 * start + 2 * s * (1 - s) * phi + s**2 * theta
-            slope = 2 * s * (1 - s) * bent(gradient(at, controls[k]), chord)
-            dphi = adam.step(dphi, slope, 1 - (1 - floor) * k / control_steps)
+            turn = 2 * s * (1 - s) * bent(slope(at, controls[k]), chord)
+            dphi = adam.step(dphi, turn, 1 - (1 - floor) * k / control_steps)
 
     if order == "after":
         train_end(range(steps))
@@ -190,7 +161,7 @@ def test_work_is_counted_in_gradients():
 def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(reading):
     mean = STEP / 3  # 23 examples in batches of 8
     have, _ = job(made(warm=reading), 4, extra=unflat(STEP))
-    want, _ = by_hand(4, moments=(mean, mean**2, reading == "corrected"))
+    want, _ = by_hand(4, moments={"m": mean, "v": mean**2, "corrected": reading == "corrected"})
     cold, _ = job(made(), 4)
     np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
     assert np.abs(want - cold).max() > 1e-2
@@ -210,29 +181,19 @@ def test_private_leaves_stay_with_the_client_and_off_the_curve():
     assert abs(product) < 1e-6 * np.linalg.norm(upload.params["w"]) * np.linalg.norm(upload.offset["w"])
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"control_lr": 0.0}, "control_lr = 0.0"), ({"gamma": 1.5}, "gamma = 1.5"), ({"order": "both"}, "order = 'both'"),
-    ({"warm": "hot"}, "warm = 'hot'"),
-    ({"control_epochs": 2}, "control_epochs = 2: must be left out unless order=after"),
-    ({"scale": 2.0}, "scale = 2.0: must be a function of the message's version, or WithinJob(f)"),
-    ({"order": "after", "control_epochs": 0}, "control_epochs = 0"),
-    ({"metric": "taxi"}, "metric = 'taxi': unknown"), ({"sigma": 2.0}, "sigma = 2.0: must be left out"),
-    ({"metric": "hyperbolic", "sigma": 0.0}, "sigma = 0.0"), ({"metric": "hyperbolic", "beta": -1.0}, "beta = -1.0"),
-])  # fmt: skip
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError) as error:
-        made(**options)
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(("field", "model", "optimizer"), [("model", 3, optax.adam(LR)), ("optimizer", MODEL, 3)])
-def test_the_parts_of_local_training_are_asked_for_by_name(field, model, optimizer):
-    with pytest.raises(ValueError, match=rf"^{field} = 3: must be an? "):
-        curve_training(model, optimizer=optimizer)
-
-
-def test_warm_moments_need_adam_and_a_server_that_sends_its_steps():
-    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*asynccurve:warm=off"):
-        curve_training(MODEL, optimizer=optax.sgd(LR), batch_size=BATCH)
-    with pytest.raises(ValueError, match=r"^warm = 'corrected': must be off"):
-        job(made(warm="corrected"), 1)
+test_bad_options_are_refused = refusals(
+    ({"control_lr": 0.0}, "^control_lr = 0.0"), ({"gamma": 1.5}, "^gamma = 1.5"),
+    ({"order": "both"}, "^order = 'both'"), ({"warm": "hot"}, "^warm = 'hot'"),
+    ({"control_epochs": 2}, "^control_epochs = 2: must be left out unless order=after"),
+    ({"scale": 2.0}, "^scale = 2.0: must be a function of the message's version, or WithinJob"),
+    ({"order": "after", "control_epochs": 0}, "^control_epochs = 0"),
+    ({"metric": "taxi"}, "^metric = 'taxi': unknown"), ({"sigma": 2.0}, "^sigma = 2.0: must be left out"),
+    ({"metric": "hyperbolic", "sigma": 0.0}, "^sigma = 0.0"), ({"metric": "hyperbolic", "beta": -1.0}, "^beta = -1.0"),
+    by=lambda options: made(**options),
+)  # fmt: skip
+test_other_parts_than_it_needs_are_refused = refusals(
+    (lambda: curve_training(3, optimizer=optax.adam(LR)), "^model = 3: must be an? "),
+    (lambda: curve_training(MODEL, optimizer=3), "^optimizer = 3: must be an? "),
+    (lambda: curve_training(MODEL, optimizer=optax.sgd(LR)), r"^optimizer = .*Adam.*asynccurve:warm=off"),
+    (lambda: job(made(warm="corrected"), 1), "^warm = 'corrected': must be off"),
+)

@@ -15,55 +15,38 @@ from fedjax_async import data, simulate
 from fedjax_async.base import tree
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.local import local_training, run_job
-from fedjax_async.local.batches import seed_of
 from fedjax_async.models import BatchNorm
 from fedjax_async.models.norm import is_statistic
 from fedjax_async.types import Message, Model
 from tests.local import textbook
-from tests.local.made_up import (
-    CLASSES,
-    FEATURES,
-    client_data,
-    pool,
-    rows_of,
-    softmax_regression,
-    start_arrays,
-    start_params,
-)
+from tests.local.made_up import CLASSES, FEATURES, MODEL, client_data, groups, pool, start_arrays, start_params
 
 KEY, BATCH = jax.random.key(3), 8
 
 
 def centred_regression(private=None):
     """Softmax regression on inputs minus their batch's mean, with a running mean of momentum 0.9."""
-    base = softmax_regression()
 
     def init(key):
         return {"params": start_params(), "batch_stats": {"mean": jnp.full(FEATURES, 0.25)}}
 
     def apply(params, x, key=None):
-        return base.apply(params["params"], x - params["batch_stats"]["mean"][None, :])
+        return MODEL.apply(params["params"], x - params["batch_stats"]["mean"][None, :])
 
     def train(params, x, key, mask):
         share = mask.astype(x.dtype)
         mean = (x * share[:, None]).sum(axis=0) / share.sum()
         moved = {"mean": 0.9 * params["batch_stats"]["mean"] + 0.1 * mean}
-        return base.apply(params["params"], x - mean[None, :]), {**params, "batch_stats": moved}
+        return MODEL.apply(params["params"], x - mean[None, :]), {**params, "batch_stats": moved}
 
-    return Model(init, apply, base.loss, train, private)
-
-
-def minibatches(steps, client=0):
-    rows = rows_of(client)
-    positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), len(rows), BATCH, steps)
-    return [rows[p] for p in positions]
+    return Model(init, apply, MODEL.loss, train, private)
 
 
-def expected_of(steps, *, lr, decay, momentum, mu, mean, client=0):
+def expected_of(steps, *, lr, decay, momentum, mu, mean):
     """(w, b, running mean) in NumPy: momentum and decay touch w and b only."""
     (w, b), (x, y, _) = start_arrays(), pool()
     start, velocity = (w, b), [0.0, 0.0]
-    for rows in minibatches(steps, client):
+    for rows in groups(KEY, 0, BATCH, steps):
         centre = x[rows].mean(axis=0)
         mean = 0.9 * mean + 0.1 * centre
         gradient = textbook.gradient(w, b, x[rows] - centre, y[rows])
@@ -114,7 +97,7 @@ def test_private_statistics_stay_with_the_client():
 @pytest.mark.float64
 def test_a_private_head_is_trained_and_kept():
     """In a model without statistics: the bias is private, trained, and starts where the client's last job ended."""
-    model = softmax_regression()._replace(private=lambda path: path == ("b",))
+    model = MODEL._replace(private=lambda path: path == ("b",))
     client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
     message = Message(start_params(), version=jnp.int32(0))
     (w, b), (x, y, _) = start_arrays(), pool()
@@ -122,7 +105,7 @@ def test_a_private_head_is_trained_and_kept():
     for _ in range(2):
         elsewhere = message._replace(params={**message.params, "b": jnp.full(CLASSES, 7.0)})
         upload, state = run_job(client, KEY, elsewhere, state, client_data(), 5)
-        new_w, b = textbook.train(w, b, x, y, minibatches(5), lr=0.3, proximal=0.5)
+        new_w, b = textbook.train(w, b, x, y, groups(KEY, 0, BATCH, 5), lr=0.3, proximal=0.5)
         np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(upload["b"], 0.0)
         np.testing.assert_allclose(state[1]["b"], b, rtol=1e-9)
@@ -152,11 +135,11 @@ def test_clients_vmapped_equal_one_by_one():
 def test_a_batch_of_one_example_leaves_the_statistics_alone(size, batches):
     """Two steps of one epoch: a client with a single example, and last batches of one and of two examples."""
     upload, _ = run_job(algorithm(), KEY, sent(), (), client_data(size=size), -(-size // BATCH))
-    positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, -(-size // BATCH))
+    moving = [rows for rows in groups(KEY, 0, BATCH, -(-size // BATCH), size) if len(rows) > 1]
     mean, (x, _, _) = np.full(FEATURES, 0.25), pool()
-    for p in (p for p in positions if len(p) > 1):
-        mean = 0.9 * mean + 0.1 * x[rows_of(size=size)[p]].mean(axis=0)
-    assert [len(p) for p in positions if len(p) > 1] == batches
+    for rows in moving:
+        mean = 0.9 * mean + 0.1 * x[rows].mean(axis=0)
+    assert [len(rows) for rows in moving] == batches
     np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
     if not batches:
         np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
@@ -189,8 +172,7 @@ def statistics_after(own, alone=True, **settings):
 
 
 WAYS = {
-    "loop": {"method": "asgd", "batching": "loop"}, "vmap": {"method": "asgd", "batching": "vmap"},
-    "oracle": {"method": "asgd", "engine": "reference"}, "curves": {"method": "asynccurve:correction=asgd"},
+    "vmap": {"method": "asgd", "batching": "vmap"}, "curves": {"method": "asynccurve:correction=asgd"},
     "simplices": {"method": "floco"}, "nodes": {"method": "independent"},
     "policy": {"method": "asgd", "policy": "power_of_choice:d=2", "timing": "every:concurrency=2"},
 }  # fmt: skip

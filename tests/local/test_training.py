@@ -1,7 +1,5 @@
 """The local trainer against float64 NumPy, and the state and contract of a job."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,27 +7,14 @@ import optax
 import pytest
 
 from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, local_training, run_job, run_steps
-from fedjax_async.local.batches import seed_of
 from fedjax_async.types import Message, Model
 from tests.local import textbook
-from tests.local.made_up import client_data, message, pool, rows_of, softmax_regression, start_arrays
-
-MODEL = softmax_regression()
+from tests.local.made_up import MODEL, client_data, flat, groups, message, pool, start_arrays
+from tests.refusals import refusals
 
 
 def plain(lr=0.3, **options):
     return local_training(MODEL, optimizer=optax.sgd(lr), **options)
-
-
-def groups(key, client, batch_size, steps, size=None):
-    """Pool rows of each minibatch of a job."""
-    rows = rows_of(client, size)
-    seed = tuple(int(word) for word in seed_of(key))
-    return [rows[positions] for positions in textbook.batches(seed, len(rows), batch_size, steps)]
-
-
-def flat(params):
-    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
 
 
 def job(algorithm, key, steps, *, client=0, message_=None, size=None):
@@ -104,22 +89,6 @@ def test_the_same_job_trains_the_same_and_another_number_or_client_otherwise():
     assert not np.array_equal(uploads[1, 2], run(job_key(jax.random.key(9), 1, 2)))
 
 
-def test_traced_step_counts_share_one_program():
-    algorithm, key, traces = plain(0.3, batch_size=8), jax.random.key(2), []
-
-    @jax.jit
-    def run(steps):
-        traces.append(steps)
-        return job(algorithm, key, steps)[0]
-
-    with jax.enable_x64(True):
-        (w, b), (x, y, _) = start_arrays(), pool()
-        for steps in (1, 2, 9):
-            expected, _ = textbook.train(w, b, x, y, groups(key, 0, 8, steps), lr=0.3)
-            np.testing.assert_allclose(run(jnp.int32(steps))["w"] + w, expected, rtol=1e-9, atol=1e-12)
-    assert len(traces) == 1
-
-
 def noise_model():
     """A model whose gradient is noise from the key, so that training reveals the keys."""
 
@@ -176,16 +145,13 @@ def test_hyperparameters_may_be_traced():
             np.testing.assert_allclose(found + w, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("options", "message_"), [
-    ({"batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
-    ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number >= 1"),
-    ({"proximal": -0.1}, "proximal = -0.1: must be a finite number >= 0"),
-    ({"proximal": "strong"}, "proximal = 'strong': must be a finite number >= 0"),
-])  # fmt: skip
-def test_bad_options_are_refused(options, message_):
-    with pytest.raises(ValueError) as error:
-        plain(**options)
-    assert str(error.value) == message_
+test_bad_options_are_refused = refusals(
+    ({"batch_size": 0}, "^batch_size = 0: must be a whole number >= 1$"),
+    ({"batch_size": 2.5}, "^batch_size = 2.5: must be a whole number >= 1$"),
+    ({"proximal": -0.1}, "^proximal = -0.1: must be a finite number >= 0$"),
+    ({"proximal": "strong"}, "^proximal = 'strong': must be a finite number >= 0$"),
+    by=lambda options: plain(**options),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", [

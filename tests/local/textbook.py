@@ -64,10 +64,23 @@ def train(w, b, x, y, groups, *, lr, momentum=0.0, nesterov=False, weight_decay=
     return now
 
 
-def adam(w, gradients, *, lr, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0):
-    """Adam along given gradients; with ``weight_decay``, AdamW."""
-    m = v = np.zeros_like(w)
-    for t, g in enumerate(gradients, start=1):
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-        w = w - lr * (m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + weight_decay * w)
+class Adam:
+    """Adam; with ``weight_decay``, AdamW. ``corrected``: its moments at the start are already corrected."""
+
+    def __init__(self, lr, *, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, m=0.0, v=0.0, corrected=False):
+        self.lr, self.b, self.eps, self.weight_decay = lr, np.array([b1, b2]), eps, weight_decay
+        self.moments, self.t, self.corrected = (m, v), 0, corrected
+
+    def step(self, w, g, factor=1.0):
+        self.t += 1
+        self.moments = [b * old + (1 - b) * new for b, old, new in zip(self.b, self.moments, (g, g * g))]
+        m, v = self.moments if self.corrected else (a / (1 - b**self.t) for b, a in zip(self.b, self.moments))
+        return w - factor * self.lr * (m / (np.sqrt(v) + self.eps) + self.weight_decay * w)
+
+
+def adam(w, gradients, **options):
+    """Adam along given gradients."""
+    optimizer = Adam(**options)
+    for g in gradients:
+        w = optimizer.step(w, g)
     return w

@@ -1,7 +1,5 @@
 """Networks of the package written with ``torch.nn``, as a user would write them; ``names``: our layers -> theirs."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """The choice of a lowering: the table that comes with the package."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

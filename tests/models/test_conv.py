@@ -1,7 +1,5 @@
 """Convolutions in every lowering, alone and with a client axis, and pools equal those of ``flax.linen``."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.models import LOWERINGS, Conv, ConvPool, avg_pool, max_pool
+from tests.refusals import refusals
 
 
 def value_and_gradients(apply, params, x):
@@ -39,65 +38,64 @@ def agree(a, b, tolerance=1e-10):
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
-def assert_equals_flax(rng, shape, names, features, kernel, strides, **options):
-    """Values and gradients of our convolution in each lowering, and the shapes of its parameters."""
-    x = jnp.asarray(rng.normal(size=shape))
-    theirs = nn.Conv(features, kernel, strides, param_dtype=jnp.float64, **options)
+sizes, steps = st.integers(1, 5), st.integers(1, 3)
+PADDINGS = {2: ["SAME", "VALID", 1, ((0, 2), (1, 0))], 1: ["SAME", "VALID", 2, ((3, 0),)]}
+OF_SEQUENCES = [name for name in LOWERINGS if "winograd" not in name]  # Winograd's would use ``im2col``
+KINDS = {  # axes, lowerings, groups, and channels if they are not drawn
+    "dense": (2, LOWERINGS, 1, None),
+    "grouped": (2, ["lax"], 3, (6, 9)),
+    "depthwise": (2, ["taps"], 3, (3, 3)),
+    "sequences": (1, OF_SEQUENCES, 1, None),
+    "depthwise sequences": (1, ["lax", "taps"], 3, (3, 3)),
+}
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=3)
+@given(
+    kernel=st.tuples(sizes, sizes),
+    extra=st.tuples(sizes, sizes),
+    strides=st.tuples(steps, steps),
+    channels=st.tuples(steps, steps),
+    padding=st.integers(0, 3),
+    use_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_equals_flax_in_values_and_gradients(kind, kernel, extra, strides, channels, padding, use_bias, seed):
+    axes, names, groups, given = KINDS[kind]
+    (inputs, features), rng = given or channels, np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(2, *(k + more - 1 for k, more in zip(kernel[:axes], extra)), inputs)))
+    options = {"padding": PADDINGS[axes][padding], "use_bias": use_bias, "feature_group_count": groups}
+    theirs = nn.Conv(features, kernel[:axes], strides[:axes], param_dtype=jnp.float64, **options)
     params = drawn_as(theirs, rng, x)
     expected = compiled(theirs.apply, params, x)
     for name in names:
-        ours = Conv(features, kernel, strides, lowering=name, **options)
+        ours = Conv(features, kernel[:axes], strides[:axes], lowering=name, **options)
         mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
         assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
         agree(compiled(ours.apply, params, x), expected)
 
 
-def assert_clients_are_apart(rng, ours, theirs, shape):
-    """vmap over parameters and data = one client after the other."""
-    x = jnp.asarray(rng.normal(size=(2, *shape)))
+@pytest.mark.float64
+@pytest.mark.parametrize("lowering", [*LOWERINGS, "depthwise"])
+def test_clients_with_their_own_kernels(lowering):
+    """vmap over parameters and data = one client after the other.
+
+    Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles.
+    """
+    k = 3 if lowering in ("winograd", "winograd_small", "depthwise") else 5
+    shape, options, how = (2, 2, 8, 8, 2), {}, {"lowering": lowering}
+    if lowering == "depthwise":
+        shape, options, how = (2, 2, 6, 5, 4), {"strides": 2, "padding": 1, "feature_group_count": 4}, {}
+    ours, theirs = Conv(4, k, **options, **how), nn.Conv(4, (k, k), param_dtype=jnp.float64, **options)
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.normal(size=shape))
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(drawn_as(theirs, rng, x[0]) for _ in range(2)))
     together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(ours.apply, p, x)))(params, x)
     for i in range(2):
         row, have = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], ((params, x), together))
         agree(have, compiled(theirs.apply, *row))
-
-
-sizes = st.integers(1, 5)
-
-
-@pytest.mark.float64
-@settings(max_examples=3)
-@given(
-    kernel=st.tuples(sizes, sizes),
-    extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.sampled_from(["SAME", "VALID", 1, ((0, 2), (1, 0))]),
-    use_bias=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
-    shape = (2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])
-    options = {"padding": padding, "use_bias": use_bias}
-    assert_equals_flax(np.random.default_rng(seed), shape, LOWERINGS, channels[1], kernel, strides, **options)
-
-
-PLAIN = {k: nn.Conv(4, (k, k), param_dtype=jnp.float64) for k in (3, 5)}
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_clients_with_their_own_kernels(lowering):
-    """Winograd's convolutions are of kernels of 3 x 3, or of 5 x 5 in tiles."""
-    k = 3 if lowering in ("winograd", "winograd_small") else 5
-    assert_clients_are_apart(np.random.default_rng(2), Conv(4, k, lowering=lowering), PLAIN[k], (2, 8, 8, 2))
-
-
-@pytest.mark.float64
-def test_clients_with_their_own_depthwise_kernels():
-    options = {"padding": 1, "feature_group_count": 4}
-    theirs = nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
-    assert_clients_are_apart(np.random.default_rng(7), Conv(4, 3, 2, **options), theirs, (2, 6, 5, 4))
 
 
 @pytest.mark.float64
@@ -132,40 +130,6 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
         agree(compiled(ours.apply, params, x), expected)
 
 
-@pytest.mark.float64
-@settings(max_examples=3)
-@given(
-    size=st.tuples(st.integers(5, 8), st.integers(5, 8)),
-    kernel=st.tuples(sizes, sizes),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.sampled_from(["SAME", "VALID", 1]),
-    groups=st.integers(2, 4),
-    each=st.integers(1, 2),
-    seed=st.integers(0, 99),
-)
-def test_depthwise_and_grouped_equal_flax(size, kernel, strides, padding, groups, each, seed):
-    rng, names = np.random.default_rng(seed), ["taps"] if each == 1 else ["lax"]
-    options = {"padding": padding, "feature_group_count": groups}
-    assert_equals_flax(rng, (2, *size, groups * each), names, groups * each, kernel, strides, **options)
-
-
-@pytest.mark.float64
-@settings(max_examples=3)
-@given(
-    length=st.integers(6, 12),
-    kernel=sizes,
-    stride=st.integers(1, 3),
-    padding=st.sampled_from(["SAME", "VALID", 2, ((3, 0),)]),
-    groups=st.sampled_from([1, 3]),
-    seed=st.integers(0, 99),
-)
-def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
-    """``[B, L, C]``, dense and depthwise, in every lowering that supports it; Winograd's would use ``im2col``."""
-    names = [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps")
-    options = {"padding": padding, "feature_group_count": groups}
-    assert_equals_flax(np.random.default_rng(seed), (2, length, 3), names, 3, (kernel,), (stride,), **options)
-
-
 def test_same_start_as_flax():
     """The same initialiser and key give the same parameters."""
     x = jnp.zeros((1, 8, 8, 3))
@@ -188,23 +152,18 @@ def test_second_derivatives_reverse_over_reverse():
     np.testing.assert_allclose(product("tiled"), product("lax"), rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("module", "named"),
-    [
-        (Conv(4, 3, lowering="im2coll"), "did you mean 'im2col'"),
-        (Conv(4, 3, padding="FULL"), "padding = 'FULL'"),
-        (Conv(4, 9, padding="VALID"), "input size"),
-        (Conv(4, 3, feature_group_count=3), "feature_group_count = 3"),
-        (Conv(4, 3, feature_group_count=2, lowering="tiled"), "lowering of groups = 'tiled'"),
-        (Conv(4, 3, feature_group_count=2, lowering="taps"), "feature_group_count = 2"),
-        (Conv(4, (3,)), "kernel_size or strides"),
-        (ConvPool(4, 3, pool="median"), "pool = 'median'"),
-        (ConvPool(4, 6, "VALID"), "input size"),
-    ],
+test_bad_settings_are_named = refusals(
+    (Conv(4, 3, lowering="im2coll"), "did you mean 'im2col'"),
+    (Conv(4, 3, padding="FULL"), "padding = 'FULL'"),
+    (Conv(4, 9, padding="VALID"), "input size"),
+    (Conv(4, 3, feature_group_count=3), "feature_group_count = 3"),
+    (Conv(4, 3, feature_group_count=2, lowering="tiled"), "lowering of groups = 'tiled'"),
+    (Conv(4, 3, feature_group_count=2, lowering="taps"), "feature_group_count = 2"),
+    (Conv(4, (3,)), "kernel_size or strides"),
+    (ConvPool(4, 3, pool="median"), "pool = 'median'"),
+    (ConvPool(4, 6, "VALID"), "input size"),
+    by=lambda module: module.init(jax.random.key(0), jnp.zeros((1, 6, 6, 2))),
 )
-def test_bad_settings_are_named(module, named):
-    with pytest.raises(ValueError, match=named):
-        module.init(jax.random.key(0), jnp.zeros((1, 6, 6, 2)))
 
 
 # --- pools ------------------------------------------------------------------------------------------
@@ -226,23 +185,12 @@ PAIRS = {"max": (max_pool, nn.max_pool), "avg": (avg_pool, nn.avg_pool)}
 def test_pools_equal_flax(name, size, window, strides, padding, seed):
     """Whole numbers 0, 1, 2: most windows have ties."""
     ours, theirs = PAIRS[name]
-    rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.integers(0, 3, (2, *size, 3)).astype(np.float64))
-    shape = jax.eval_shape(lambda x: ours(x, window, strides, padding), x).shape
-    weight = jnp.asarray(rng.normal(size=shape))
-
-    def value_and_gradient(pool):
-        def run(x, weight):
-            out, back = jax.vjp(pool, x)
-            return out, back(weight)[0]
-
-        return jax.jit(run)(x, weight)
-
-    out, gradient = value_and_gradient(lambda x: ours(x, window, strides, padding))
+    x = jnp.asarray(np.random.default_rng(seed).integers(0, 3, (2, *size, 3)).astype(np.float64))
+    out, (_, gradient) = compiled(lambda _, x: ours(x, window, strides, padding), {}, x)
     with jax.numpy_dtype_promotion("standard"):  # flax's avg_pool divides by a NumPy integer
-        expected = value_and_gradient(lambda x: theirs(x, window, strides or window, padding))
-    np.testing.assert_allclose(out, expected[0], rtol=1e-14)
-    np.testing.assert_allclose(gradient, expected[1], rtol=1e-12, atol=1e-14)
+        want, (_, slope) = compiled(lambda _, x: theirs(x, window, strides or window, padding), {}, x)
+    np.testing.assert_allclose(out, want, rtol=1e-14)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-12, atol=1e-14)
 
 
 def test_a_pool_gives_a_ties_gradient_to_the_first_entry():

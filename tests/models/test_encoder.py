@@ -1,7 +1,5 @@
 """Pretrained encoders: the file format, the names, the forward pass, adapters, the trained and uploaded params."""
 
-from __future__ import annotations
-
 import json
 import time
 from functools import cache
@@ -18,7 +16,6 @@ from fedjax_async.base.home import PRETRAINED_VERSIONS
 from fedjax_async.data import load
 from fedjax_async.data.published import PRETRAINED
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
-from fedjax_async.models.encoder import FROZEN, Encoder
 from fedjax_async.models.pretrained import load_encoder, read_config
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
@@ -32,6 +29,7 @@ from tests.models.tiny_encoder import (
     texts,
     write_checkpoint,
 )
+from tests.refusals import refusals
 
 RANK, ALPHA = 3, 6.0
 USUAL = {"rank": RANK, "alpha": ALPHA, "num_classes": 4, "input_shape": (7,)}
@@ -110,27 +108,23 @@ def test_any_bytes_are_arrays_or_a_value_error(tmp_path_factory, data):
         read_safetensors(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "roberta"}, "model_type = 'roberta': must be one of bert, distilbert"),
-        ({"position_embedding_type": "relative_key"}, "must be one of absolute"),
-        ({"num_attention_heads": 3}, "num_attention_heads = 3: must be a divisor of 8"),
-        ({"hidden_size": None}, "must be given in it"),
-        ({"num_hidden_layers": 3}, "must have encoder.layer.2.attention.self.query.weight"),
-        (
-            {"intermediate_size": 13},
-            r"layer0/down/kernel in .* \(shapes as in config.json\) = \(12, 8\): must be \(13, 8\)",
-        ),
-        ({"vocab_size": 2.5}, "must be a whole number"),
-        ({"type_vocab_size": "x"}, "type_vocab_size = 'x': must be a whole number"),
-        ({"layer_norm_eps": "y"}, "layer_norm_eps = 'y': must be a finite number > 0"),
-        ({"hidden_act": "swish"}, "activation = 'swish': must be one of gelu, gelu_new, relu"),
-    ],
+test_checkpoints_that_do_not_fit_are_refused = refusals(
+    ({"model_type": "roberta"}, "model_type = 'roberta': must be one of bert, distilbert"),
+    ({"position_embedding_type": "relative_key"}, "must be one of absolute"),
+    ({"num_attention_heads": 3}, "num_attention_heads = 3: must be a divisor of 8"),
+    ({"hidden_size": None}, "must be given in it"),
+    ({"num_hidden_layers": 3}, "must have encoder.layer.2.attention.self.query.weight"),
+    (
+        {"intermediate_size": 13},
+        r"layer0/down/kernel in .* \(shapes as in config.json\) = \(12, 8\): must be \(13, 8\)",
+    ),
+    ({"vocab_size": 2.5}, "must be a whole number"),
+    ({"type_vocab_size": "x"}, "type_vocab_size = 'x': must be a whole number"),
+    ({"layer_norm_eps": "y"}, "layer_norm_eps = 'y': must be a finite number > 0"),
+    ({"hidden_act": "swish"}, "activation = 'swish': must be one of gelu, gelu_new, relu"),
+    by=lambda folder, changes: tiny(write_checkpoint(folder / "c", "bert", **changes)),
+    folder=True,
 )
-def test_checkpoints_that_do_not_fit_are_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(write_checkpoint(tmp_path / "c", "bert", **changes))
 
 
 @pytest.mark.parametrize("name", NEED_WEIGHTS)
@@ -157,14 +151,6 @@ def test_the_model_looks_for_the_version_that_is_fetched():
 
 
 # --- the encoder ------------------------------------------------------------------------------------
-
-
-def test_encoder_equals_numpy(folders):
-    kind = "distilbert"
-    config, weights = load_encoder(folders[kind])
-    found = jax.jit(Encoder(config).apply)({FROZEN: weights}, jnp.asarray(texts()))
-    real = texts() != 0
-    np.testing.assert_allclose(found[real], forward(kind, tensors(kind), texts())[real], atol=2e-5)
 
 
 def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path):
@@ -195,7 +181,7 @@ def test_half_precision_checkpoints(tmp_path, folders):
 # --- adapters ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("bert", "mean"), ("distilbert", "cls")])
+@pytest.mark.parametrize(("kind", "pooling"), [("distilbert", "mean"), ("bert", "cls")])
 def test_training_starts_from_the_pretrained_encoder(folders, kind, pooling):
     model, params = tiny(folders[kind], pooling=pooling), started(folders[kind])[1]
     states, real = forward(kind, tensors(kind), texts()), texts() != 0
@@ -268,21 +254,17 @@ def test_other_dtypes_and_rematerialisation(folders):
         np.testing.assert_allclose(model.apply(exact, texts()), plain, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, "rank = 0"),
-        ({"rank": WIDTH + 1}, "at most 8, the encoder's width"),
-        ({"alpha": 0.0}, "alpha = 0.0"),
-        ({"num_classes": 1}, "num_classes = 1"),
-        ({"pooling": "max"}, "pooling = 'max': must be one of mean, cls"),
-        ({"input_shape": (28, 28, 1)}, r"input_shape = \(28, 28, 1\)"),
-        ({"input_shape": (POSITIONS + 1,)}, "at most 16 tokens"),
-    ],
+test_bad_options = refusals(
+    ({"rank": 0}, "rank = 0"),
+    ({"rank": WIDTH + 1}, "at most 8, the encoder's width"),
+    ({"alpha": 0.0}, "alpha = 0.0"),
+    ({"num_classes": 1}, "num_classes = 1"),
+    ({"pooling": "max"}, "pooling = 'max': must be one of mean, cls"),
+    ({"input_shape": (28, 28, 1)}, r"input_shape = \(28, 28, 1\)"),
+    ({"input_shape": (POSITIONS + 1,)}, "at most 16 tokens"),
+    by=lambda folder, options: tiny(write_checkpoint(folder / "c", "bert"), **options),
+    folder=True,
 )
-def test_bad_options(folders, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(folders["bert"], **options)
 
 
 def test_inputs_must_be_token_ids(folders):

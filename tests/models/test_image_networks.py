@@ -1,6 +1,4 @@
-"""AlexNet, VGG-11, ResNet-18 and MobileNetV2: published sizes, structure, and training several clients at once."""
-
-from __future__ import annotations
+"""Sizes of all models; AlexNet, VGG-11, ResNet-18 and MobileNetV2: structure, and training several clients at once."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +18,17 @@ HAR = {"num_classes": 6, "input_shape": (128, 9)}
 # spec: (options, parameters, channels that are normalised). Published: torchvision's for "full", for "small" those of
 # the widely used CIFAR versions; OrthoFL's network for HAR; AlexNet of PushCen's pages.
 SIZES = {
+    "logistic": ({}, 7_850, 0),
+    "mlp": ({}, 50_890, 0),
+    "mlp:hidden=200x100": ({"num_classes": 62}, 785 * 200 + 201 * 100 + 101 * 62, 0),
+    "mlp:hidden=32,layers=2": ({}, 785 * 32 + 33 * 32 + 33 * 10, 0),
+    "lenet5": ({}, 61_706, 0),
+    "lenet5_orthofl": ({}, 44_190, 0),
+    "lenet5_cifar": ({}, 256_830, 0),
+    "cnn": ({}, 1_626_442, 0),
+    "cnn:num_classes=62": ({"input_shape": (28, 28, 1)}, 1_199_882 + 52 * 129, 0),
+    "char_gru": ({}, 82 * 16 + 17 * 384 + 3 * 128**2 + 128 + 129 * 82, 0),  # 67,698
+    "char_transformer": ({}, 82 * 64 + 80 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64 + 65 * 82, 0),  # 115,794
     "alexnet": ({"input_shape": (32, 32, 3)}, 2_472_266, 0),
     "alexnet:num_classes=10": ({"input_shape": (28, 28, 1)}, 2_456_778, 0),
     "alexnet:variant=full,num_classes=10": ({"input_shape": (32, 32, 3)}, 20_344_650, 0),

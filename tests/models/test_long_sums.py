@@ -1,7 +1,5 @@
 """Weight gradients summed in parts, as on an accelerator (``models/long_sums.py``)."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

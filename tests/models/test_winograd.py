@@ -1,7 +1,5 @@
 """Winograd's convolutions, of 3 x 3 kernels and of 5 x 5 kernels in tiles: exact, and their error in float32."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,40 +7,24 @@ import pytest
 
 from fedjax_async.models import LOWERINGS, MODELS
 from fedjax_async.models.lowerings import FUSED
+from tests.models.test_conv import compiled
 
 PADDING = {"SAME": ((1, 1), (1, 1)), "VALID": ((0, 0), (0, 0)), "uneven": ((0, 2), (3, 1))}
 SQUARE = ("winograd", "winograd_small")  # of 3 x 3 kernels
 
 
-def value_and_gradients(way):
-    """A function of x, kernel and weights: outputs of ``way(x, kernel)``, and both gradients of their weighted sum."""
-
-    def run(x, kernel, weights):
-        out, back = jax.vjp(way, x, kernel)
-        return out, *back(weights)
-
-    return jax.jit(run)
+def plain(name, padding):
+    return lambda variables, x: LOWERINGS[name](x, variables["params"], (1, 1), padding)
 
 
-def by(name, padding):
-    return value_and_gradients(lambda x, k: LOWERINGS[name](x, k, (1, 1), padding))
+def pooled(name):
+    return lambda variables, x: FUSED[name](x, variables["params"], None, "avg")
 
 
-def arrays(size, channels, padding, batch=2, side=3, pool=1):
-    """Inputs, kernels and weights of the outputs."""
+def arrays(size, channels, batch=2, side=3):
+    """Kernels and inputs."""
     rng = np.random.default_rng(1)
-    outputs = [(n + sum(pads) - side + 1) // pool for n, pads in zip(size, padding)]
-    shapes = ((batch, *size, channels[0]), (side, side, *channels), (batch, *outputs, channels[1]))
-    return [rng.normal(size=shape) for shape in shapes]
-
-
-def error_in_single_precision(way, exact_way, given):
-    """Largest error of outputs and of both gradients, relative to the largest entry."""
-    single = value_and_gradients(way)(*[jnp.asarray(a, jnp.float32) for a in given])
-    assert {each.dtype for each in single} == {jnp.dtype("float32")}
-    with jax.enable_x64(True):
-        exact = jax.tree.map(np.asarray, value_and_gradients(exact_way)(*map(jnp.asarray, given)))
-    return [np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True)]
+    return [rng.normal(size=shape) for shape in ((side, side, *channels), (batch, *size, channels[0]))]
 
 
 @pytest.mark.float64
@@ -61,31 +43,32 @@ def error_in_single_precision(way, exact_way, given):
 def test_equals_lax_in_double_precision(name, size, side, padding):
     """Also where H and W are not multiples of the tile."""
     pads = PADDING[padding]
-    given = [jnp.asarray(a) for a in arrays(size, (3, 4), pads, side=side)]
-    for got, expected in zip(by(name, pads)(*given), by("lax", pads)(*given), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+    kernel, x = map(jnp.asarray, arrays(size, (3, 4), side=side))
+    have, want = (compiled(plain(way, pads), kernel, x) for way in (name, "lax"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10), have, want)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("winograd", 1e-5), ("winograd_small", 2e-6)])
-def test_error_in_single_precision(name, bound):
-    """For normal data and 128 channels."""
+WIDE, SAME = arrays((12, 12), (128, 64), batch=4), PADDING["SAME"]
 
-    def way(name):
-        return lambda x, k: LOWERINGS[name](x, k, (1, 1), PADDING["SAME"])
 
-    found = error_in_single_precision(way(name), way("im2col"), arrays((12, 12), (128, 64), PADDING["SAME"], batch=4))
+@pytest.mark.parametrize(
+    ("way", "usual", "given", "bound"),
+    [
+        (plain("winograd", SAME), plain("im2col", SAME), WIDE, 1e-5),
+        (plain("winograd_small", SAME), plain("im2col", SAME), WIDE, 2e-6),
+        # pooled in the same pass, with an odd last row
+        (pooled("winograd_tiled"), pooled("tiled"), arrays((15, 14), (128, 16), batch=4, side=5), 1e-5),
+    ],
+    ids=["winograd", "winograd_small", "winograd_tiled"],
+)
+def test_error_in_single_precision(way, usual, given, bound):
+    """The largest error of outputs and of both gradients, relative to the largest entry; normal data, 128 channels."""
+    single = jax.tree.leaves(compiled(way, *(jnp.asarray(a, jnp.float32) for a in given)))
+    assert {each.dtype for each in single} == {jnp.dtype("float32")}
+    with jax.enable_x64(True):
+        exact = [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(usual, *map(jnp.asarray, given)))]
+    found = [np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True)]
     assert 0 < min(found) <= max(found) < bound
-
-
-def test_error_in_single_precision_with_pooling_in_the_same_pass():
-    """For 5 x 5 kernels, also with an odd last row."""
-
-    def way(name):
-        return lambda x, k: FUSED[name](x, k, None, "avg")
-
-    given = arrays((15, 14), (128, 16), PADDING["VALID"], batch=4, side=5, pool=2)
-    found = error_in_single_precision(way("winograd_tiled"), way("tiled"), given)
-    assert 0 < min(found) <= max(found) < 1e-5
 
 
 @pytest.mark.parametrize(

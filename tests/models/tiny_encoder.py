@@ -10,40 +10,26 @@ import numpy as np
 
 LAYERS, WIDTH, HEADS, INNER, VOCABULARY, POSITIONS = 2, 8, 2, 12, 30, 16
 
-BERT = {
-    "model_type": "bert",
-    "num_hidden_layers": LAYERS,
-    "hidden_size": WIDTH,
-    "num_attention_heads": HEADS,
-    "intermediate_size": INNER,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": POSITIONS,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "pad_token_id": 0,
+SIZES = LAYERS, WIDTH, HEADS, INNER, VOCABULARY, POSITIONS
+NAMES = {
+    "bert": ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"],
+    "distilbert": ["n_layers", "dim", "n_heads", "hidden_dim"],
 }
-DISTILBERT = {
-    "model_type": "distilbert",
-    "n_layers": LAYERS,
-    "dim": WIDTH,
-    "n_heads": HEADS,
-    "hidden_dim": INNER,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": POSITIONS,
-    "activation": "gelu",
-    "pad_token_id": 0,
+OPTIONS = {
+    "bert": {"type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5},
+    "distilbert": {"activation": "gelu"},
 }
-CONFIGS = {"bert": BERT, "distilbert": DISTILBERT}
+CONFIGS = {
+    kind: dict(zip([*names, "vocab_size", "max_position_embeddings"], SIZES))
+    | OPTIONS[kind] | {"model_type": kind, "pad_token_id": 0}
+    for kind, names in NAMES.items()
+}  # fmt: skip
+BERT = CONFIGS["bert"]
 # in the order of the forward pass below: query, key, value, output, up, down; then the two normalisations
 DENSE = {
     "bert": [
-        "encoder.layer.{}.attention.self.query",
-        "encoder.layer.{}.attention.self.key",
-        "encoder.layer.{}.attention.self.value",
-        "encoder.layer.{}.attention.output.dense",
-        "encoder.layer.{}.intermediate.dense",
-        "encoder.layer.{}.output.dense",
+        *(f"encoder.layer.{{}}.attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense")),
+        *(f"encoder.layer.{{}}.{name}.dense" for name in ("intermediate", "output")),
     ],
     "distilbert": [
         *(f"transformer.layer.{{}}.attention.{name}_lin" for name in ("q", "k", "v", "out")),

@@ -1,7 +1,5 @@
 """Random arrivals on a nested pytree, as flat NumPy vectors and as the stacked ``Arrival`` that rules take."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import jax
@@ -15,16 +13,10 @@ from fedjax_async.server.floco import Simplex
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
-from tests.server.textbook import Upload
-from tests.server.textbook_loops import CLIENTS
+from tests.server.textbook import CLIENTS, Upload
 
-SHAPES = {"layer": [(3, 2), (2,)], "scale": ()}
-D = 9
+D = 9  # of a kernel [3, 2], a bias [2] and a number
 LENGTH = 50
-
-
-def shape_leaves():
-    return jax.tree.leaves(SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
 def flat(params):
@@ -35,13 +27,9 @@ def flat(params):
 
 def unflat(vectors, dtype=None):
     """The pytree of ``[..., D]``, with the leading axes on every leaf."""
-    leaves, low = [], 0
-    for shape in shape_leaves():
-        size = int(np.prod(shape))
-        leaves.append(jnp.asarray(vectors[..., low : low + size].reshape((*vectors.shape[:-1], *shape)), dtype))
-        low += size
-    structure = jax.tree.structure(SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
-    return jax.tree.unflatten(structure, leaves)
+    lead = vectors.shape[:-1]
+    kernel, bias, scale = (jnp.asarray(part, dtype) for part in np.split(vectors, [6, 8], axis=-1))
+    return {"layer": [kernel.reshape(*lead, 3, 2), bias], "scale": scale.reshape(lead)}
 
 
 def random_uploads(seed, count=LENGTH, *, closes=0.4, rejected=0.15, most_stale=12):
@@ -81,6 +69,12 @@ def stacked(uploads):
         closes=jnp.asarray([u.closes for u in uploads]),
         local_steps=jnp.asarray([1 + int(u.examples) % 3 for u in uploads], jnp.int32),
     )
+
+
+def arrival(upload, start, staleness=0, client=0, *, weight=1.0, closes=True, **more):
+    """One arrival."""
+    weight, time = jnp.asarray(weight), jnp.asarray(0.0)
+    return Arrival(upload, start, jnp.int32(staleness), weight, jnp.int32(client), time, jnp.bool_(closes), **more)
 
 
 def uploading(name, arrivals):

@@ -1,7 +1,5 @@
 """The contract of every entry of ``SERVERS``."""
 
-from __future__ import annotations
-
 import inspect
 
 import jax
@@ -12,19 +10,19 @@ import pytest
 from fedjax_async import Settings
 from fedjax_async.base import factories, tree
 from fedjax_async.config import prepare
-from fedjax_async.server import SERVERS, STALENESS, closed, mean, staleness_weight
+from fedjax_async.server import SERVERS, STALENESS, closed, mean
 from fedjax_async.types import Facts, Request
-from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params, uploading
-from tests.server.textbook_loops import CLIENTS
+from tests.refusals import refusals
+from tests.server.made_up import CLIENTS, closing, flat, random_uploads, received, stacked, start_params, uploading
 
-STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in factories.options_of(factory)]
-MIXING = [name for name, factory in SERVERS.items() if "mixing" in factories.options_of(factory)]
+
+def options(name):
+    return factories.options_of(SERVERS[name])
+
+
 # Rules that send each client weights of its own.
 PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
-PER_TENSOR = {name for name, factory in SERVERS.items() if "per" in factories.options_of(factory)}
-MADE = {name: factory(**({"per": "tensor"} if name in PER_TENSOR else {})) for name, factory in SERVERS.items()}
-
-
+MADE = {name: factory(**({"per": "tensor"} if "per" in options(name) else {})) for name, factory in SERVERS.items()}
 RECEIVE = {name: jax.jit(received(server)) for name, server in MADE.items()}
 
 
@@ -156,92 +154,71 @@ def test_compiled_or_not_is_the_same(name):
     jax.tree.map(same, ending(RECEIVE[name]), plain)
 
 
-ANY, AT_LEAST_0, BELOW_1 = [0, -1.0, float("nan"), float("inf"), "fast", None, True], [-0.1, float("nan")], [-0.1, 1.0]
-BAD = [
-    *[("fedavg", "server_lr", value) for value in ANY],
-    *[(name, "server_lr", -1.0) for name in STEPPING],
-    *[("fedasync", "mixing", value) for value in ANY],
-    *[(name, "mixing", 1.5) for name in MIXING],
-    *[("fadas", field, value) for field in ("b1", "b2") for value in BELOW_1],
-    *[("fadas", "tolerated", value) for value in [*AT_LEAST_0, "some"]],
-    *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],
-    *[(name, field, value) for name in ("fedadam", "fedyogi") for field in ("b1", "b2") for value in BELOW_1],
-    *[("fedadam", "eps", value) for value in ANY],
-    *[(name, "eps", -1.0) for name in ("fedadagrad", "fedyogi", "dc_asgd_a")],
-    *[(name, "strength", value) for name in ("dc_asgd", "dc_asgd_a") for value in [*AT_LEAST_0, "strong", None, True]],
-    *[(name, "decay", value) for name in ("dc_asgd_a", "orthodyn") for value in [*BELOW_1, None]],
-    *[("orthodyn", "fraction", value) for value in (-0.1, 1.5, float("nan"), None, "half", True)],
-    *[("orthodyn", "second_fraction", value) for value in (-0.1, 0.25, "half")],
-    *[("orthodyn", "phases", value) for value in ("orthograd", "asgd+asgd+asgd+asgd")],
-    *[("fedadagrad", "initial", value) for value in AT_LEAST_0],
-    *[("asynccurve", "lowest", value) for value in [*ANY, 1.5]],
-    *[("asynccurve", field, value) for field in ("momentum", "decay") for value in BELOW_1],
-    *[
-        ("asynccurve", field, value)
-        for field in ("swa", "fraction")
-        for value in (-0.1, 1.5, float("nan"), "half", True)
-    ],
-    *[("asynccurve", field, value) for field in ("cycle", "overwrite") for value in (0, 2.5, "ten", True)],
-    *[("asynccurve", field, "some") for field in ("dominance", "momentum_on", "warm")],
-    *[("floco", "vertices", value) for value in (0, 2.5, "ten", True)],
-    *[("floco", "spread", value) for value in (-0.1, 1.5, float("nan"), "half", True)],
-    ("fedmrur", "reaggregate", "some"),
-    *[(name, "exponent", value) for name in ("fedasync", "fedbuff") for value in [*AT_LEAST_0, "half"]],
-    *[(name, "weighting", "size") for name in SERVERS if "weighting" in factories.options_of(SERVERS[name])],
-    *[("trimmed_mean", "trim", value) for value in (-0.1, 0.6, float("nan"), None, "half", True)],
-    *[("krum", "byzantine", value) for value in (-1, 1.5, float("nan"), None, "one", True)],
-    *[("krum", "select", value) for value in (0, 1.5, float("nan"), None, "one", True)],
-    *[("fedmedian", "size", value) for value in (0, 2.0, None, "ten", True)],
-    *[(name, "size", 0) for name in ("trimmed_mean", "krum")],
-    *[("fedavg", "clip", value) for value in (0, float("inf"), "some", True)],
-    *[("fedavg", "overstale_after", value) for value in (float("nan"), "some", True)],
-    *[(name, field, -1.0) for name in SERVERS for field in ("clip", "overstale_after")],
-]
-
-
-@pytest.mark.parametrize(("name", "field", "value"), BAD, ids=[f"{n}-{f}-{v}" for n, f, v in BAD])
-def test_bad_hyperparameters_are_refused_by_name(name, field, value):
-    with pytest.raises(ValueError, match=rf"^{field} = .*: must be ") as error:
-        SERVERS[name](**{field: value})
-    assert repr(value) in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("polinomial", {}, "staleness = 'polinomial': unknown; did you mean 'polynomial'?"),
-        ("constant", {"exponent": 1.0}, "exponent = 1.0: must be left out: staleness weight 'constant'"),
-        ("polynomial", {"slope": 1.0}, "slope = 1.0: must be left out"),
-        ("hinge", {"exponent": 1.0}, "exponent = 1.0: must be left out"),
-        ("hinge", {"slope": 0}, "slope = 0: must be a finite number > 0"),
-        ("hinge", {"threshold": -1}, "threshold = -1: must be a finite number >= 0"),
-    ],
-)
-def test_bad_staleness_weights_are_refused(name, options, message):
-    for factory in (SERVERS["fedasync"], SERVERS["fedbuff"]):
-        with pytest.raises(ValueError) as error:
-            factory(staleness=name, **options)
-        assert str(error.value).startswith(message)
-    with pytest.raises(ValueError):
-        staleness_weight(name, **options)
-
-
-@pytest.mark.parametrize("value", [0, -3, "n", float("inf")])
-def test_a_bad_divisor_is_refused(value):
-    with pytest.raises(ValueError, match=r"^divisor = "):
-        mean(divisor=value)
+INFINITE = float("inf")
+# Values out of the range of an option, in every rule that has it; a number is never a text, a truth value or NaN.
+RANGES = {
+    "server_lr eps alpha": [0, -1.0, INFINITE, None],
+    "mixing lowest": [0, -1.0, INFINITE, None, 1.5],
+    "b1 b2 momentum decay": [-0.1, 1.0],
+    "fraction swa spread": [-0.1, 1.5],
+    "second_fraction overstale": [-0.1, 0.25],
+    "tolerated initial exponent slope threshold overstale_after": [-0.1],
+    "strength": [-0.1, None],
+    "clip": [0, -1.0, INFINITE],
+    "trim": [-0.1, 0.6, None],
+    "byzantine": [-1, 1.5, None],
+    "select": [0, 1.5, None],
+    "size": [0, 2.0, None],
+    "cycle overwrite vertices": [0, 2.5],
+}
+OUT_OF_RANGE = {field: values for fields, values in RANGES.items() for field in fields.split()}
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_overstale_needs_a_limit(name):
-    with pytest.raises(ValueError, match=r"^overstale = 0.5: must be left out: it needs overstale_after$"):
-        SERVERS[name](overstale=0.5)
+def test_bad_numbers_are_refused_by_name(name):
+    numbers = traced_options(SERVERS[name]).keys() | (OUT_OF_RANGE.keys() & factories.options_of(SERVERS[name]).keys())
+    for field in sorted(numbers):
+        for value in ["some", True, float("nan"), *OUT_OF_RANGE[field]]:
+            with pytest.raises(ValueError, match=rf"^{field} = .*: must be ") as error:
+                SERVERS[name](**{field: value})
+            assert repr(value) in str(error.value) and "\n" not in str(error.value), (field, value)
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan"), "some", True])
-def test_overstale_must_be_a_share(value):
-    with pytest.raises(ValueError, match=r"^overstale = "):
-        SERVERS["fedavg"](overstale_after=3, overstale=value)
+WEIGHTING = [name for name in SERVERS if "weighting" in options(name)]
+test_bad_choices_are_refused = refusals(
+    *((name, {"weighting": "size"}, "^weighting = 'size': must be ") for name in WEIGHTING),
+    *((name, {"overstale": 0.5}, "^overstale = 0.5: must be left out: it needs overstale_after$") for name in SERVERS),
+    *(
+        ("fedavg", {"overstale_after": 3, "overstale": v}, "^overstale = ")
+        for v in (-0.1, 1.5, float("nan"), "some", True)
+    ),
+    ("orthodyn", {"phases": "orthograd"}, r"^phases = 'orthograd': must be two or three names joined by \+"),
+    ("orthodyn", {"phases": "orthograd+orthopoz"}, "^phases = 'orthopoz': unknown; did you mean 'orthopos'"),
+    ("orthodyn", {"switch": "steps"}, "^switch = 'steps': unknown"),
+    ("orthodyn", {"second_fraction": 0.2}, "^second_fraction = 0.2: must be left out: it needs three phases"),
+    ("orthodyn", {"per": "layers"}, "^per = 'layers': unknown; did you mean 'layer'"),
+    ("orthodyn", {"phases": "asgd+asgd+asgd+asgd"}, "phases = 'asgd+asgd+asgd+asgd': must be "),
+    ("asynccurve", {"dominance": "some"}, "^dominance = 'some': must be "),
+    ("asynccurve", {"momentum_on": "some"}, "^momentum_on = 'some': must be "),
+    ("asynccurve", {"warm": "some"}, "^warm = 'some': must be "),
+    ("fedmrur", {"reaggregate": "some"}, "^reaggregate = 'some': must be "),
+    by=lambda name, given: SERVERS[name](**given),
+)
+BAD_WEIGHTS = [
+    ("polinomial", {}, "^staleness = 'polinomial': unknown; did you mean 'polynomial'"),
+    ("constant", {"exponent": 1.0}, "^exponent = 1.0: must be left out: staleness weight 'constant'"),
+    ("polynomial", {"slope": 1.0}, "^slope = 1.0: must be left out"),
+    ("hinge", {"exponent": 1.0}, "^exponent = 1.0: must be left out"),
+    ("hinge", {"slope": 0}, "^slope = 0: must be a finite number > 0"),
+    ("hinge", {"threshold": -1}, "^threshold = -1: must be a finite number >= 0"),
+]
+test_bad_staleness_weights_are_refused = refusals(
+    *((rule, *case) for rule in ("fedasync", "fedbuff") for case in BAD_WEIGHTS),
+    by=lambda rule, name, given: SERVERS[rule](staleness=name, **given),
+)
+test_a_bad_divisor_is_refused = refusals(
+    *((value, "^divisor = ") for value in (0, -3, "n", INFINITE)), by=lambda value: mean(divisor=value)
+)
 
 
 TRAFFIC = {  # as many times the bytes (up, down) of FedAvg's messages

@@ -1,7 +1,5 @@
 """FLOCO, server and clients, against float64 NumPy on the vertices themselves; FedMRUR's reaggregation."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +11,13 @@ from fedjax_async.local import DECAYS, local_training, run_job
 from fedjax_async.server import closed, floco
 from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
 from fedjax_async.server.floco import _POINT, Simplex, floco_client
-from fedjax_async.types import Arrival, Facts, Message, Request
-from tests.local import textbook
-from tests.local.made_up import client_data, pool, softmax_regression, start_arrays, start_params
-from tests.local.test_training import flat, groups
+from fedjax_async.types import Facts, Message, Request
+from tests.local.made_up import MODEL, client_data, flat, groups, slope, start_params, start_vector
+from tests.server.made_up import arrival
 
-MODEL, KEY, BATCH, V = softmax_regression(), jax.random.key(11), 8, 3
+pytestmark = pytest.mark.float64
+
+KEY, BATCH, V = jax.random.key(11), 8, 3
 D = 15  # parameters of the softmax regression, as [b, w]
 
 
@@ -45,7 +44,6 @@ def simplex_of(vertices):
     return back(jnp.asarray(centre)), jax.vmap(back)(jnp.asarray(vertices[1:] - centre))
 
 
-@pytest.mark.float64
 def test_the_first_simplex_lies_around_the_models_initialisation():
     x = flat(start_params())
     for spread in (1.0, 0.5, 0.0):
@@ -64,7 +62,6 @@ def test_the_first_simplex_lies_around_the_models_initialisation():
             np.testing.assert_array_equal(moved, 0.0)
 
 
-@pytest.mark.float64
 def test_the_server_averages_every_vertex_by_examples():
     chance = np.random.default_rng(0)
     weights = [3.0, 1.0, 0.0, 2.0]  # one is rejected
@@ -75,11 +72,8 @@ def test_the_server_averages_every_vertex_by_examples():
     changes = chance.normal(size=(4, V, D))
     for i, (weight, change) in enumerate(zip(weights, changes)):
         upload = Simplex(*simplex_of(change * (weight > 0)))
-        arrival = Arrival(
-            upload, message.params, jnp.int32(0), jnp.asarray(weight), jnp.int32(i), jnp.asarray(0.0),
-            jnp.bool_(i == 3), extra=message.extra,
-        )  # fmt: skip
-        state, memory, _ = server.receive(state, memory, arrival)
+        given = arrival(upload, message.params, client=i, weight=weight, closes=i == 3, extra=message.extra)
+        state, memory, _ = server.receive(state, memory, given)
     state, memory = closed(server, state, memory)
     message, _ = server.dispatch(state, memory, Request())
     want = before + 0.5 * np.average(changes, axis=0, weights=weights)
@@ -92,19 +86,15 @@ def by_hand(vertices, steps, lr, mu, floor=1.0):
 
     The rate falls linearly within the job, from ``lr`` towards ``floor * lr``.
     """
-    x, y, _ = pool()
     start, now = vertices, vertices
     for k, rows in enumerate(groups(KEY, 0, BATCH, steps)):
         key = jax.random.fold_in(jax.random.fold_in(KEY, _POINT), k)
         share = np.asarray(sample_weights(key, V))
-        point = share @ now
-        gw, gb = textbook.gradient(point[3:].reshape(4, 3), point[:3], x[rows], y[rows])
         rate = lr * (1 - (1 - floor) * k / steps)
-        now = now - rate * (share[:, None] * np.concatenate([gb, gw.ravel()]) + mu * (now - start))
+        now = now - rate * (share[:, None] * slope(share @ now, rows) + mu * (now - start))
     return now - start
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("mu", "floor"), [(0.0, 1.0), (0.7, 1.0), (0.0, 0.2)])
 def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
     scale = None if floor == 1 else DECAYS["linear"](floor=floor)
@@ -116,7 +106,6 @@ def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu, floor):
     assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
 
 
-@pytest.mark.float64
 def test_with_one_vertex_a_job_is_that_of_fedavg():
     message = first_message(floco(vertices=1))
     client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
@@ -133,41 +122,25 @@ def test_private_leaves_are_the_same_in_all_vertices():
     message = first_message(floco())
     upload, (_, kept) = job(client, message, 1, client.init(start_params()))
     assert not np.any(upload.params["b"]) and np.any(upload.params["w"]) and np.any(upload.offsets["w"])
-    x, y, _ = pool()
-    _, bias = start_arrays()
     share = np.asarray(sample_weights(jax.random.fold_in(jax.random.fold_in(KEY, _POINT), 0), V))
     point = share @ vertices_of(message.params, message.extra)
+    point[:3] = bias = start_vector()[:3]
     (rows,) = groups(KEY, 0, BATCH, 1)
-    _, slope = textbook.gradient(point[3:].reshape(4, 3), bias, x[rows], y[rows])
-    np.testing.assert_allclose(kept["b"], bias - 0.3 * slope, rtol=1e-4)
+    np.testing.assert_allclose(kept["b"], bias - 0.3 * slope(point, rows)[:3], rtol=1e-4)
 
 
 # --- FedMRUR ----------------------------------------------------------------------------------
 
 
-@pytest.mark.float64
-def test_reaggregation_keeps_equal_directions_and_lengthens_others():
-    add = reaggregated()
-
-    @jax.jit
-    def mean(directions):
-        state, (_, back) = add.init(start_params()), jax.flatten_util.ravel_pytree(start_params())
-        for direction in directions:
-            state = add.add(state, back(direction), jnp.asarray(1.0), None)
-        return add.close(state)[0]
-
-    def mean_of(directions):
-        return flat(mean(np.asarray(directions)))
-
-    a, b = np.random.default_rng(2).normal(size=(2, D))
-    np.testing.assert_allclose(mean_of([a, a]), a, rtol=1e-12)
-    length = (np.linalg.norm(a) + np.linalg.norm(b)) / 2
-    np.testing.assert_allclose(np.linalg.norm(mean_of([a, b])), length, rtol=1e-12)
-    np.testing.assert_allclose(mean_of([a, b]) / length, (a + b) / np.linalg.norm(a + b), rtol=1e-12)
-    np.testing.assert_array_equal(mean_of([a, -a]), 0.0)
+def test_opposite_directions_reaggregate_to_nothing():
+    """Their mean has no direction; ``test_rules.py`` has those that have one."""
+    add, start = reaggregated(), start_params()
+    state = add.init(start)
+    for direction in (start, jax.tree.map(jnp.negative, start)):
+        state = add.add(state, direction, jnp.asarray(1.0), None)
+    np.testing.assert_array_equal(flat(add.close(state)[0]), 0.0)
 
 
-@pytest.mark.float64
 def test_fedmrurs_client_is_fedprox_in_flat_space():
     given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
     mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)

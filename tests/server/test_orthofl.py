@@ -1,7 +1,5 @@
 """OrthoFL and its ablations: the messages of 50 steps against float64 NumPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +7,14 @@ import pytest
 
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival, Facts, Request
-from tests.server.made_up import D, flat, received, start_params, unflat
+from fedjax_async.types import Facts, Request
+from tests.server.made_up import D, arrival, flat, received, start_params, unflat
 from tests.server.textbook_loops import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
+pytestmark = pytest.mark.float64
+
 CLIENTS, STEPS = 5, 50
-SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE}
+SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE, "default": LAYERS}
 TARGETS = np.random.default_rng(4).normal(size=(CLIENTS, D))
 
 
@@ -32,11 +32,6 @@ def order(seed=0):
         stale.append(t - last[m])
         last[m] = t + 1
     return who, stale
-
-
-def arrival(upload, start, staleness, client):
-    one, zero = jnp.asarray(1.0), jnp.asarray(0.0)
-    return Arrival(upload, start, jnp.int32(staleness), one, jnp.int32(client), zero, jnp.bool_(True))
 
 
 def play(server, facts=Facts()):
@@ -106,21 +101,20 @@ VERSIONS = {
 
 
 CASES = [("orthofl", per) for per in GROUPINGS]
-CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor")]
+CASES += [("orthofl, shared", "whole"), ("orthofl_no_average", "tensor"), ("orthofl_no_average", "default")]
 CASES += [("orthofl_pairwise", "layer"), ("orthofl_pairwise", "whole"), ("orthofl_released", "tensor")]
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("version", "per"), CASES)
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
-    options = options if version == "orthofl_released" else options | {"per": per}  # it has no other grouping
+    if per != "default" and version != "orthofl_released":  # it has no other grouping
+        options = options | {"per": per}
     have = play(SERVERS[version.split(",")[0]](**options), Facts(CLIENTS))
     for mine, theirs in zip(have, book(SLICES[per])):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.float64
 def test_a_client_that_nobody_overtook_keeps_its_own_weights():
     """Equal up to rounding, because ``W - W_seen`` is exactly zero."""
     server = SERVERS["orthofl"]()
@@ -144,7 +138,6 @@ STATISTICS_CASES = [
 ]
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("name", "options"), STATISTICS_CASES)
 def test_running_statistics_stay_the_clients_own(name, options):
     server = SERVERS[name](**options)
@@ -161,7 +154,6 @@ def test_running_statistics_stay_the_clients_own(name, options):
     assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
 
 
-@pytest.mark.float64
 def test_statistics_do_not_decide_what_is_orthogonal():
     """``per="whole"``: the same weights are sent whatever the statistics are."""
     sent = []
@@ -193,12 +185,11 @@ def handed_back(changes, start, weights=(1.0, 1.0)):
     state, row = rule.init(start, Facts(2))
     rows = [row, row]
     for client, (change, weight) in enumerate(zip(changes, weights)):
-        given = arrival(change, start, 0, client)._replace(weight=jnp.asarray(weight))
+        given = arrival(change, start, 0, client, weight=weight)
         state, rows[client], _ = received(rule)(state, rows[client], given)
     return rule.dispatch(state, rows[1], Request())[0].params
 
 
-@pytest.mark.float64
 def test_batch_norm_comes_back_from_the_released_code_as_the_client_has_it():
     """Scale, bias and statistics; the other client's shift is not zero."""
     start = {"params": {"norm": {"scale": jnp.ones(3), "bias": jnp.zeros(3)}, "dense": {"kernel": jnp.ones((3, 2))}}}
@@ -215,7 +206,6 @@ def test_batch_norm_comes_back_from_the_released_code_as_the_client_has_it():
     assert same["batch_stats"] == {"norm": {"mean": True, "var": True}}
 
 
-@pytest.mark.float64
 def test_a_tensor_that_does_not_change_takes_the_whole_shift_over_in_the_released_code():
     """Such as a frozen factor of an adapter."""
     first = {"adapter": {"down": jnp.arange(1.0, 9).reshape(4, 2), "up": jnp.arange(6.0).reshape(2, 3)}}
@@ -224,7 +214,6 @@ def test_a_tensor_that_does_not_change_takes_the_whole_shift_over_in_the_release
     np.testing.assert_allclose(handed_back([first, second], start)["adapter"]["up"], first["adapter"]["up"], rtol=1e-14)
 
 
-@pytest.mark.float64
 def test_a_rejected_client_continues_from_the_shared_weights_of_the_released_code():
     nothing, first = jnp.zeros(4), jnp.arange(1.0, 5)
     np.testing.assert_array_equal(handed_back([first, nothing], nothing, weights=(1.0, 0.0)), first)

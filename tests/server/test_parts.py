@@ -8,13 +8,16 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async import Settings, register, server, simulate
+from fedjax_async import Settings, register, server
 from fedjax_async.base import factories, registry
 from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
-from fedjax_async.config.settings import fields_of
+from fedjax_async.config.settings import as_dict, fields_of
 from fedjax_async.server import PARTS, SERVERS, with_parts
 from fedjax_async.types import Facts
+from tests.geometry.textbook import surgery
+from tests.refusals import refusals
+from tests.server import textbook
 from tests.server.made_up import (
     CLIENTS,
     flat,
@@ -27,65 +30,54 @@ from tests.server.made_up import (
 )
 
 
-def rule_of(spec):
-    """The server rule of a method's spec."""
-    return method(spec).rule.make()
-
-
 def path_of(spec, uploads):
     arrivals = uploading(spec.partition(":")[0].partition("+")[0], stacked(uploads))
-    path, weights = jax.jit(lambda: receive_all(rule_of(spec), start_params(), arrivals)[1:])()
+    path, weights = jax.jit(lambda: receive_all(method(spec).rule.make(), start_params(), arrivals)[1:])()
     return flat(path), np.asarray(weights)
 
 
 # --- NumPy ------------------------------------------------------------------------------------------
 
 
-def orthograd(delta, drift):
-    product = delta @ drift
-    return delta - min(product, 0.0) / (drift @ drift) * drift
+class Book(textbook.Rule):
+    """A rule of uniform mean directions with every part; a part whose option is left out does nothing."""
 
+    def __init__(self, *, lr, corrected=False, limit=None, of_changes=0.0, lowest=1.0, length=1, of_steps=0.0,
+                 sigma=2.0, every=1, **options):  # fmt: skip
+        super().__init__(None, s=textbook.polynomial, **options)
+        self.lr, self.corrected, self.limit, self.of_changes, self.lowest = lr, corrected, limit, of_changes, lowest
+        self.length, self.of_steps, self.sigma, self.every = length, of_steps, sigma, every
 
-class Book:
-    """A rule of mean directions with every part, one arrival at a time; a part whose option is None is left out.
+    def begin(self, x, uploads):
+        self.begins, self.tau, self.models = self.sigma * sum(u.closes for u in uploads), 0, []
+        self.counts, self.moved, self.stepped = np.zeros(CLIENTS), 0.0, 0.0
 
-    ``towards``: whether the direction leads to the client's model; if not, it is the client's delta.
-    """
+    def direction(self, x, u):
+        return surgery(u.delta, x - u.start) if self.corrected else super().direction(x, u)
 
-    def __init__(
-        self, *, lr, towards=False, corrected=False, limit=None, of_changes=0.0, lowest=1.0, length=1, of_steps=0.0,
-        sigma=None, c=1,
-    ):  # fmt: skip
-        self.lr, self.towards, self.corrected, self.limit, self.of_changes = lr, towards, corrected, limit, of_changes
-        self.lowest, self.length, self.of_steps, self.sigma, self.c = lowest, length, of_steps, sigma, c
+    def taken(self, x, u, client, direction, scale):
+        self.counts[client] += 1
+        share = 1.0 if self.limit is None else min(self.limit, self.counts.sum() / (CLIENTS * self.counts[client]))
+        self.moved = self.of_changes * self.moved + share * direction
+        return scale * self.moved
 
-    def path(self, uploads, start):
-        x, tau, total = start.copy(), 0, sum(u.closes for u in uploads)
-        counts, pending, models, out = np.zeros(CLIENTS), [], [], []
-        moved, stepped = np.zeros_like(x), np.zeros_like(x)
-        for i, u in enumerate(uploads):
-            if u.examples > 0:
-                d = u.start + u.delta - x if self.towards else u.delta
-                d = orthograd(u.delta, x - u.start) if self.corrected else d
-                counts[i % CLIENTS] += 1
-                f = 1.0 if self.limit is None else min(self.limit, counts.sum() / (CLIENTS * counts[i % CLIENTS]))
-                moved = self.of_changes * moved + f * d
-                pending.append(moved / np.sqrt(1.0 + u.staleness))
-            if u.closes and pending:
-                eta = self.lr * (1 + (self.lowest - 1) * (tau % self.length) / max(self.length - 1, 1))
-                stepped = self.of_steps * stepped + eta * np.mean(pending, axis=0)
-                x, pending = x + stepped, []
-                if self.sigma is not None and tau >= self.sigma * total and tau % self.c == 0:
-                    models.append(x)
-                tau += 1
-            out.append(np.mean(models, axis=0) if models else x)
-        return np.array(out)
+    def step(self, x, waiting):
+        eta = self.lr * (1 + (self.lowest - 1) * (self.tau % self.length) / max(self.length - 1, 1))
+        self.stepped = self.of_steps * self.stepped + eta * np.mean(waiting, axis=0)
+        if self.tau >= self.begins and self.tau % self.every == 0:
+            self.models.append(x + self.stepped)
+        self.tau += 1
+        return x + self.stepped
+
+    def shown(self, x):
+        return np.mean(self.models, axis=0) if self.models else x
 
 
 BOOKS = {
     "fedbuff:server_lr=0.7+swa:start=0.3": {"lr": 0.7, "sigma": 0.3},
     "fedbuff:server_lr=0.2+correction+dominance:limit=1.5+cyclic:length=4+momentum:beta=0.5+swa:start=0.2,every=3": {
-        "lr": 0.2, "corrected": True, "limit": 1.5, "lowest": 0.2, "length": 4, "of_steps": 0.5, "sigma": 0.2, "c": 3,
+        "lr": 0.2, "corrected": True, "limit": 1.5, "lowest": 0.2, "length": 4, "of_steps": 0.5,
+        "sigma": 0.2, "every": 3,
     },
     "fedasync+cyclic:lowest=0.3,length=5+momentum:beta=0.4": {
         "lr": 0.6, "towards": True, "lowest": 0.3, "length": 5, "of_steps": 0.4,
@@ -102,7 +94,7 @@ BOOKS = {
 def test_fifty_arrivals_are_those_of_numpy(spec):
     uploads = random_uploads(11)
     have, _ = path_of(spec, uploads)
-    want = Book(**BOOKS[spec]).path(uploads, flat(start_params()))
+    want, _ = textbook.play(flat(start_params()), uploads, Book(**BOOKS[spec]))
     np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
     assert len(uploads) == 50 and sum(u.closes for u in uploads) > 15
 
@@ -177,15 +169,11 @@ def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
         """Every step times a number."""
         return server.Part(step=optax.scale(by))
 
-    run = simulate(method="asgd+shorter:by=0.25", **BASE)
-    same = simulate(method="asgd:server_lr=0.25", **BASE)
-    for x, y in zip(jax.tree.leaves(run.params), jax.tree.leaves(same.params), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
-    assert run.settings["own"] == {"method": {"+shorter": registry.ADDED["part"]["shorter"].fingerprint}}
+    have, want = (path_of(spec, random_uploads(15, 9))[0] for spec in ("asgd+shorter:by=0.25", "asgd:server_lr=0.25"))
+    np.testing.assert_allclose(have, want, rtol=1e-6)
+    saved = as_dict(Settings(method="asgd+shorter:by=0.25", **BASE))
+    assert saved["own"] == {"method": {"+shorter": registry.ADDED["part"]["shorter"].fingerprint}}
     registry.forget()
-
-
-# --- refused parts ----------------------------------------------------------------------------------
 
 
 def test_every_part_says_what_it_does_and_may_be_made_without_options():
@@ -217,11 +205,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[spec for spec, _ in REFUSED])
-def test_what_makes_no_sense_is_refused_with_its_reason(spec, message):
-    with pytest.raises(ValueError) as error:
-        prepare(Settings(**BASE | {"method": spec}))
-    assert message in str(error.value)
+test_what_makes_no_sense_is_refused_with_its_reason = refusals(
+    *REFUSED,
+    by=lambda spec: prepare(Settings(**BASE | {"method": spec})),
+)
 
 
 def shapes(tree):

@@ -1,7 +1,5 @@
 """BatchNorm's running statistics among the params: rules average their values, and none treats them as weights."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -12,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.server import SERVERS, begun, rebased
-from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
-from tests.server.made_up import received, uploading
+from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
+from tests.server.made_up import arrival, received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
 CORRECTED = ["dc_asgd", "dc_asgd_a", "orthograd", "orthopos", "orthostrict", "orthodyn"]
@@ -32,11 +30,9 @@ def run_of(name, **options):
         state, row = begun(server, params_of(0.0, 1.0), Facts(2))
         rows = [row, row]
         for step, client in np.ndindex(start.shape):
-            arrival = Arrival(
-                params_of(1.0 + client, change[step, client]), params_of(0.0, start[step, client]),
-                staleness[step, client], jnp.asarray(4.0), jnp.int32(client), jnp.asarray(0.0), jnp.bool_(client == 1),
-            )  # fmt: skip
-            state, rows[client], _ = received(server)(state, rows[client], uploading(name, arrival))
+            upload, begun_at = params_of(1.0 + client, change[step, client]), params_of(0.0, start[step, client])
+            given = arrival(upload, begun_at, staleness[step, client], client, weight=4.0, closes=client == 1)
+            state, rows[client], _ = received(server)(state, rows[client], uploading(name, given))
         end = server.params(state)
         return end["batch_stats"]["var"], end["params"]["w"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,42 +36,73 @@ def weighted_mean(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return sum(p * d for p, d in zip(shares / shares.sum(), directions))
 
 
-class Rule(NamedTuple):
-    """``scale(u)``, ``share(u)``, ``direction(x, u)``, ``combine(directions, shares)``, ``step(x, d, state)``."""
-
-    scale: Callable[[Upload], float]  # the staleness weight times the mixing rate
-    share: Callable[[Upload], float]  # weight in the mean over one server step
-    direction: Callable[[np.ndarray, Upload], np.ndarray]
-    step: Callable[[np.ndarray, np.ndarray, Any], tuple[np.ndarray, Any]]
-    state: Any = None
-    combine: Callable[[np.ndarray, np.ndarray], np.ndarray] = weighted_mean
-
-
 NO_GUARDS = Guards()
-
-
+CLIENTS = 7  # upload ``e`` comes from client ``e mod CLIENTS``
 Path = tuple[np.ndarray, np.ndarray]
-Loop = Callable[[np.ndarray, list[Upload], Guards], Path]  # the whole loop of a rule that remembers each client
 
 
-def play(x: np.ndarray, uploads: list[Upload], rule: Rule | Loop, guards: Guards = NO_GUARDS) -> Path:
+class Rule:
+    """``move(x, d, state)`` at the close of a step, d the mean of ``a s(tau) Delta``, uniform or by examples.
+
+    ``towards``: a direction leads from x to the client's model, and is not its delta.
+    """
+
+    at_once = False  # whether every arrival closes a step
+
+    def __init__(
+        self, move: Any, state: Any = None, *, by_examples: bool = False, s: Any = None, a: float = 1.0,
+        towards: bool = False, combine: Callable[[np.ndarray, np.ndarray], np.ndarray] = weighted_mean,
+    ):  # fmt: skip
+        self.move, self.state, self.s, self.a, self.combine = move, state, s or constant, a, combine
+        self.by_examples, self.towards = by_examples, towards
+
+    def begin(self, x: np.ndarray, uploads: list[Upload]) -> None:
+        """Make the memory of a run."""
+
+    def seen(self, u: Upload, client: int) -> Upload:
+        """The upload as the rule sees it."""
+        return u
+
+    def direction(self, x: np.ndarray, u: Upload) -> np.ndarray:
+        return u.start + u.delta - x if self.towards else u.delta
+
+    def scale(self, u: Upload, client: int) -> float:
+        return self.a * self.s(u.staleness)
+
+    def share(self, u: Upload) -> float:
+        """Weight in the mean over one server step."""
+        return u.examples if self.by_examples else 1.0
+
+    def taken(self, x: np.ndarray, u: Upload, client: int, direction: np.ndarray, scale: float) -> Any:
+        """What waits for the close after an accepted arrival; ``direction`` is within the guard rails."""
+        return scale * direction, self.share(u)
+
+    def step(self, x: np.ndarray, waiting: list[Any]) -> np.ndarray:
+        directions, shares = (np.array(column) for column in zip(*waiting))
+        x, self.state = self.move(x, self.combine(directions, shares), self.state)
+        return x
+
+    def shown(self, x: np.ndarray) -> np.ndarray:
+        """The params that are evaluated."""
+        return x
+
+
+def play(x: np.ndarray, uploads: list[Upload], rule: Rule, guards: Guards = NO_GUARDS) -> Path:
     """Params after every arrival [E, D] and effective weights [E]: accumulate until ``closes``, then step."""
-    if callable(rule):
-        return rule(x, uploads, guards)
-    accumulated: list[tuple[np.ndarray, float]] = []
-    path, weights, state = [], [], rule.state
-    for u in uploads:
+    rule, waiting, path, weights = copy.deepcopy(rule), [], [], []
+    rule.begin(x, uploads)
+    for e, upload in enumerate(uploads):
+        client = e % CLIENTS
+        u = rule.seen(upload, client)
         direction = rule.direction(x, u)
-        factor = guards.factor(direction, u) * rule.scale(u) if u.examples > 0 else 0.0
-        weights.append(rule.share(u) * factor)
+        factor = guards.factor(direction, u) if u.examples > 0 else 0.0
+        scale = rule.scale(u, client) if factor > 0 else 0.0
+        weights.append(rule.share(u) * factor * scale)
         if factor > 0:
-            accumulated.append((factor * direction, rule.share(u)))
-        if u.closes:
-            if accumulated:
-                directions, shares = (np.array(column) for column in zip(*accumulated))
-                x, state = rule.step(x, rule.combine(directions, shares), state)
-            accumulated = []
-        path.append(x)
+            waiting.append(rule.taken(x, u, client, factor * direction, scale))
+        if (u.closes or rule.at_once) and waiting:
+            x, waiting = rule.step(x, waiting), []
+        path.append(rule.shown(x))
     return np.array(path), np.array(weights)
 
 
@@ -86,23 +118,19 @@ def polynomial(tau: int, p: float = 0.5) -> float:
     return (1.0 + tau) ** -p
 
 
-def averaging(step: Any, state: Any = None, *, by_examples: bool = False, s: Any = constant) -> Rule:
-    """``step`` on the mean of ``s(tau) Delta``, uniform or by examples."""
-
-    def share(u: Upload) -> float:
-        return u.examples if by_examples else 1.0
-
-    return Rule(lambda u: s(u.staleness), share, lambda x, u: u.delta, step, state)
-
-
 def over_all(n: int, lr: float = 1.0) -> Rule:
     """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` over the clients of the step."""
-    return averaging(add(lr))._replace(combine=lambda directions, shares: directions.sum(axis=0) / n)
+    return Rule(add(lr), combine=lambda directions, shares: directions.sum(axis=0) / n)
 
 
 def robust(combine: Any, lr: float = 1.0, s: Any = None) -> Rule:
     """``x <- x + lr combine(s(tau_i) Delta_i)``."""
-    return averaging(add(lr), s=s or polynomial)._replace(combine=lambda directions, shares: combine(directions))
+    return Rule(add(lr), s=s or polynomial, combine=lambda directions, shares: combine(directions))
+
+
+def mixing(a: float = 0.6, s: Any = None) -> Rule:
+    """FedAsync: ``x <- x + a_t (x_i - x)``; with several arrivals in a server step, the mean of their mixing steps."""
+    return Rule(add(), s=s or polynomial, a=a, towards=True)
 
 
 def median(directions: np.ndarray) -> np.ndarray:
@@ -182,12 +210,3 @@ def adam(*options: float) -> tuple[Any, Any]:
 def yogi(*options: float) -> tuple[Any, Any]:
     """The paper starts m at 0; optax starts both moments at 1e-6, its m in the direction of the negative mean."""
     return moments(yogi_v, -1e-6, 1e-6, *options)
-
-
-def mixing(a: float = 0.6, s: Any = polynomial) -> Rule:
-    """FedAsync: ``x <- x + a_t (x_i - x)``; with several arrivals in a server step, the mean of their mixing steps."""
-
-    def step(x: np.ndarray, way: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
-        return x + way, state
-
-    return Rule(lambda u: a * s(u.staleness), lambda u: 1.0, lambda x, u: u.start + u.delta - x, step)

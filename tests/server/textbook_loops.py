@@ -1,6 +1,6 @@
 """The rules that remember each client, the delay-corrected ones, AsyncCurve and FedMRUR once more: float64 NumPy.
 
-Loops over the arrivals, written from the papers' formulas; upload ``e`` comes from client ``e mod CLIENTS``.
+Written from the papers' formulas, as what they do otherwise than ``textbook.Rule``.
 
 The delay-corrected rules and AsyncCurve are in the pseudo-gradients of AsyncManifold (2025), eq. 15 and Algorithm 1
 with its errors corrected: ``Delta = Theta^t - Theta_i``, ``b = Theta^t - Theta^tau``, step ``Theta^tau - eta
@@ -9,67 +9,59 @@ mean(Delta_hat)``. AsyncCurve is in points of curves instead of steps along them
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from tests.server.textbook import Guards, Loop, Path, Upload, polynomial
+from tests.geometry import textbook as geometry
+from tests.server.textbook import CLIENTS, Rule, Upload, add, polynomial
 
-CLIENTS = 7
 LAYERS = [slice(0, 8), slice(8, 9)]  # of the vector of nine numbers: a kernel with its bias, and a scalar
 TENSORS = [slice(0, 6), slice(6, 8), slice(8, 9)]
 WHOLE = [slice(0, 9)]
 
 
-def ca2fl(lr: float = 1.0, clients: int = CLIENTS) -> Loop:
+def ca2fl(lr: float = 1.0) -> Rule:
     """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is computed anew at every step."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        cache = np.zeros((clients, len(x)))
-        at_step, accumulated, path, weights = cache.copy(), [], [], []
-        for e, u in enumerate(uploads):
-            factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
-            weights.append(factor)
-            if factor > 0:
-                accumulated.append(factor * u.delta - at_step[e % CLIENTS])
-                cache[e % CLIENTS] = factor * u.delta
-            if u.closes:
-                if accumulated:
-                    x = x + lr * (at_step.mean(axis=0) + np.mean(accumulated, axis=0))
-                at_step, accumulated = cache.copy(), []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Cached(Rule):
+        def begin(self, x, uploads):
+            self.cache, self.at_step = np.zeros((2, CLIENTS, len(x)))
 
-    return loop
+        def taken(self, x, u, client, direction, scale):
+            self.cache[client] = direction
+            return direction - self.at_step[client]
+
+        def step(self, x, waiting):
+            x = x + lr * (self.at_step.mean(axis=0) + np.mean(waiting, axis=0))
+            self.at_step = self.cache.copy()
+            return x
+
+    return Cached(add(lr))
 
 
-def fadas(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, adaptation="inverse", tolerated=1.0) -> Loop:
+def fadas(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, adaptation="inverse", tolerated=1.0) -> Rule:
     """Wang et al. (2024), Algorithm 1 and its delay-adaptive rate."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        m = v = largest = np.zeros(len(x))
-        accumulated, oldest, path, weights = [], 0, [], []
-        for u in uploads:
-            factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
-            weights.append(factor)
-            if factor > 0:
-                accumulated.append(factor * u.delta)
-                oldest = max(oldest, u.staleness)
-            if u.closes:
-                if accumulated:
-                    mean = np.mean(accumulated, axis=0)
-                    m, v = b1 * m + (1 - b1) * mean, b2 * v + (1 - b2) * mean**2
-                    largest = np.maximum(largest, v)
-                    late = max(oldest, 1)
-                    rates = {"inverse": min(lr, 1 / late), "scaled": lr / late, "off": lr}
-                    rate = rates[adaptation] if oldest > tolerated else lr
-                    x = x + rate * m / (np.sqrt(largest) + eps)
-                accumulated, oldest = [], 0
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Adaptive(Rule):
+        def begin(self, x, uploads):
+            self.m = self.v = self.largest = np.zeros(len(x))
 
-    return loop
+        def taken(self, x, u, client, direction, scale):
+            return direction, u.staleness
+
+        def step(self, x, waiting):
+            directions, stale = zip(*waiting)
+            mean, oldest = np.mean(directions, axis=0), max(stale)
+            self.m, self.v = b1 * self.m + (1 - b1) * mean, b2 * self.v + (1 - b2) * mean**2
+            self.largest = np.maximum(self.largest, self.v)
+            late = max(oldest, 1)
+            rates = {"inverse": min(lr, 1 / late), "scaled": lr / late, "off": lr}
+            rate = rates[adaptation] if oldest > tolerated else lr
+            return x + rate * self.m / (np.sqrt(self.largest) + eps)
+
+    return Adaptive(add())
 
 
 def perpendicular(vector: np.ndarray, direction: np.ndarray, groups: list[slice]) -> np.ndarray:
@@ -89,168 +81,123 @@ def outside(vector: np.ndarray, rows: np.ndarray, groups: list[slice]) -> np.nda
     return out
 
 
-def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Loop:
+def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Rule:
     """OrthoFL's moving average for given starts; the messages to clients are tested in ``test_orthofl.py``."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        begun, accumulated, path, weights = False, [], [], []
-        for u in uploads:
-            way = u.start + u.delta - x
-            factor = guards.factor(way, u) if u.examples > 0 else 0.0
-            factor *= 1.0 if first_counts_whole and not begun else a * s(u.staleness)
-            weights.append(factor)
-            if factor > 0:
-                accumulated.append(factor * way)
-                begun = True
-            if u.closes:
-                x = x + np.mean(accumulated, axis=0) if accumulated else x
-                accumulated = []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Average(Rule):
+        begun = False
 
-    return loop
+        def scale(self, u, client):
+            whole, self.begun = first_counts_whole and not self.begun, True
+            return 1.0 if whole else super().scale(u, client)
+
+    return Average(add(), s=s, a=a, towards=True)
 
 
-def orthofl_released(a=0.6, s=polynomial) -> Loop:
+def orthofl_released(a=0.6, s=polynomial) -> Rule:
     """The average of OrthoFL's released code: the first weight is 1, tau counts others' updates since the own last."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        own_last = dict.fromkeys(range(CLIENTS), 0)
-        accepted, accumulated, path, weights = 0, [], [], []
-        for e, upload in enumerate(uploads):
-            u = upload._replace(staleness=accepted - own_last[e % CLIENTS])
-            way = u.start + u.delta - x
-            factor = guards.factor(way, u) if u.examples > 0 else 0.0
-            factor *= a * s(u.staleness) if accepted else 1.0
-            weights.append(factor)
-            if factor > 0:
-                accumulated.append(factor * way)
-                accepted += 1
-                own_last[e % CLIENTS] = accepted
-            if u.closes:
-                x = x + np.mean(accumulated, axis=0) if accumulated else x
-                accumulated = []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Released(Rule):
+        def begin(self, x, uploads):
+            self.accepted, self.own_last = 0, [0] * CLIENTS
 
-    return loop
+        def seen(self, u, client):
+            return u._replace(staleness=self.accepted - self.own_last[client])
+
+        def scale(self, u, client):
+            return super().scale(u, client) if self.accepted else 1.0
+
+        def taken(self, x, u, client, direction, scale):
+            self.accepted += 1
+            self.own_last[client] = self.accepted
+            return super().taken(x, u, client, direction, scale)
+
+    return Released(add(), s=s, a=a, towards=True)
 
 
-def fednova(lr: float = 1.0, by_examples: bool = True) -> Loop:
+def fednova(lr: float = 1.0, by_examples: bool = True) -> Rule:
     """Wang et al. (2020), eq. 6; an upload of n examples took ``1 + n mod 3`` local steps."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        accumulated, path, weights = [], [], []
-        for u in uploads:
-            factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
-            share = u.examples if by_examples else 1.0
-            weights.append(share * factor)
-            if factor > 0:
-                accumulated.append((factor * u.delta, share, 1 + int(u.examples) % 3))
-            if u.closes and accumulated:
-                total = sum(n for _, n, _ in accumulated)
-                steps = sum(n / total * tau for _, n, tau in accumulated)
-                x = x + lr * steps * sum(n / total * d / tau for d, n, tau in accumulated)
-                accumulated = []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Nova(Rule):
+        def taken(self, x, u, client, direction, scale):
+            return direction, self.share(u), 1 + int(u.examples) % 3
 
-    return loop
+        def step(self, x, waiting):
+            total = sum(n for _, n, _ in waiting)
+            steps = sum(n / total * tau for _, n, tau in waiting)
+            return x + lr * steps * sum(n / total * d / tau for d, n, tau in waiting)
+
+    return Nova(add(), by_examples=by_examples)
 
 
-def feddyn(alpha: float) -> Loop:
+def feddyn(alpha: float) -> Rule:
     """Acar et al. (2021), Algorithm 1, the server's side; guard rails bound the step to the client's model."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        h, accumulated, path, weights = np.zeros(len(x)), [], [], []
-        for u in uploads:
-            way = u.start + u.delta - x
-            factor = guards.factor(way, u) if u.examples > 0 else 0.0
-            weights.append(factor)
-            if factor > 0:
-                accumulated.append((factor * way, u.delta))
-            if u.closes and accumulated:
-                h = h - alpha / CLIENTS * sum(delta for _, delta in accumulated)
-                x = x + np.mean([way for way, _ in accumulated], axis=0) - h / alpha
-                accumulated = []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class Shifted(Rule):
+        h = 0.0
 
-    return loop
+        def taken(self, x, u, client, direction, scale):
+            return direction, u.delta
+
+        def step(self, x, waiting):
+            ways, deltas = zip(*waiting)
+            self.h = self.h - alpha / CLIENTS * sum(deltas)
+            return x + np.mean(ways, axis=0) - self.h / alpha
+
+    return Shifted(add(), towards=True)
 
 
-def handed_on(groups: list[slice]) -> Loop:
+def handed_on(groups: list[slice]) -> Rule:
     """OrthoFL without moving average: ``W <- w_m + (W - start_m)_perp`` at every arrival."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        path, weights = [], []
-        for u in uploads:
-            factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
-            weights.append(factor)
-            if factor > 0:
-                x = u.start + factor * u.delta + perpendicular(x - u.start, u.delta, groups)
-            path.append(x)
-        return np.array(path), np.array(weights)
+    class HandedOn(Rule):
+        at_once = True
 
-    return loop
+        def taken(self, x, u, client, direction, scale):
+            return u.start, direction, u.delta
 
+        def step(self, x, waiting):
+            ((start, direction, delta),) = waiting
+            return start + direction + perpendicular(x - start, delta, groups)
 
-# (Delta, b, memory, arrivals in all) -> (Delta_hat, memory)
-Corrected = Callable[[np.ndarray, np.ndarray, Any, int], tuple[np.ndarray, Any]]
+    return HandedOn(add())
 
 
-def corrected(correct: Corrected, lr: float = 1.0) -> Loop:
+Correction = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (Delta, b) -> Delta_hat; an object may have a memory
+
+
+class Corrected(Rule):
     """Each delta is corrected against the model at its arrival; the mean is subtracted when the step closes."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        memory, accumulated, path, weights = None, [], [], []
-        for u in uploads:
-            factor = 0.0
-            if u.examples > 0:
-                delta_hat, after = correct(-u.delta, u.start - x, memory, len(uploads))
-                factor = guards.factor(delta_hat, u)
-            if factor > 0:
-                memory = after
-                accumulated.append(factor * delta_hat)
-            weights.append(factor)
-            if u.closes and accumulated:
-                x = x - lr * np.mean(accumulated, axis=0)
-                accumulated = []
-            path.append(x)
-        return np.array(path), np.array(weights)
+    def __init__(self, correct: Correction, lr: float = 1.0):
+        super().__init__(add(-lr))
+        self.correct = correct
 
-    return loop
+    def begin(self, x, uploads):
+        self.correct.total = len(uploads)  # for OrthoDyn, which may switch after a share of the run
+
+    def direction(self, x, u):
+        self.after = copy.deepcopy(self.correct)
+        return self.after(-u.delta, u.start - x)
+
+    def taken(self, x, u, client, direction, scale):
+        self.correct = self.after
+        return super().taken(x, u, client, direction, scale)
 
 
-def dc_asgd(lam: float = 0.04) -> Corrected:
+def dc_asgd(lam: float = 0.04) -> Correction:
     """Zheng et al. (2017), eq. 10."""
-    return lambda delta, b, memory, total: (delta + lam * delta**2 * -b, memory)
+    return lambda delta, b: geometry.corrected(delta, b, lam, np.diag(delta * delta))
 
 
-def dc_asgd_a(lam: float = 2.0, m: float = 0.95, eps: float = 1e-7) -> Corrected:
+def dc_asgd_a(*options: float) -> Correction:
     """Zheng et al. (2017), eq. 14."""
-
-    def correct(delta: np.ndarray, b: np.ndarray, ms: Any, total: int) -> tuple[np.ndarray, Any]:
-        ms = (0.0 if ms is None else m * ms) + (1 - m) * delta**2
-        return delta - lam / np.sqrt(ms + eps) * delta**2 * b, ms
-
-    return correct
+    return geometry.DCASGDa(9, *options)
 
 
-def ortho(alpha: float, threshold: float, groups: list[slice] = WHOLE) -> Corrected:
-    """OrthoCorrect(alpha, theta_0)."""
-    return lambda delta, b, memory, total: (ortho_correct(delta, b, alpha, threshold, groups), memory)
-
-
-def ortho_correct(delta: np.ndarray, b: np.ndarray, alpha: float, threshold: float, groups: list[slice]) -> np.ndarray:
-    out = delta.copy()
-    for g in groups:
-        lengths = np.linalg.norm(delta[g]) * np.linalg.norm(b[g])
-        if lengths > 0:
-            product = delta[g] @ b[g]
-            along = product / (b[g] @ b[g]) if threshold == 1 or product / lengths <= threshold else alpha
-            out[g] = delta[g] - along * b[g]
-    return out
+def ortho(alpha: float, threshold: float, groups: list[slice] = WHOLE) -> Correction:
+    """OrthoCorrect(alpha, theta_0), group by group."""
+    return lambda delta, b: np.concatenate([geometry.ortho_correct(delta[g], b[g], alpha, threshold) for g in groups])
 
 
 RULES = {"asgd": (0.0, -2.0), "fedasync": (1.0, -2.0), "orthograd": (0.0, 0.0), "orthopos": (1.0, 0.0)}
@@ -263,22 +210,9 @@ def orthodyn(
     groups: list[slice] = WHOLE,
     *,
     share: bool = False,
-) -> Corrected:
-    """OrthoDyn with either switch; the memory is (phase, lengths of the accepted changes, their largest average)."""
-
-    def correct(delta: np.ndarray, b: np.ndarray, memory: Any, total: int) -> tuple[np.ndarray, Any]:
-        phase, lengths, largest = memory or (0, [], 0.0)
-        lengths = [*lengths, np.linalg.norm(delta)]
-        average = np.average(lengths[::-1], weights=decay ** np.arange(len(lengths)))
-        largest = max(largest, average)
-        while phase < len(phases) - 1:
-            f = fractions[phase]
-            if not (len(lengths) > f * total if share else average < f * largest):
-                break
-            phase += 1
-        return ortho_correct(delta, b, *RULES[phases[phase]], groups), (phase, lengths, largest)
-
-    return correct
+) -> Correction:
+    """OrthoDyn with either switch."""
+    return geometry.OrthoDyn(fractions, [ortho(*RULES[phase], groups) for phase in phases], decay, share=share)
 
 
 def offset_of(delta: np.ndarray) -> np.ndarray:
@@ -286,29 +220,11 @@ def offset_of(delta: np.ndarray) -> np.ndarray:
     return 0.5 * np.sin(3.0 * delta)
 
 
-def rotation(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The matrix D x D that turns u to the direction of w in their plane, and keeps everything orthogonal to it."""
-    a, b = u / np.linalg.norm(u), w / np.linalg.norm(w)
-    across = b - (a @ b) * a
-    if np.linalg.norm(across) < 1e-12:
-        return np.eye(len(u))
-    c, cosine = across / np.linalg.norm(across), a @ b
-    sine = np.sqrt(1 - cosine**2)
-    plane = cosine * (np.outer(a, a) + np.outer(c, c)) + sine * (np.outer(c, a) - np.outer(a, c))
-    return np.eye(len(u)) - np.outer(a, a) - np.outer(c, c) + plane
-
-
-def bezier(a: np.ndarray, phi: np.ndarray, e: np.ndarray, s: float) -> np.ndarray:
-    return (1 - s) ** 2 * a + 2 * s * (1 - s) * phi + s**2 * e
-
-
 def geodesic(x: np.ndarray, y: np.ndarray, s: float) -> np.ndarray:
     """A geodesic of the hyperboloid of curvature -1, by interpolation with hyperbolic sines."""
-    lift = [np.append(np.sqrt(1 + p @ p), p) for p in (x, y)]
-    d = np.arccosh(max(1.0, lift[0][0] * lift[1][0] - x @ y))
-    if d < 1e-9:
-        return x
-    return ((np.sinh((1 - s) * d) * lift[0] + np.sinh(s * d) * lift[1]) / np.sinh(d))[1:]
+    p, q = geometry.lift(x), geometry.lift(y)
+    d = np.arccosh(max(1.0, -geometry.lorentz_product(p, q)))
+    return ((np.sinh((1 - s) * d) * p + np.sinh(s * d) * q) / np.sinh(d))[1:] if d > 1e-9 else x
 
 
 def asynccurve(
@@ -316,7 +232,7 @@ def asynccurve(
     lowest: float = 0.2,
     swa: float = 0.75,
     momentum: float = 0.0,
-    correct: Corrected | None = None,
+    correct: Correction | None = None,
     *,
     cycle: int = 10,
     dominance: bool = True,
@@ -324,45 +240,45 @@ def asynccurve(
     step: str = "curve",
     momentum_on: str = "curve",
     overwrite: int | None = None,
-) -> Loop:
-    """Algorithm 1; client ``i % CLIENTS`` uploads arrival i."""
-    correct = orthodyn() if correct is None else correct
+) -> Rule:
+    """Algorithm 1."""
 
-    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        memory: Any = None
-        counts, accepted, velocity, along = np.zeros(CLIENTS), 0, np.zeros_like(x), np.zeros_like(x)
-        steps, tau, average, models = [], 0, x, 0
-        total = sum(u.closes for u in uploads)
-        path, weights = [], []
-        for i, u in enumerate(uploads):
-            factor, position = 0.0, 0.0
-            if u.examples > 0:
-                delta_hat, after = correct(-u.delta, u.start - x, memory, len(uploads))
-                factor = guards.factor(delta_hat, u)
-            if factor > 0:
-                memory = after
-                change = -factor * delta_hat
-                if momentum_on == "curve":
-                    along = change = change + momentum * along
-                eta = server_lr * (1 + (lowest - 1) * (accepted % cycle) / max(cycle - 1, 1))
-                accepted += 1
-                counts[i % CLIENTS] += 1
-                p = counts[i % CLIENTS] / accepted
-                position = min(1.0, eta / (CLIENTS * p) if dominance else eta)
-                steps.append(moved(x, u, change, position, control, step) - x)
-            weights.append(factor * position)
-            if u.closes and steps:
-                velocity = np.mean(steps, axis=0) + (momentum * velocity if momentum_on == "space" else 0.0)
-                x, steps = x + velocity, []
-                if tau >= swa * total and tau % cycle == 0:
-                    average, models = (average * models + x) / (models + 1), models + 1
-                if overwrite is not None and models and tau % overwrite == 0:
-                    x = average
-                tau += 1
-            path.append(average if models else x)
-        return np.array(path), np.array(weights)
+    class Curve(Corrected):
+        def begin(self, x, uploads):
+            super().begin(x, uploads)
+            self.counts, self.average, self.models, self.tau = np.zeros(CLIENTS), x, 0, 0
+            self.velocity = self.along = np.zeros_like(x)
+            self.begins = swa * sum(u.closes for u in uploads)
 
-    return loop
+        def scale(self, u, client):
+            """The position on the curve."""
+            accepted = self.counts.sum()
+            eta = server_lr * (1 + (lowest - 1) * (accepted % cycle) / max(cycle - 1, 1))
+            self.counts[client] += 1
+            return min(1.0, eta / (CLIENTS * self.counts[client] / (accepted + 1)) if dominance else eta)
+
+        def taken(self, x, u, client, direction, scale):
+            super().taken(x, u, client, direction, scale)
+            change = -direction
+            if momentum_on == "curve":
+                self.along = change = change + momentum * self.along
+            return moved(x, u, change, scale, control, step) - x
+
+        def step(self, x, waiting):
+            self.velocity = np.mean(waiting, axis=0) + momentum * self.velocity * (momentum_on == "space")
+            x = x + self.velocity
+            if self.tau >= self.begins and self.tau % cycle == 0:
+                self.average = (self.average * self.models + x) / (self.models + 1)
+                self.models += 1
+            if overwrite is not None and self.models and self.tau % overwrite == 0:
+                x = self.average
+            self.tau += 1
+            return x
+
+        def shown(self, x):
+            return self.average if self.models else x
+
+    return Curve(correct or orthodyn())
 
 
 def moved(x: np.ndarray, u: Upload, change: np.ndarray, position: float, control: str, step: str) -> np.ndarray:
@@ -372,8 +288,8 @@ def moved(x: np.ndarray, u: Upload, change: np.ndarray, position: float, control
         return geodesic(x, end, position)
     phi = u.start + u.delta / 2 + offset_of(u.delta)
     offset = phi - (u.start + (u.start + u.delta)) / 2
-    turned = rotation(u.delta, change) @ offset if control == "rotation" else offset
-    return bezier(x, middle + (turned if step == "curve" else 0.0), end, position)
+    turned = geometry.rotation(u.delta, change) @ offset if control == "rotation" else offset
+    return geometry.bezier((x, middle + (turned if step == "curve" else 0.0), end), position)
 
 
 def reaggregated(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:

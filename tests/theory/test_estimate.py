@@ -30,6 +30,9 @@ from fedjax_async.theory import (
     smoothness_between,
 )
 from tests.engine import problem
+from tests.refusals import refusals
+
+pytestmark = pytest.mark.float64
 
 KEY = jax.random.key(5)
 
@@ -39,7 +42,6 @@ def quadratic(**options):
     return known, federate(known.dataset, "natural"), linear(input_shape=(4,))
 
 
-@pytest.mark.float64
 def test_exact_on_quadratics():
     known, data, model = quadratic(smallest=0.2, largest=3.0)
     w = np.array([0.3, -1.0, 2.0, 0.5])
@@ -53,7 +55,6 @@ def test_exact_on_quadratics():
     np.testing.assert_allclose(found.smoothness, 3.0, rtol=1e-9)
 
 
-@pytest.mark.float64
 def test_variance_is_that_of_the_minibatches_that_clients_draw():
     """Against every batch of many epochs of ``local.batch``; clients of 4, 6 and 13 rows, batches of 4."""
     params = problem.MODEL.init(KEY)
@@ -82,7 +83,6 @@ def test_variance_is_that_of_the_minibatches_that_clients_draw():
     assert got[0] < 1e-20 < got[1]  # four rows: one batch is all of them
 
 
-@pytest.mark.float64
 def test_power_iteration_against_the_eigenvalues_of_a_logistic_problem():
     """The whole Hessian of softmax regression by its formula, ``mean_j (diag(p) - p p^T) (x) x x^T``."""
     who = problem.data()
@@ -101,7 +101,6 @@ def test_power_iteration_against_the_eigenvalues_of_a_logistic_problem():
         np.testing.assert_allclose(value, np.linalg.eigvalsh(hessian)[-1], rtol=1e-6)
 
 
-@pytest.mark.float64
 def test_smoothness_counts_negative_curvature_and_never_overestimates():
     """A small network, whose Hessian has eigenvalues of either sign."""
     who, model = problem.data(), problem.MODEL
@@ -116,7 +115,6 @@ def test_smoothness_counts_negative_curvature_and_never_overestimates():
     assert got[0] < got[1] <= np.abs(eigenvalues).max() * (1 + 1e-12)
 
 
-@pytest.mark.float64
 def test_gradient_differences_bound_the_smoothness_from_below():
     known, data, model = quadratic(smallest=0.2, largest=3.0)
     here, there = ({"w": jnp.asarray(w)} for w in (known.optimum, known.optimum + np.arange(4)))
@@ -131,7 +129,6 @@ def test_gradient_differences_bound_the_smoothness_from_below():
         smoothness_between(model, here, here, data)
 
 
-@pytest.mark.float64
 def test_grouping_of_clients_and_rows_changes_nothing():
     params, who = problem.MODEL.init(KEY), problem.data()
     losses, gradients = client_gradients(problem.MODEL, params, who)
@@ -157,33 +154,24 @@ def test_running_statistics_are_no_weights():
     assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1 has a single batch
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"iterations": 0}, "iterations = 0"),
-        ({"width": 0}, "width = 0"),
-        ({"chunk": 1.5}, r"chunk = 1\.5"),
-        ({"clients": []}, r"clients = \[\]"),
-        ({"clients": [5]}, "clients = 5"),
-    ],
+test_bad_options_are_named = refusals(
+    ({"batch_size": 0}, "batch_size = 0"),
+    ({"iterations": 0}, "iterations = 0"),
+    ({"width": 0}, "width = 0"),
+    ({"chunk": 1.5}, r"chunk = 1\.5"),
+    ({"clients": []}, r"clients = \[\]"),
+    ({"clients": [5]}, "clients = 5"),
+    by=lambda options: estimate(
+        KEY, problem.MODEL, problem.MODEL.init(KEY), problem.data(), **{"batch_size": 4} | options
+    ),
 )
-def test_bad_options_are_named(options, named):
-    params = problem.MODEL.init(KEY)
-    with pytest.raises(ValueError, match=named):
-        estimate(KEY, problem.MODEL, params, problem.data(), **({"batch_size": 4} | options))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"streamed": True}, "streamed = True"),
-        ({"size": np.array([9, 4, 13, 6, 0], np.int32)}, "examples of client 4 = 0"),
-    ],
+test_streamed_data_and_empty_clients_are_refused = refusals(
+    ({"streamed": True}, "streamed = True"),
+    ({"size": np.array([9, 4, 13, 6, 0], np.int32)}, "examples of client 4 = 0"),
+    by=lambda change: client_gradients(problem.MODEL, problem.MODEL.init(KEY), problem.data()._replace(**change)),
 )
-def test_streamed_data_and_empty_clients_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        client_gradients(problem.MODEL, problem.MODEL.init(KEY), problem.data()._replace(**change))
 
 
 # --- Theorem 1 against a run ------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Section 3 and appendix A of Charles and Rush in float64 at many points, and the clients of appendix C."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """The antisymmetry of real local training against dense Jacobians of ``local.run_job`` and NumPy, and its probe."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax
@@ -20,6 +18,7 @@ from fedjax_async.theory import curl_probe, local_displacement, training_curl
 from fedjax_async.theory.vector_fields import estimate_mean_curl
 from fedjax_async.types import ClientData, Message, Model
 from tests.engine.problem import MODEL, SIZES, data
+from tests.refusals import refusals
 
 SETTING = {"method": "fedavg", "clients": len(SIZES), "batch_size": 4, "server_steps": 3, "lr": 0.2}
 DIM = 66  # parameters of MODEL; with as many pairs estimates are exact
@@ -171,21 +170,18 @@ def test_uploads_that_are_no_change_of_the_weights_are_refused():
         local_displacement(client, jax.random.key(0), Message(params), own, 2)(params)
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"clients": [5]}, "clients = 5"),
-        ({"clients": []}, "clients = "),
-        ({"number": -1}, "number = -1"),
-        ({"weighting": "size"}, "weighting = 'size'"),
-        ({"pairs": 1}, "pairs = 1"),
-    ],
+OUT_OF_RANGE = [
+    ({"clients": [5]}, "clients = 5"),
+    ({"clients": []}, "clients = "),
+    ({"number": -1}, "number = -1"),
+    ({"weighting": "size"}, "weighting = 'size'"),
+    ({"pairs": 1}, "pairs = 1"),
+]
+test_bad_input = refusals(
+    *(
+        (function, *case)
+        for function in (curl_probe, partial(training_curl, jax.random.key(0)))
+        for case in OUT_OF_RANGE
+    ),
+    by=lambda function, options: function(prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL), **options),
 )
-def test_bad_input(options, field):
-    experiment = prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL)
-    for function in (
-        lambda **given: training_curl(jax.random.key(0), experiment, **given),
-        partial(curl_probe, experiment),
-    ):
-        with pytest.raises(ValueError, match=field):
-            function(**options)

@@ -1,0 +1,39 @@
+"""Wrong input as a table: every call is refused by a ``ValueError`` of one line that says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def called(call: Callable[[], object]) -> object:
+    """The result of a call without arguments."""
+    return call()
+
+
+def refusals(*cases: tuple[Any, ...], by: Callable[..., object] = called, folder: bool = False) -> Callable[..., None]:
+    """A test of a table ``(*arguments, says)``: ``by(*arguments)`` is refused, and the error says so.
+
+    ``says`` is a part of the error's text, or a pattern that it has. ``folder``: the first argument of ``by`` is a
+    new folder.
+    """
+
+    def check(says: str, *arguments: Any) -> None:
+        with pytest.raises(ValueError) as error:
+            by(*arguments)
+        text = str(error.value)
+        assert says in text or re.search(says, text), text
+        assert "\n" not in text
+
+    def test(arguments: tuple[Any, ...], says: str) -> None:
+        check(says, *arguments)
+
+    def test_in_folder(tmp_path: Path, arguments: tuple[Any, ...], says: str) -> None:
+        check(says, tmp_path, *arguments)
+
+    table = pytest.mark.parametrize(("arguments", "says"), [(case[:-1], case[-1]) for case in cases])
+    return table(test_in_folder if folder else test)
