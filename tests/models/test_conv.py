@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.models import LOWERINGS, Conv, ConvPool, avg_pool, max_pool
@@ -30,6 +30,14 @@ def drawn_as(module, rng, x):
     """Random parameters for a module of flax."""
     shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
     return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+
+
+def aborts_xla(size, kernel, strides, padding):
+    """Whether XLA's own gradient with respect to the inputs ends the process, in JAX 0.10: a failed check of its
+    algebraic simplifier, where an axis has a kernel of 2 at stride 2, padding (1, 1) and an even size."""
+    pairs = ((padding, padding),) * len(kernel) if isinstance(padding, int) else padding
+    each = zip(size, kernel, strides, () if isinstance(padding, str) else pairs)
+    return any(n % 2 == 0 and (k, s, tuple(pads)) == (2, 2, (1, 1)) for n, k, s, pads in each)
 
 
 def agree(a, b, tolerance=1e-10):
@@ -66,6 +74,7 @@ def test_equals_flax_in_values_and_gradients(kind, kernel, extra, strides, chann
     axes, names, groups, given = KINDS[kind]
     (inputs, features), rng = given or channels, np.random.default_rng(seed)
     x = jnp.asarray(rng.normal(size=(2, *(k + more - 1 for k, more in zip(kernel[:axes], extra)), inputs)))
+    assume(not aborts_xla(x.shape[1:-1], kernel[:axes], strides[:axes], PADDINGS[axes][padding]))
     options = {"padding": PADDINGS[axes][padding], "use_bias": use_bias, "feature_group_count": groups}
     theirs = nn.Conv(features, kernel[:axes], strides[:axes], param_dtype=jnp.float64, **options)
     params = drawn_as(theirs, rng, x)
