@@ -38,7 +38,7 @@ def test_an_nnx_module_starts_alike_for_every_seed_and_says_what_to_do():
         np.testing.assert_array_equal(*starts)
         assert len(said) == 2
         assert all(line.startswith("model: an nnx module starts from the weights that it was made") for line in said)
-    advice = lambda rngs: Seeded(rngs=rngs)  # noqa: E731, PLW0108 (as the warning has it)
+    advice = lambda rngs: Seeded(rngs=rngs)  # noqa: E731 (as the warning has it)
     starts, said = seeds_starts(advice)
     assert np.all(starts[0] != starts[1])
     assert said == []
