@@ -46,6 +46,19 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
+@pytest.fixture
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Names and plugins that a test registers are forgotten after it."""
+    from fedjax_async.base import registry
+    from fedjax_async.config import plugins
+
+    monkeypatch.setattr(registry, "ADDED", {})
+    monkeypatch.setattr(plugins, "LOADED", {})
+    registry.forget()
+    yield
+    registry.forget()
+
+
 PROCESS = Path("/proc/self")  # where Linux shows the memory of a process
 NEEDED = 3 * 2**30  # bytes of memory of a test process and the commands that it starts
 

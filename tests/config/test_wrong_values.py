@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_async import Method, Settings, Spec, clock, compare, named, results, resume, server, simulate, sweep
 from fedjax_async.config import prepare, trajectory, tune
-from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
 from fedjax_async.local import local_training
 from fedjax_async.peers import full_models
@@ -153,11 +149,3 @@ def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
         step = float(str(error.value).partition("must be ")[2].partition(" or more")[0])
         assert end / 1e6 <= step <= 1.02 * end / 1e6
     assert len(evaluation_points(schedule, Every(time=step * 100), horizon=end).time) > 9800
-
-
-@pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32])
-def test_numbers_of_numpy_and_jax_are_kept_as_plain_ones(number):
-    settings = Settings(updates=np.int64(6), lr=number(0.5), seed=jnp.int32(3))
-    assert (settings.lr, settings.updates, settings.seed) == (0.5, 6, 3)
-    assert type(settings.lr) is float and type(settings.updates) is int
-    assert json.dumps(as_dict(settings)) == json.dumps(as_dict(Settings(updates=6, lr=0.5, seed=3)))

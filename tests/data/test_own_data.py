@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import flax.linen as nn
@@ -40,6 +39,7 @@ from fedjax_async.data.published import SOURCES
 from fedjax_async.models import from_flax
 from fedjax_async.types import FederatedData
 from tests.data.small_mnist import small_arrays, small_published
+from tests.told import warned
 
 ROWS, TESTS, FEATURES, CLASSES = 24, 8, 3, 4
 SMALL = {"model": "logistic", "method": "fedasync", "updates": 6, "eval_updates": 3, "steps": 2, "batch_size": 2}
@@ -337,11 +337,7 @@ IMAGES = RNG.random((60, 8, 9, 1)).astype(np.float32)
 def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
     """What is said about data of one client, without their name."""
     data = from_arrays([(x, y)], (x, test_y))._replace(**fields)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        warn_of_looks(data)
-    assert all(issubclass(one.category, DataWarning) for one in found)
-    lines = [str(one.message) for one in found]
+    _, lines = warned(warn_of_looks, data, kind=DataWarning)
     assert all(line.startswith("data own: ") and "\n" not in line for line in lines)
     return [line.removeprefix("data own: ") for line in lines]
 
@@ -353,9 +349,7 @@ def test_good_data_are_not_remarked_on():
     for x in (IMAGES, (255 * IMAGES).astype(np.uint8), standardised, counts, tokens, 16 * IMAGES, 300 * IMAGES[:, 0]):
         assert said(x) == []
     for data in (federate(fashion_mnist_6k(), "iid", 10), load("population").deal(5, 0)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warn_of_looks(data)
+        warn_of_looks(data)  # warnings are errors here
 
 
 def test_pixels_that_are_not_scaled():
