@@ -16,7 +16,7 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
 from fedjax_async.results.sweep_table import EXECUTION
 from fedjax_async.types import Stop
-from tests.engine.test_checkpoint import Killed
+from tests.results.folders import Killed
 from tests.told import same
 
 RNG = np.random.default_rng(5)

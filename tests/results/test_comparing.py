@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from itertools import count
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -15,7 +10,7 @@ from fedjax_async import Settings, compare, simulate, sweep
 from fedjax_async.config import sweeping
 from fedjax_async.engine.checkpoint import completed
 from fedjax_async.results.store import CHECKPOINTS
-from tests.results.folders import Killed, contents
+from tests.results.folders import Killed, contents, ends_the_same
 
 SMALL = {"model": "logistic", "clients": 5, "updates": 12, "eval_updates": 6, "steps": 2, "delay": "exponential"}
 SERVED = ["fedasync", "fedbuff@buffer:size=3"]
@@ -100,33 +95,11 @@ def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, STEP))])
-def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch, first):
-    """Killed some writes later each time. A killed process leaves half a temporary file, which carries its number."""
-
-    def left_by(folder):
-        return {name: found for name, found in contents(folder).items() if not Path(name).name.startswith(".")}
-
-    compare(SERVED, seeds=4, out=tmp_path / "whole", progress=False, **SMALL)
-    want, replace = left_by(tmp_path / "whole"), os.replace
-    for last in count(first, STEP):
-        folder, left, deaths = tmp_path / f"cut_{last}", iter(range(last, -1, -1)), []
-
-        def dying(temporary, path, left=left, deaths=deaths):
-            if not Path(path).name.startswith(".") and next(left, 1) == 0:
-                deaths.append(path)
-                content = Path(temporary).read_bytes()
-                Path(path).with_name(f".{Path(path).name}.1234.tmp").write_bytes(content[: len(content) // 2])
-                raise Killed
-            replace(temporary, path)
-
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(os, "replace", dying)
-            compare(SERVED, seeds=4, out=folder, progress=False, **SMALL)
-        if not deaths:
-            assert last > 60
-            return
+def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, first):
+    def start(folder):
         compare(SERVED, seeds=4, out=folder, progress=False, **SMALL)
-        assert left_by(folder) == want, deaths
+
+    ends_the_same(start, tmp_path, least=60, first=first, step=STEP)
 
 
 def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from fedjax_async.base import disk
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder
@@ -16,7 +15,7 @@ from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweep_table import setting_rows, swept_runs
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
 from tests.results import sweep_engine
-from tests.results.folders import Killed, contents
+from tests.results.folders import contents, ends_the_same
 
 BASE = Settings(updates=11)
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2]}
@@ -78,38 +77,11 @@ def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch):
-    """One run has ten files: stop before, during and after each write."""
-    sweep_engine.use(monkeypatch)
-    run = {"base": BASE, "grid": {"lr": [0.1]}, "progress": False}
-    whole = sweep(**run, out=tmp_path / "whole")
-    write_sweep(whole, plots=False)
-    expected = contents(tmp_path / "whole")
-    write = disk.write
-    deaths = 0
-    for last in range(100):
-        folder = tmp_path / f"cut_{last}"
-        left = iter(range(last, -1, -1))
+def test_killed_at_any_write_it_goes_on_and_ends_the_same(engine, tmp_path):
+    def begin(folder):
+        write_sweep(sweep(BASE, {"lr": [0.1]}, progress=False, out=folder), plots=False)
 
-        def dying(path, content, left=left):
-            if (remaining := next(left)) == 0:
-                path.with_name(f".{path.name}.1234.tmp").write_bytes(content[: len(content) // 2])
-                raise Killed
-            write(path, content)
-            assert remaining > 0
-
-        monkeypatch.setattr(disk, "write", dying)
-        try:
-            write_sweep(sweep(**run, out=folder), plots=False)
-        except Killed:
-            deaths += 1
-        else:
-            break
-        finally:
-            monkeypatch.setattr(disk, "write", write)
-        write_sweep(sweep(**run, out=folder), plots=False)
-        assert contents(folder) == expected, last
-    assert deaths == last > 15
+    ends_the_same(begin, tmp_path, least=15)
 
 
 def test_a_damaged_run_is_trained_again(engine, tmp_path):
