@@ -57,15 +57,15 @@ def test_a_batch_longer_than_every_shard_is_the_whole_shard():
     ({"metod": "fedavg"}, "did you mean 'method'"), ({"method": "fedprox:mu=1"}, "option of fedprox"),
     ({"optimizer": "sgd:nesterov=true"}, "nesterov"), ({"steps": 10**12}, "steps"), ({"eval_at": "1,two"}, "eval_at"),
     ({"eval_at": "-1"}, "eval_at"), ({"eval_at": "1", "eval_updates": 2}, "at most one"),
+    ({"checkpoint": 2}, "^checkpoint = 2: must be left out without a folder"),
+    ({"eval_examples": 0}, "^eval_examples = 0: must be a whole number"),
+    ({"eval_examples": 1001}, "^eval_examples = 1001: must be a whole number from 1 to 1000"),
+    ({"eval_examples": 9, "per_client": True}, "^eval_examples = 9: must be left out where clients have tests"),
+    ({"eval_examples": 9, "dataset": "population"}, "^eval_examples = 9: must be left out: population is already"),
 ])  # fmt: skip
 def test_refused_before_anything_compiles(change, message):
     with pytest.raises(ValueError, match=message):
         simulate(**({"updates": 5} | SMALL | change))
-
-
-def test_a_checkpoint_needs_a_folder():
-    with pytest.raises(ValueError, match=r"^checkpoint = 2: must be left out without a folder"):
-        simulate(dataset="fashion_mnist_6k", model="logistic", clients=2, updates=2, checkpoint=2)
 
 
 def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
@@ -75,15 +75,3 @@ def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
     np.testing.assert_array_equal(part.components.data.test_y, whole.components.data.test_y[::10])
     np.testing.assert_array_equal(part.components.data.order, whole.components.data.order)
     assert part.components.client == whole.components.client
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
-    ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
-    ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
-    ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population is already"),
-])  # fmt: skip
-def test_bad_numbers_of_test_examples(options, message):
-    with pytest.raises(ValueError) as error:
-        simulate(**{"dataset": "fashion_mnist_6k", "model": "logistic", "updates": 2} | options)
-    assert str(error.value).startswith(message)
