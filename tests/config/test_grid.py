@@ -18,6 +18,7 @@ from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, 
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.peer_result import GLOBAL_TESTS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
+from tests.told import refusal
 
 BASE = Settings(updates=9)
 
@@ -223,13 +224,6 @@ def test_a_spec_is_shown_without_the_options_beside_it():
     }
 
 
-def test_options_of_the_usual_partition():
-    assert [point.settings.partition for point in expand(BASE, {"partition.alpha": [0.5, 10]})] == [
-        "dirichlet:alpha=0.5",
-        "dirichlet:alpha=10",
-    ]
-
-
 def test_a_base_need_not_be_a_whole_run():
     points = expand({"method": "fedbuff", "timing": "buffer:size=2"}, {"updates": [5, 10]})
     assert [point.settings.updates for point in points] == [5, 10]
@@ -310,9 +304,7 @@ BAD = {
 
 @pytest.mark.parametrize(("grid", "says"), BAD.values(), ids=BAD)
 def test_bad_grids_are_one_line(grid, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
-        expand(BASE, grid)
-    assert "\n" not in str(error.value)
+    assert says in refusal(expand, BASE, grid)
 
 
 WRONG = [
@@ -329,5 +321,4 @@ WRONG = [
 
 @pytest.mark.parametrize(("given", "says"), WRONG, ids=range(len(WRONG)))
 def test_bad_points_seeds_and_bases(given, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        expand(**dict(zip(("base", "grid", "points", "seeds"), given)))
+    assert says in refusal(expand, **dict(zip(("base", "grid", "points", "seeds"), given)))
