@@ -236,12 +236,6 @@ def test_every_setting_has_a_flag_and_the_defaults_of_its_command():
 # --- what cannot be used ------------------------------------------------------------------------
 
 
-def test_a_missing_data_set_is_named(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
-    assert "fedjax-async data fetch mnist" in refused(capsys, "run", *SMALL, "--dataset", "mnist")
-    assert "fedjax-async data fetch cifar10" in refused(capsys, "data", "verify", "cifar10")
-
-
 # Modules that a fast command must not import: on a busy machine they take seconds.
 SLOW = ("numpy", "jax", "flax", "optax", "fedjax_async.config.experiment")
 PROGRAM = f"""import sys
@@ -294,26 +288,6 @@ def test_missing_data_sets_help_and_version_cost_no_import(tmp_path, arguments, 
     else:
         assert done.returncode == 2 and done.stdout == ""
         assert len(lines) == 1 and lines[0].startswith(f"fedjax-async: error: {says}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("fedasync", "fedbuf"), "did you mean 'fedbuff'?"),
-        (("asgd", "asgd"), "different from each other"),
-        (("asgd", "--baseline", "fedavg"), "baseline = 'fedavg': must be one of asgd"),
-        (("asgd", "--target", "fedavg"), "target = 'fedavg': must be an accuracy in (0, 1], a share such as 95%, or"),
-        (("asgd", "--seeds", "0"), "seeds = 0"),
-    ],
-)
-def test_compare_looks_at_everything_first(capsys, tmp_path, arguments, says):
-    assert says in refused(capsys, "compare", *arguments, *SMALL, "--out", str(tmp_path / "runs"))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_unknown_kinds_and_data_sets(capsys):
-    assert "did you mean 'methods'?" in refused(capsys, "list", "method")
-    assert "known: mnist" in refused(capsys, "data", "fetch", "digits")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
