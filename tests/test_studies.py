@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.base import registry
 from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import method_of
@@ -223,9 +222,7 @@ phases, corrections = (module("asynccurve", name) for name in ("phases", "correc
 
 
 @pytest.fixture
-def asynccurve_study(monkeypatch):
-    """The study; the methods that it registers are removed after the test."""
-    monkeypatch.setattr(registry, "ADDED", {})
+def asynccurve_study(nothing_stays_registered):
     return module("asynccurve", "study")
 
 

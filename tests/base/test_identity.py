@@ -62,28 +62,24 @@ def test_texts_paths_and_booleans_have_one_form():
         Settings(updates=9, train_loss=1)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1800, 1800.0),
-        ("lognormal:sigma=1,mean=2", "lognormal:mean=2.0, sigma=1.0"),
-        ("fedbuff:server-lr=0.50+swa:start=.5@buffer:size=5", "fedbuff:server_lr=0.5+swa:start=0.5@buffer:size=5"),
-        ("cohort:all=True", "cohort:all=true"),
-        ("100,500", "100.0, 5e2"),
-        ("late:extra=1e+2,factor=3+drop", "late:factor=3,extra=100+drop"),
-        ("late:extra=1e+22,factor=3", "late:factor=3,extra=1E22"),
-        ((1, 2), [1.0, 2.0]),
-        ({"a": None}, {}),
-        (None, None),
-    ],
-)
-def test_what_is_the_same(one, other):
-    assert identity.difference({"x": one}, {"x": other}) == "" == identity.difference(other, one)
+SAME = [
+    (1800, 1800.0),
+    ("lognormal:sigma=1,mean=2", "lognormal:mean=2.0, sigma=1.0"),
+    ("fedbuff:server-lr=0.50+swa:start=.5@buffer:size=5", "fedbuff:server_lr=0.5+swa:start=0.5@buffer:size=5"),
+    ("cohort:all=True", "cohort:all=true"),
+    ("100,500", "100.0, 5e2"),
+    ("late:extra=1e+2,factor=3+drop", "late:factor=3,extra=100+drop"),
+    ("late:extra=1e+22,factor=3", "late:factor=3,extra=1E22"),
+    ((1, 2), [1.0, 2.0]),
+    ({"a": None}, {}),
+    (None, None),
+]
 
 
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [
+        *((one, other, "") for one, other in [*SAME, *(pair[::-1] for pair in SAME)]),
         (1, True, "x = True, saved 1"),
         (0, False, "x = False, saved 0"),
         (0, None, "x = None, saved 0"),

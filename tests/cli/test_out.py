@@ -81,11 +81,7 @@ def test_resume_looks_first_too(capsys, tmp_path, monkeypatch, request):
     request.getfixturevalue("idle")
     with elsewhere("out"):
         assert "in use by process" in refused(capsys, "resume", "out")
-
-    def fail(path, content):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(disk, "write", fail)
+    monkeypatch.setattr(disk, "write", fail_to_write)
     assert "folder = 'out': must be a folder that can be written (Read-only" in refused(capsys, "resume", "out")
     assert "begun with --checkpoint" in refused(capsys, "resume", "no_such_folder")
     assert not (tmp_path / "no_such_folder").exists()
@@ -241,7 +237,7 @@ def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
     assert "file = 'out/runs.csv': must be a file that can be written (Read-only" in says
 
 
-def fail_to_write(path):
+def fail_to_write(path, *content):
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 

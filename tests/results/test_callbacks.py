@@ -20,6 +20,7 @@ from fedjax_async.data.decode import FASHION_MNIST_MEAN, FASHION_MNIST_STD
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import load, write_comparison, write_sweep
 from tests.results.folders import contents, killed_run
+from tests.told import same
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 24, "eval_updates": 2, "lr": 0.05}
 # uploads of unequal size, some are dropped by the server: their bytes are known only after training
@@ -35,11 +36,6 @@ UNEVEN = {
 @functools.cache
 def whole(**changes):
     return simulate(**SMALL | changes)
-
-
-def same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 def is_start_of(short, full):
@@ -297,7 +293,10 @@ def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeyp
         simulate(**given, patience=3)
 
 
-@pytest.mark.parametrize("setting", [{"per_client": True, "test_fraction": 0.5}, {"method": "dpsgd"}])
+PARTS = {"test_fraction": 0.5, "validation_fraction": 0.2}
+
+
+@pytest.mark.parametrize("setting", [{"per_client": True} | PARTS, PARTS, {"method": "dpsgd"}])
 def test_a_run_that_is_read_has_the_stream_that_it_had(tmp_path, setting):
     given = {"dataset": "quadratic:clients=3", "model": "linear", "clients": 3, "steps": 1, "updates": 6} | setting
     given |= {"eval_updates": 3, "delay": "constant:mean=10", "stream": "csv", "out": tmp_path, "plots": False}

@@ -22,15 +22,7 @@ from tests.results.made_up import of_group
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "constant"}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 EXECUTE = "fedjax_async.config.sweeping.execute_group"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_registered(monkeypatch):
-    monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr("fedjax_async.config.plugins.LOADED", {})
-    registry.forget()
-    yield
-    registry.forget()
+pytestmark = pytest.mark.usefixtures("nothing_stays_registered")
 
 
 @pytest.fixture
