@@ -108,8 +108,8 @@ class Linen(linen.Module):
 
 
 class Nnx(nnx.Module):
-    def __init__(self, outputs=10):
-        layer = nnx.Linear(784, outputs, rngs=nnx.Rngs(0))
+    def __init__(self):
+        layer = nnx.Linear(784, 10, rngs=nnx.Rngs(0))
         self.layers = nnx.List([layer]) if hasattr(nnx, "List") else [layer]
 
     def __call__(self, x):
@@ -139,7 +139,7 @@ def test_flax_modules_are_models():
 
 @pytest.mark.parametrize(("name", "thing", "message"), [
     *[(name, server.asgd(), "name = .*: must be of letters, digits")
-      for name in ("", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None)],
+      for name in ("", "..", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None)],
     *[("mine", thing, "object = .*: must be an object of your own") for thing in (5, "fedasync", None, [1], {"a": 1})],
 ])  # fmt: skip
 def test_a_plain_name_stands_for_an_object(name, thing, message):
@@ -186,10 +186,8 @@ def pulled(model, *, optimizer, batch_size, pull: Traced = 0.1):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
-    ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
     ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
     ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a .*; wrap the rule: Method\("),
-    ({"method": 5}, "method = 5: must be a text, or a Method"),
     ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
     # specs that no run can call
     ({"method": Spec(fair, 3)}, r"^arguments of method.rule = \(3,\): must be left out"),

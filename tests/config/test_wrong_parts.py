@@ -293,7 +293,6 @@ CALLS = [
     (lambda: register("client", "never")(client()), r"^client never = 'a Client.*wrap it: def never\(model\): return"),
     (lambda: compare({"mine": "fedasync"}, **SMALL), r"^methods\['mine'\] = 'fedasync': must be a Method"),
     (lambda: compare(["fedasync"], **SMALL, method="fedavg"), r"^method = 'fedavg': must be left out beside methods"),
-    (lambda: compare(["fedasync"], **SMALL, rate=3), r"^setting = 'rate': unknown"),
     (lambda: simulate(data=dealt(), dataset="mnist", updates=4),
      r"^dataset = 'mnist': must be left out: data are given"),
     (lambda: simulate(**SMALL, metrics=lambda outputs, y: y), r"^metrics = 'a function': must be a text, or a dict of"),
@@ -314,9 +313,6 @@ CALLS = [
     (lambda: data.load(3), r"^dataset = 3: must be a text such as 'mnist'"),
     (lambda: data.federate(3), r"^dataset = 3: must be a Dataset or a Federation"),
     (lambda: data.write_folder("o", 3), r"^data = 3: must be FederatedData"),
-    (lambda: data.from_arrays(3), r"^clients = 'int': must be a list of pairs"),
-    (lambda: data.from_arrays([(X, Y)], test=(X, Y), name="a/b"), r"^name = 'a/b': must be of letters, digits"),
-    (lambda: data.from_arrays([(X, Y)], test=(X, Y), num_classes=2**40), r"^num_classes = 1099511627776: must be a wh"),
     (lambda: waves(3), r"^schedule = 3: must be a Schedule"),
 ]  # fmt: skip
 

@@ -174,7 +174,6 @@ def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, 
         (load, "tfds", "as in tfds:name=kmnist"),
         (load, "tfds:name=../../etc", "as in tfds:name=kmnist"),
         (load, "tfds:name=no_such_thing", "add download=true"),
-        (load, "cifar100", "add download=true"),
     ],
 )
 def test_names_are_checked(tmp_path, act, name, message):
