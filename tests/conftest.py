@@ -59,6 +59,14 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.forget()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def files_may_be_lost_with_the_power() -> Iterator[None]:
+    """Nothing waits for the disk, which takes milliseconds a file; ``test_disk.py`` checks that the package would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda number: None)
+        yield
+
+
 PROCESS = Path("/proc/self")  # where Linux shows the memory of a process
 NEEDED = 3 * 2**30  # bytes of memory of a test process and the commands that it starts
 
