@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -60,10 +61,13 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def files_may_be_lost_with_the_power() -> Iterator[None]:
-    """Nothing waits for the disk, which takes milliseconds a file; ``test_disk.py`` checks that the package would."""
+def saving_is_fast() -> Iterator[None]:
+    """Nothing waits for the disk (``test_disk.py`` checks that the package would), and git is asked only once."""
+    from fedjax_async.results import provenance
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda number: None)
+        patch.setattr(provenance, "revision", functools.cache(provenance.revision))
         yield
 
 
