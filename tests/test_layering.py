@@ -1,9 +1,10 @@
-"""The structure of the repository: allowed imports, length of files, forbidden content."""
+"""The structure of the repository: allowed imports, length of files, forbidden content; lint, format and types."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -232,3 +233,11 @@ def test_no_test_skips_or_expects_failure():
         for node in nodes(path):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in {"skip", "skipif", "xfail", "importorskip"}, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)], ids=["lint", "format", "types"]
+)
+def test_lint_format_and_types_are_clean(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -204,18 +204,12 @@ def test_list_has_no_line_without_a_description(capsys, monkeypatch):
     assert all(len(line.split()) > 1 for line in ok(capsys, "list").splitlines() if line.startswith("  "))
 
 
-@pytest.mark.parametrize(
-    ("command", "texts"),
-    [
-        ("explain", ("<grad F(x), x' - x>", "fedjax-async explain runs/skewed")),
-        ("landscape", ("barrier", "fedjax-async landscape runs/a runs/b")),
-    ],
-)
-def test_help_teaches(capsys, command, texts):
-    with pytest.raises(SystemExit):
-        cli.main((command, "--help"))
-    shown = capsys.readouterr().out
-    assert all(text in shown for text in texts)
+def test_help_teaches(capsys):
+    for command, known in (("explain", "<grad F(x), x' - x>"), ("landscape", "barrier")):
+        with pytest.raises(SystemExit):
+            cli.main((command, "--help"))
+        shown = capsys.readouterr().out
+        assert known in shown and f"fedjax-async {command} runs/" in shown
 
 
 def test_data_list(capsys, tmp_path):

@@ -15,7 +15,8 @@ from fedjax_async import Method, simulate
 from fedjax_async.base import notices
 from fedjax_async.config import Settings, prepare
 from fedjax_async.server import methods, rule, scale_by_staleness
-from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
+from fedjax_async.types import Facts, ServerAlgorithm
+from tests.config.test_own import scaled
 from tests.told import warned
 
 SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40, "engine": "reference"}
@@ -52,20 +53,6 @@ def test_a_policy_of_ones_own_is_not_planned_with_another_budget():
         prepare(Settings(**SMALL, method="fedbuff", timing=endless, updates=3))
 
 
-def at_once():
-    """A rule that applies every upload at its arrival."""
-
-    def receive(state, memory, arrival):
-        return jax.tree.map(jnp.add, state, arrival.upload), memory, Info(arrival.weight)
-
-    return ServerAlgorithm(
-        init=lambda params: (params, jnp.zeros(())),
-        receive=receive,
-        dispatch=lambda state, memory, request: (Message(state), memory),
-        params=lambda state: state,
-    )
-
-
 def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
     run, said = warned(simulate, **COHORTS, updates=6, eval_updates=2)
     whole, nothing = warned(simulate, **COHORTS, updates=4)
@@ -78,7 +65,7 @@ def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
     assert run.evaluations["update"].tolist() == [0, 2, 4, 4]
     jax.tree.map(np.testing.assert_array_equal, run.params, whole.params)
     # a rule that changes the model at every upload uses all of them, whether or not a step is complete
-    all_used, nothing = warned(simulate, **SMALL, method=Method(at_once(), "buffer:size=4"), updates=3)
+    all_used, nothing = warned(simulate, **SMALL, method=Method(scaled(1.0), "buffer:size=4"), updates=3)
     assert nothing == [] and all_used.counters["unused"] == 0 and all_used.counters["updates"] == 3
     assert all_used.counters["server_steps"] == 0
     assert any(map(np.any, jax.tree.leaves(all_used.params)))  # logistic is initialised with zeros

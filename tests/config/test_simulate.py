@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async import Method, Settings, fingerprint, simulate
+from fedjax_async import Settings, simulate
 from fedjax_async.config import prepare
 from fedjax_async.config.resolving import length_of_batch
-from fedjax_async.server import asgd
 
 SMALL = {"model": "logistic", "steps": 2, "delay": "exponential"}
 
@@ -34,14 +33,6 @@ def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
     assert np.isnan(run.evaluations["accuracy"]).all()
     with pytest.raises(ValueError, match="num_classes = 10: must be None"):
         simulate(model="linear", updates=1)
-
-
-def test_objects_take_the_place_of_names():
-    run = prepare(Settings(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL))
-    found = fingerprint(Method(asgd(), "buffer:size=2"))
-    assert run.described["method"] == f"(object: {found[:12]})"
-    assert run.described["own"] == {"method": {run.described["method"]: found}}
-    np.testing.assert_array_equal(run.schedule.closes, [False, True] * 3)
 
 
 def test_a_batch_longer_than_every_shard_is_the_whole_shard():

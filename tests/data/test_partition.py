@@ -149,10 +149,6 @@ def test_what_cannot_be_dealt_is_refused(call, given, message):
         call(*given)
 
 
-def test_targets_that_are_numbers_are_dealt_without_skew():
-    check_partition(deal("iid", np.linspace(0, 1, 50), 5), 50, 5)
-
-
 def test_clients_of_an_exhausted_class_go_on_to_the_next_that_has_some():
     mixes = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
     sizes, need = np.array([30, 10, 2, 18]), np.array([20, 20, 20])
@@ -402,13 +398,6 @@ def test_held_out_examples_stay_with_their_client_and_out_of_training():
         np.testing.assert_array_equal(data.test_y[test], held_out % 3)
     assert data.test_size.sum() == len(data.test_x) == len(data.test_y)
     assert data.size.sum() == len(data.x) == len(data.order)
-
-
-def test_the_seed_makes_the_clients():
-    dataset = numbered()
-    orders = [federate(dataset, "iid", 4, seed).order for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(orders[0], orders[1])
-    assert not np.array_equal(orders[0], orders[2])
 
 
 def test_natural_owners_give_the_number_of_clients():

@@ -22,26 +22,27 @@ from tests.results.page import NASTY, array, columns, content, content_of, save_
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
 SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
-MISSED, BOOTSTRAP = {"target": 0.66}, {"interval": "bootstrap", "target": "fedavg"}
+BASELINE, MISSED, BOOTSTRAP = {"baseline": "a"}, {"target": 0.66}, {"interval": "bootstrap", "target": "fedavg"}
 
 
-def all_rejected(runs: list[Run]) -> list[Run]:
-    """The same runs; in the first one every upload is rejected."""
-    rejected = runs[0].counters | {"updates": 3, "rejected": 3}
-    return [runs[0]._replace(counters=rejected), *runs[1:]]
+def counted(runs: list[Run], **counters: object) -> list[Run]:
+    """The same runs; the first one has these counters too."""
+    return [runs[0]._replace(counters=runs[0].counters | counters), *runs[1:]]
 
 
-def ended_early(runs: list[Run]) -> list[Run]:
-    """The same runs; in the first one no client was left."""
-    return [runs[0]._replace(counters=runs[0].counters | {"ended_early": "ended after 11 of 99 updates"}), *runs[1:]]
-
-
+REJECTED, EARLY = {"updates": 3, "rejected": 3}, {"ended_early": "ended after 11 of 99 updates"}
 COMPARISONS = {
     "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
     "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
     "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, MISSED),
-    "another baseline": ({"b": seeded(SCORES, "b"), "a": all_rejected(seeded(SCORES, "a"))}, {"baseline": "a"}),
-    "a run without clients left": ({"a": seeded(SCORES, "a"), "fedavg": ended_early(seeded(SCORES))}, BOOTSTRAP),
+    "another baseline": (
+        {"b": seeded(SCORES, "b"), "a": counted(seeded(SCORES, "a"), **REJECTED)},
+        {"baseline": "a"},
+    ),
+    "a run without clients left": (
+        {"a": seeded(SCORES, "a"), "fedavg": counted(seeded(SCORES), **EARLY)},
+        BOOTSTRAP,
+    ),
     "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
 }
 

@@ -69,15 +69,11 @@ def test_a_finished_run_of_other_numbers_is_not_read(tmp_path, monkeypatch, caps
         assert "was read" not in capsys.readouterr().out
         simulate(**SMALL, out=out, plots=False)  # it was recorded with these
     simulate(**SMALL, out=out, plots=False, again=True)
-    other = {"jax_default_matmul_precision": "highest", "XLA_FLAGS": usual_flags()}
+    other = checkpoint.rounding() | {"jax_default_matmul_precision": "highest"}
     monkeypatch.setattr(provenance, "rounding", lambda: other)
     simulate(**SMALL, out=out, plots=False)
     told = capsys.readouterr().out
     assert "computed with jax_default_matmul_precision = 'highest', saved None (the same numbers to rounding" in told
-
-
-def usual_flags():
-    return checkpoint.rounding()["XLA_FLAGS"]
 
 
 def adding(folder):
