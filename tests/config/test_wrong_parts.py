@@ -278,7 +278,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("changes", "message"), PARTS, ids=range(len(PARTS)))
 def test_a_wrong_part_is_named_with_what_to_write(changes, message):
-    assert re.search(message, refusal(prepare, Settings(**{**OWN, **changes})))
+    assert re.search(message, refusal(lambda: prepare(Settings(**{**OWN, **changes}))))
 
 
 CALLS = [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,20 +113,6 @@ def refused(folder, call):
 def test_a_bad_place_is_one_line(bad):
     says = refused(bad, lambda: claimed(bad).__enter__())
     assert says.endswith(("must be a folder, not a file", ")"))
-
-
-def test_nothing_is_executed_for_a_bad_place(tmp_path, monkeypatch):
-    (bad := tmp_path / "file").write_text("mine")
-    experiment = prepare(SMALL)
-    monkeypatch.setattr(sweeping, "execute_group", never)
-    refused(bad, lambda: run_alone(experiment, bad))
-    monkeypatch.setattr(sweeping, "prepare", never)  # it compiles the first model
-    refused(bad, lambda: compare(["fedasync", "asgd"], SMALL, out=bad))
-    monkeypatch.setattr(sweeps, "plan_sweep", never)
-    monkeypatch.setattr(sweeps, "resolved", never)
-    refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, out=bad))
-    monkeypatch.setattr(sweep_folder, "begin", never)
-    refused(bad, lambda: sweeps.run_work(sweeps.SweepWork((), frozenset(), ()), folder=bad))
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
@@ -259,11 +246,8 @@ def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
             except ValueError as error:
                 assert "in use" in str(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert set(most) == {1} and sum(turns) > 10 and list(tmp_path.iterdir()) == []
 
 
