@@ -53,14 +53,6 @@ def test_each_run_has_a_folder_and_comes_back_exactly(engine, tmp_path):
     assert sweep_folder.read_definition(tmp_path / "sweep") == list(found.points)
 
 
-def test_started_again_it_trains_nothing(engine, tmp_path):
-    start(tmp_path)
-    before = contents(tmp_path)
-    engine.trained.clear()
-    start(tmp_path)
-    assert engine.trained == [] and contents(tmp_path) == before
-
-
 @pytest.mark.parametrize("after", [0, 3, 7])
 def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
     sweep_engine.use(monkeypatch)
