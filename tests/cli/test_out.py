@@ -164,18 +164,6 @@ def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypat
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--no-plots",), "no_plots = True: must be left out without a folder"),
-        (("--no-plots", "--out", "one", "--title", "T"), "title = 'T': must be left out with --no-plots"),
-        (("--no-plots", "--out", "one", "--format", "pdf"), "must be left out with --no-plots"),
-    ],
-)
-def test_no_plots_with_what_it_takes_the_effect_from(capsys, idle, flags, message):
-    assert message in refused(capsys, "run", *SMALL, *flags)
-
-
 def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):
     """Ctrl-C at the second checkpoint; the printed command continues the run."""
     replacing = checkpoint.disk.replacing

@@ -56,10 +56,8 @@ def no_pictures(monkeypatch):
 def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
     sweep_engine.use(monkeypatch)
     out = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
-    assert (
-        "8 runs: mixing (2), lr (2), seed (2)" in out
-        and f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
-    )
+    assert "8 runs: mixing (2), lr (2), seed (2)" in out
+    assert f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
     assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {

@@ -69,6 +69,9 @@ WRONG = [
     (("run", "--overwrite", *SMALL), "overwrite = True: must be left out without a folder (--out)"),
     (("run", "--keep-best", *SMALL), "keep_best = True: must be left out without a folder (--out)"),
     (("run", "--title", "One", *SMALL), "title = 'One': must be left out without a folder (--out)"),
+    (("run", "--no-plots", *SMALL), "no_plots = True: must be left out without a folder"),
+    (("run", "--no-plots", *OUT, "--title", "T"), "title = 'T': must be left out with --no-plots"),
+    (("run", "--no-plots", *OUT, "--format", "pdf"), "must be left out with --no-plots"),
     # comparisons
     (("compare", "fedavg", "asgd", "--seeds", "9" * 13), "seeds = 9999999999999: must be a whole number from 1 to"),
     (("compare", "asgd", "asgd:", *SMALL), "two have the same name and options"),

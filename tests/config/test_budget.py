@@ -99,9 +99,7 @@ def test_one_warning_names_the_runs():
     unused, rejected = (str(one.message) for one in found)
     assert unused.startswith("b: 2 uploads") and rejected.startswith("a, c, d and 1 more: EVERY UPLOAD")
     assert [one.category for one in found] == [notices.RunWarning, notices.AllRejected]
-    with pytest.warns(
-        notices.NeverSwitched, match="^a: OrthoDyn never switched: all arrivals were corrected as in its"
-    ):
+    with pytest.warns(notices.NeverSwitched, match="^a: OrthoDyn never switched: all arrivals were corrected as in it"):
         notices.warn_about({"a": good | {"unused": 0, "phase_changes": 0}, "b": {"phase_changes": 1}, "c": {}})
 
 

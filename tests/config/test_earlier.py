@@ -99,10 +99,8 @@ DEFAULTS = {
 def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
     numbers, timing = DEFAULTS[method]
     chosen = method_of(method)
-    assert ({name.removeprefix("server."): v for name, v in numbers_of(chosen.rule).items()}, chosen.timing) == (
-        numbers,
-        timing,
-    )
+    found = {name.removeprefix("server."): value for name, value in numbers_of(chosen.rule).items()}
+    assert (found, chosen.timing) == (numbers, timing)
     with pytest.raises(ValueError, match=r"at most the 4 clients in flight .*METHOD@buffer:size=4"):
         prepare(Settings(method=method, clients=4, updates=6, **TINY))
 
@@ -121,9 +119,7 @@ def said_of(method, *, clients=30, **given):
 ])  # fmt: skip
 def test_a_buffer_under_a_tenth_of_the_jobs_in_flight_is_said_in_one_line(method, given):
     (text,) = said_of(method, **{"clients": 31} | given)
-    assert text.startswith(
-        f"{method}: its buffer of 3 is under a tenth of the 31 jobs in flight: uploads are about 10 "
-    )
+    assert text.startswith(f"{method}: its buffer of 3 is under a tenth of the 31 jobs in flight: uploads are about 10")
     assert "\n" not in text and "@buffer:size=4)" in text and issubclass(SmallBuffer, RunWarning)
 
 

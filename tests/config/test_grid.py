@@ -121,10 +121,8 @@ def test_a_path_with_a_comma_is_swept_and_shown():
     paths = ["a,b.csv", "c.csv"]
     base = {"updates": 9, "delay": "csv:path='d,e.csv',family=gamma"}
     points = expand(base, {"delay.path": paths})
-    assert [point.settings.delay for point in points] == [
-        'csv:path="a,b.csv",family=gamma',
-        "csv:path=c.csv,family=gamma",
-    ]
+    wanted = [f"csv:path={path},family=gamma" for path in ('"a,b.csv"', "c.csv")]
+    assert [point.settings.delay for point in points] == wanted
     shown = [values_of(point.settings, ["delay", "delay.path"]) for point in points]
     assert shown == [{"delay": "csv:family=gamma", "delay.path": path} for path in paths]
 
@@ -173,12 +171,8 @@ def test_the_timing_that_counts_is_the_one_that_changes():
 
 def test_options_belong_to_the_name_that_is_swept_with_them():
     points = expand(BASE, {"partition.alpha": [0.1, 1.0], "partition": ["dirichlet", "dirichlet_balanced"]})
-    assert [point.settings.partition for point in points] == [
-        "dirichlet:alpha=0.1",
-        "dirichlet_balanced:alpha=0.1",
-        "dirichlet:alpha=1.0",
-        "dirichlet_balanced:alpha=1.0",
-    ]
+    names = [f"{name}:alpha={alpha}" for alpha in (0.1, 1.0) for name in ("dirichlet", "dirichlet_balanced")]
+    assert [point.settings.partition for point in points] == names
 
 
 def test_one_of_several_joined_models_is_reached_by_its_name():

@@ -165,9 +165,7 @@ def test_the_spec_of_a_rule_is_a_method_whose_options_are_swept_and_kept(tmp_pat
     run = simulate(**given, method=Spec(fair, gain=0.75))
     assert run.settings["method"] == "fair:gain=0.75"
     equal(run, simulate(**given, method=Spec(fair, gain=0.75)))  # read
-    with pytest.raises(
-        ValueError, match=r"code of method 'fair:gain=0.75'|method = 'fair:gain=0.25', saved 'fair:gain"
-    ):
+    with pytest.raises(ValueError, match=r"code of method 'fair:gain=0.75'|method = 'fair:gain=0.25', saved 'fair:gai"):
         simulate(**given, method=Spec(fair, gain=0.25))
     with pytest.raises(ValueError, match=r"'method.gian': fair has no option 'gian'; did you mean 'method.gain'"):
         sweep(base, {"method.gian": [0.1, 0.2]})

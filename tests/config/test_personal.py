@@ -91,11 +91,8 @@ def test_a_personal_layer_and_fine_tuning_are_those_of_numpy():
     np.testing.assert_allclose(last["loss"], [loss(w, b, i) for i in range(3)], rtol=1e-5)
     found = run.evaluations["client_own_loss"][-1], run.evaluations["client_own_loss_worst"][-1]
     np.testing.assert_allclose(found, (last["own_loss"].mean(), last["own_loss"].max()), rtol=1e-6)
-    assert [line.partition(", ")[0] for line in clients_text(run)] == [
-        "global model",
-        "own models",
-        "fine-tuned models",
-    ]
+    lines = [line.partition(", ")[0] for line in clients_text(run)]
+    assert lines == ["global model", "own models", "fine-tuned models"]
     worst = final_value(run, "client_own_loss_worst")
     assert clients_text(run)[1].endswith(f"worst tenth {worst:.4g}")
     (hint,) = clients_text(run._replace(evaluations={"accuracy": run.evaluations["accuracy"]}, per_client={}))

@@ -165,11 +165,8 @@ def test_an_array_has_numbered_jobs_that_any_copy_of_the_folder_knows(tmp_path, 
     folder, copy = tmp_path / "sweep", tmp_path / "copy"
     points = points_of()
     jobs = cluster.submit(plan_sweep(points, folder=folder), folder, "array", lanes=1)
-    assert [(job.id, job.runs) for job in jobs] == [
-        ("0", ("lr=0.1", "lr=0.2")),
-        ("1", ("lr=0.3", "lr=0.4")),
-        ("2", ("lr=0.5",)),
-    ]
+    assert [job.id for job in jobs] == ["0", "1", "2"]
+    assert [job.runs for job in jobs] == [("lr=0.1", "lr=0.2"), ("lr=0.3", "lr=0.4"), ("lr=0.5",)]
     assert engine.trained == []
     shutil.copytree(folder, copy)
     assert cluster.train_job(copy, 0) == "2 runs"
