@@ -41,37 +41,6 @@ def equal(a, b, rtol=2e-5):
     assert a.settings == b.settings
 
 
-@pytest.fixture
-def programs():
-    """The names of the programs that XLA compiles from here on."""
-    seen: list[str] = []
-
-    def listen(event, seconds, **details):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(str(details.get("fun_name", "")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.mark.slow
-def test_one_compilation_a_group_and_none_for_a_second_sweep(programs):
-    settings = varied(
-        method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=["loop"]
-    )
-    programs.clear()
-    groups, runs = swept(settings, lanes=2)
-    assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
-    assert len([name for name in programs if "train" in name]) <= 1, programs
-    programs.clear()
-    again = swept(settings, lanes=2)[1]
-    assert not [name for name in programs if "train" in name or "receive" in name]
-    for have, twice in zip(runs, again, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, have.params, twice.params)
-    assert len({run.evaluations["loss"][-1] for run in runs}) == 8, "the settings must matter"
-
-
 def test_everything_that_may_vary_inside_a_group():
     first = execute(prepare(BASE))
     settings = [

@@ -62,7 +62,7 @@ def test_the_runs_are_those_of_the_sweep_bit_for_bit_and_those_in_turn_to_roundi
             np.testing.assert_allclose(run.evaluations["loss"], alone.evaluations["loss"], rtol=1e-6)
 
 
-def test_no_more_programs_than_one_run_after_the_other():
+def test_no_more_programs_than_one_run_after_the_other_and_none_for_other_numbers():
     seen = []
 
     def listen(event, seconds, **details):
@@ -78,9 +78,10 @@ def test_no_more_programs_than_one_run_after_the_other():
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         in_turn, together = programs(model="mlp:hidden=3", lanes=2), programs(model="mlp:hidden=5")
+        again = programs(model="mlp:hidden=5", lr=0.2)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert together == in_turn and set(together) == set(names)
+    assert together == in_turn and set(together) == set(names) and again == []
 
 
 def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, monkeypatch):
