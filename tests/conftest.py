@@ -13,10 +13,14 @@ import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import jax
 import pytest
+
+if TYPE_CHECKING:
+    from tests.results.sweep_engine import Engine
 
 # Most of the suite's time is compilation. Optimisation level 0 compiles fastest and suits the small models of the
 # tests. The commands that tests start train longer, so level 1 pays for them. XLA's former emitters compile in half the
@@ -58,6 +62,23 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.forget()
     yield
     registry.forget()
+
+
+@pytest.fixture
+def made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run is a made-up one of its settings, and pictures are not drawn."""
+    from tests.results.made_up import of_group
+
+    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine for sweeps that returns made-up runs."""
+    from tests.results import sweep_engine
+
+    return sweep_engine.use(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,6 @@ from fedjax_async.base import registry
 from fedjax_async.cli import entry, flags, listing
 from fedjax_async.results import final_value, load
 from tests.cli.called import ok, refused
-from tests.results.made_up import of_group
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
@@ -39,13 +38,6 @@ def ran(tmp_path_factory):
     with contextlib.redirect_stdout(said):
         assert cli.main(("run", *SMALL, *METHOD, "--out", str(folder))) == 0
     return folder, said.getvalue()
-
-
-@pytest.fixture
-def made_at_once(monkeypatch):
-    """Every run is a made-up one of its settings, and pictures are not drawn."""
-    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
 
 
 def test_run_saves_a_folder(ran):

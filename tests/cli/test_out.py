@@ -123,15 +123,14 @@ def test_interrupted_before_the_first_checkpoint_it_says_that_none_was_due(capsy
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "out", "--no-plots")])
-def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys, monkeypatch, out):
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
+def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys, out, made_at_once):
     assert cli.main(["run", *SMALL, *out]) == 0
     line = "nothing is saved: --out DIR keeps tables, pictures and model"
     found = capsys.readouterr().out.splitlines()
     assert (found[-1] == "saved in out" and line not in found) if out else found[-1] == line
 
 
-def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys, monkeypatch):
+def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys, monkeypatch, made_at_once):
     write = disk.write
 
     def full(path, content):
@@ -139,7 +138,6 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, content)
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(disk, "write", full)
     assert cli.main(("run", *SMALL, "--out", "out")) == 2
     done = capsys.readouterr()
@@ -148,8 +146,7 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
     assert (Path("out") / "evaluations.csv").is_file()
 
 
-def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch):
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
+def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch, made_at_once):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for command in (("run", *SMALL, "--out", "one"), ("compare", "fedasync", "asgd", *SMALL, "--out", "two")):
         advice = "matplotlib = not installed: needed for pictures, which --no-plots leaves out; run: pip install matp"
@@ -200,19 +197,17 @@ def test_a_comparison_keeps_the_runs_that_were_finished(capsys, monkeypatch):
     assert load("out/runs/fedasync/seed_0").settings["updates"] == 6
 
 
-def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):
+def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch, made_at_once):
     def report(*arguments, **options):
         with pytest.raises(ValueError, match="in use"), elsewhere("out"):
             never()
         return "a table"
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", report)
     assert cli.main(["compare", "fedasync", *SMALL, "--out", "out"]) == 0
 
 
-def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch, engine):
     monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda *given: {})
     command = ["sweep", "sweep.toml", "--out", "out", "--quiet"]
     assert cli.main(command) == 0
@@ -237,10 +232,9 @@ def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 
 
-def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
+def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch, made_at_once):
     """The same comparison, or more methods in it, go on in its folder; others get the next number."""
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", lambda found, out, **options: Path(out, "comparison.csv").touch())
 
     def compared(*command: str) -> tuple[str, str]:

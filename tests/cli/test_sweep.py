@@ -53,8 +53,7 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})
 
 
-def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch, engine):
     out = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
     assert "8 runs: mixing (2), lr (2), seed (2)" in out
     assert f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
@@ -75,8 +74,7 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
     assert "8 finished, 0 to train" in again and contents(tmp_path / "out") == before
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch, engine):
     monkeypatch.chdir(tmp_path)
     file.write_text(SMALL + '[[points]]\nmethod = "fedavg"\n')
     out = ok(capsys, "sweep", str(file), "--dry-run")
@@ -137,8 +135,7 @@ def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monke
     assert "missing" not in ok(capsys, "sweep", *arguments, "--collect")
 
 
-def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, no_pictures, engine):
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
     lines = ok(capsys, "sweep", *arguments, "--dry-run").splitlines()
     assert lines[2] == "tuned: mixing, lr; seed: seed"
@@ -154,8 +151,7 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, m
     assert collect(tmp_path / "out")[0].roles == {"method.mixing": "compared"}
 
 
-def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, no_pictures, engine):
     file.write_text('final = "best"\ninterval = "bootstrap"\n' + SMALL)
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
     out = ok(capsys, "sweep", *arguments)
@@ -165,8 +161,7 @@ def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tm
     assert all(text in out for text in ("accuracy, last (%)", "95% interval (t)", "time to 20 % (s)"))
 
 
-def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch, engine):
     given = {}
 
     def submit(work, folder, target, **limits):
@@ -181,8 +176,7 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
     assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
 
 
-def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, no_pictures, engine):
     out = tmp_path / "out"
     said = ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
     assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job {out} N" in said
@@ -193,8 +187,7 @@ def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypa
     assert "everything is finished" in ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
 
 
-def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures, engine):
     ends = [[(1, "its machine is gone"), (0, None)], [(0, None)]]
 
     def submit(work, folder, target, **limits):
@@ -287,8 +280,7 @@ def test_bad_flags_are_one_line(capsys, file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_changed_file_is_refused(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_a_changed_file_is_refused(capsys, file, tmp_path, no_pictures, engine):
     out = ("--out", str(tmp_path / "out"), "--quiet")
     ok(capsys, "sweep", str(file), *out)
     file.write_text(SMALL.replace("0.8", "0.9"))

@@ -22,7 +22,6 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import claim, cluster, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.simulation import compare, run_alone
-from tests.results import sweep_engine
 from tests.results.made_up import make_run, of_group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -297,8 +296,7 @@ def test_without_locks_a_folder_is_still_proven(tmp_path, monkeypatch):
 # --- sweeps -----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_a_sweep_has_its_folder(tmp_path, monkeypatch, engine):
     with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
         sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, out=tmp_path, progress=False)
     assert engine.trained == []
@@ -314,8 +312,7 @@ def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [sweep_folder.DEFINITION]
 
 
-def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path, monkeypatch, engine):
     points = sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}))  # stacks (0, 1), (2, 3)
     sweep_folder.begin(tmp_path, points)
     train = engine.execute_group
@@ -339,8 +336,7 @@ def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path
     assert not list(tmp_path.rglob(disk.LOCK))
 
 
-def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch, engine):
     results = []
 
     def start(calls):

@@ -15,7 +15,6 @@ from fedjax_async.cli import main
 from fedjax_async.data import federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import collect, load
-from tests.results import sweep_engine
 from tests.results.folders import contents, killed_run
 from tests.results.made_up import of_group
 
@@ -99,8 +98,7 @@ def test_compare_keeps_own_objects(tmp_path):
     assert list(runs) == ["fair"] and load(tmp_path / "runs" / "fair" / "seed_1").settings["own"]
 
 
-def test_a_sweep_keeps_own_objects(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_sweep_keeps_own_objects(tmp_path, engine):
 
     def swept(rate):
         base = SMALL | {"method": named("fair", fair(rate))}

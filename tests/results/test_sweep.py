@@ -21,11 +21,6 @@ BASE = Settings(updates=11)
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2]}
 
 
-@pytest.fixture
-def engine(monkeypatch):
-    return sweep_engine.use(monkeypatch)
-
-
 def start(folder=None, **options):
     return sweep(BASE, GRID, seeds=2, out=folder, progress=False, **options)
 
