@@ -49,11 +49,11 @@ def killed(folder, at, **given):
 
 def test_the_runs_are_those_of_the_sweep_bit_for_bit_and_those_in_turn_to_rounding():
     methods = [*SERVED, "pushcen"]
-    runs = compare(methods, seeds=3, progress=False, **SMALL)
+    runs = compare(methods, seeds=2, progress=False, **SMALL)
     given = {"callbacks": [lambda evaluation: None], "test_fraction": 0.2}  # which nodes bring to a comparison
-    in_turn = compare(SERVED, seeds=3, progress=False, **given, **SMALL)
+    in_turn = compare(SERVED, seeds=2, progress=False, **given, **SMALL)
     points = [{"method": method} | ({} if method == "pushcen" else {"test_fraction": 0.2}) for method in methods]
-    found = sweep(SMALL, points=points, seeds=3, progress=False)
+    found = sweep(SMALL, points=points, seeds=2, progress=False)
     swept = {(point.settings.method, point.settings.seed): run for point, run in zip(found.points, found.runs)}
     for method in methods:
         for seed, run in enumerate(runs[method]):
