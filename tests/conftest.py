@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import jax
 import pytest
+
+if TYPE_CHECKING:
+    from tests.results.sweep_engine import Engine
 
 # Most of the suite's time is compilation. Optimisation level 0 compiles fastest and suits the small models of the
 # tests. The commands that tests start train longer, so level 1 pays for them. XLA's former emitters compile in half the
@@ -44,6 +49,47 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that compares a command's numbers with this process's, bit for bit, or starts only short commands."""
     monkeypatch.setenv("XLA_FLAGS", HERE)
+
+
+@pytest.fixture
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Names and plugins that a test registers are forgotten after it."""
+    from fedjax_async.base import registry
+    from fedjax_async.config import plugins
+
+    monkeypatch.setattr(registry, "ADDED", {})
+    monkeypatch.setattr(plugins, "LOADED", {})
+    registry.forget()
+    yield
+    registry.forget()
+
+
+@pytest.fixture
+def made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run is a made-up one of its settings, and pictures are not drawn."""
+    from tests.results.made_up import of_group
+
+    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine for sweeps that returns made-up runs."""
+    from tests.results import sweep_engine
+
+    return sweep_engine.use(monkeypatch)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def saving_is_fast() -> Iterator[None]:
+    """Nothing waits for the disk (``test_disk.py`` checks that the package would), and git is asked only once."""
+    from fedjax_async.results import provenance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda number: None)
+        patch.setattr(provenance, "revision", functools.cache(provenance.revision))
+        yield
 
 
 PROCESS = Path("/proc/self")  # where Linux shows the memory of a process

@@ -38,7 +38,7 @@ HANGS = 200  # seconds a test
 RARE = 0.05  # a name in more than 1 / RARE test files says little about what they test
 STAGES = (4, 12)  # test files of the first call of pytest and of the second; the others follow in a third
 GENERAL = ("tests/engine/test_oracle.py", "tests/test_worlds.py", "tests/server/test_contract.py")
-NOT_RUN = {"test_mutations", "test_layering", "test_lint"}  # these read the text of the package
+NOT_RUN = {"test_mutations", "test_layering"}  # these read the text of the package
 DAY = "20270301"  # of the draws of tests/test_worlds.py, so that the verdict does not depend on the day
 
 

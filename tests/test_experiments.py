@@ -9,28 +9,9 @@ import pytest
 from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = {
-    "common.py",
-    "torch_loop.py",
-    "torch_peers.py",
-    "study.py",
-    "variants.py",
-    "accelerator_parts.py",
-    "accelerator_queue.py",
-    "torch_waves.py",
-    "gpu_listing.py",
-    "gpu_passes.py",
-}  # imported by the others
-SHARED |= {
-    "checkout_worker.py",
-    "outcomes_cases.py",
-    "outcomes_files.py",
-    "outcomes_messages.py",
-    "outcomes_own.py",
-    "outcomes_way.py",
-}
-SHARED |= {"corrections.py", "late.py", "phases.py", "known_runs.py"}
-SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
+# the others are imported by them
+MAIN = 'if __name__ == "__main__":'
+SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if MAIN in path.read_text(encoding="utf-8"))
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "peer_planning", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"versions", "outcomes", "peers"}  # two checkouts, PyTorch's loops

@@ -1,9 +1,10 @@
-"""The structure of the repository: allowed imports, length of files, forbidden content."""
+"""The structure of the repository: allowed imports, length of files, forbidden content; lint, format and types."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -85,15 +86,11 @@ def imports_point_one_way(path):
 def test_no_module_imports_itself_through_others():
     """Also where only type checkers import, or a function does; packages are left out, which import all they have."""
     known = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
-    left = {
-        name: {
-            each
-            for each in known
-            if each != name and any(each == found or found.startswith(f"{each}.") for found in imports(path))
-        }
-        for name, path in known.items()
-    }
-    left = {name: {each for each in found if known[each].name != "__init__.py"} for name, found in left.items()}
+    left = {}
+    for name, path in known.items():
+        # a name that is imported, or the module that it is taken from
+        found = {each for full in imports(path) for each in (full, full.rpartition(".")[0])} & known.keys() - {name}
+        left[name] = {each for each in found if known[each].name != "__init__.py"}
     while free := {name for name, found in left.items() if not found & left.keys()}:
         left = {name: found for name, found in left.items() if name not in free}
     assert not left, f"a circle among {sorted(left)}"
@@ -236,3 +233,11 @@ def test_no_test_skips_or_expects_failure():
         for node in nodes(path):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in {"skip", "skipif", "xfail", "importorskip"}, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize(
+    "command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)], ids=["lint", "format", "types"]
+)
+def test_lint_format_and_types_are_clean(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -12,9 +12,6 @@ from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
 
 from fedjax_async.local import batch, permute
 from fedjax_async.models import MODELS, NEED_WEIGHTS, OF_TEXT
-from fedjax_async.server import SERVERS, closed
-from fedjax_async.types import Arrival, Info
-from tests.server.made_up import uploading
 
 B, CLASSES = 4, 10
 checked = jaxtyped(typechecker=beartype)
@@ -75,26 +72,3 @@ def test_models_of_numbers(name):
     params = jax.eval_shape(model.init, jax.random.key(0))
     found = jax.eval_shape(losses, params, jax.ShapeDtypeStruct((B, *shape), jnp.float32))
     assert found.shape == (B,)
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_rules_keep_the_params_shapes(name):
-    rule = SERVERS[name]()
-
-    @checked
-    def params(state) -> dict[str, PyTree[Float32[Array, ...]]]:
-        return rule.params(state)
-
-    @checked
-    def weight(info: Info) -> Float32[Array, ""]:
-        return info.weight
-
-    def closing(x):
-        one = jnp.ones(())
-        arrival = Arrival(x, x, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True))
-        state, memory, info = rule.receive(*rule.init(x), uploading(name, arrival))
-        weight(info)
-        return params(closed(rule, state, memory)[0])
-
-    x = {"a": jnp.ones((2, 3)), "b": jnp.ones(4)}
-    assert jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(closing, x)) == jax.tree.map(jnp.shape, x)

@@ -206,9 +206,10 @@ def _number(settings: Settings, hyper: Mapping[str, Any], path: str, kind: str, 
     found = next((name for name in names if name in hyper and not name.startswith("compress.")), None)
     known = [_path_of(name) for name in hyper if not name.startswith("compress.")]
     allowed = f"one of {', '.join(known)} (an option of value 0 is switched off and cannot be tuned)"
+    if field == "method" and option:
+        paths.changed(fields_of(settings), {path: 1.0})  # refuses options of objects: no path reaches them
     check.require(found is not None, "names", path, allowed)
     value = float(hyper[str(found)])
-    paths.changed(fields_of(settings), {path: value})  # refuses options of objects: no path reaches them
     check.require(value > 0, path, value, "positive: tuning moves by its logarithm")
     return _Number(path, str(found), kind, value <= 1 and _refuses_more(settings, path), count)
 

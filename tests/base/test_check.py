@@ -23,8 +23,13 @@ def unit(field, value):
 @pytest.mark.parametrize(
     ("function", "good", "bad", "allowed"),
     [
-        (check.positive, [1, 0.5, 1e-300, np.float32(2), np.int64(3)], [0, -1, np.float32(-2), np.int64(0)], POSITIVE),
-        (check.non_negative, [0, 0.0, 3, np.float64(1)], [-1e-9, np.float32(-1), -5], NON_NEGATIVE),
+        (
+            check.positive,
+            [1, 0.5, 1e-300, np.float32(2), np.int64(3)],
+            [0, -1, INF, np.int64(0)],
+            POSITIVE,
+        ),
+        (check.non_negative, [0, 0.0, 3, np.float64(1)], [-1e-9, INF, np.float32(-1), -5], NON_NEGATIVE),
         (unit, [0, 1, 0.5, np.float32(1)], [1.0001, -0.1, INF, np.float32(2)], UNIT),
         (check.below_one, [0, 0.999, Fraction(1, 2)], [1, 1.0, -0.1, INF, np.float64(1)], BELOW),
     ],
@@ -45,13 +50,6 @@ def test_tracers_pass(function):
         return value
 
     assert jax.jit(traced)(-5.0) == -5.0
-
-
-@pytest.mark.parametrize("value", [INF, -INF, NAN])
-def test_infinite_numbers_are_refused(value):
-    for function in (check.positive, check.non_negative):
-        with pytest.raises(ValueError):
-            function("lr", value)
 
 
 def test_whole_numbers():

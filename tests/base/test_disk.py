@@ -7,7 +7,7 @@ import gc
 import io
 import os
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -27,36 +27,24 @@ ARRAYS = {
 }
 
 
-class Full:
+class Full(io.FileIO):
     """A file on a disk with free space for so many bytes."""
 
-    def __init__(self, file, room):
-        self.file, self.room = file, room
+    def __init__(self, path, mode, room):
+        super().__init__(path, mode)
+        self.room = room
 
     def write(self, content):
         self.room -= memoryview(content).nbytes
         if self.room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self.file.write(content)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
+        return super().write(content)
 
 
 def fill(monkeypatch, room):
     """Let every file that is opened for writing have a full disk."""
-
-    def opened(path, mode):
-        file = open(path, mode)  # noqa: SIM115
-        return Full(file, room) if "w" in mode else file
-
-    monkeypatch.setattr(disk, "open", opened, raising=False)
+    full = lambda path, mode: Full(path, mode, room) if "w" in mode else open(path, mode)  # noqa: E731, SIM115
+    monkeypatch.setattr(disk, "open", full, raising=False)
 
 
 def same(have, want):
@@ -147,11 +135,8 @@ def test_threads_write_side_by_side(tmp_path):
             with disk.replacing(folder / "a.npz") as file:
                 disk.write_npz(file, ARRAYS | {"k": np.array(k)})
 
-    threads = [threading.Thread(target=work, args=(tmp_path / name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [tmp_path / name for name in "abcd"]))
     for name in "abcd":
         assert [p.name for p in (tmp_path / name).iterdir()] == ["a.npz"]
         same(disk.read_npz(tmp_path / name / "a.npz"), ARRAYS | {"k": np.array(19)})

@@ -37,26 +37,6 @@ def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, plain(a), plain(b))
 
 
-@pytest.mark.parametrize("index", [3, np.array([4, 0, 0]), np.array([2])])
-def test_take_picks_rows(index):
-    same(tree.gather(table(), jnp.asarray(index)), jax.tree.map(lambda leaf: leaf[index], table()))
-
-
-def test_put_replaces_rows_and_leaves_the_others():
-    row = tree.gather(table(), jnp.int32(0))
-    changed = jax.jit(tree.scatter)(table(), jnp.int32(3), row)
-    same(tree.gather(changed, jnp.array([0, 1, 2, 4])), tree.gather(table(), jnp.array([0, 1, 2, 4])))
-    same(tree.gather(changed, jnp.int32(3)), row)
-    swapped = tree.scatter(table(), jnp.array([1, 4]), tree.gather(table(), jnp.array([4, 1])))
-    same(swapped, tree.gather(table(), jnp.array([0, 4, 2, 3, 1])))
-
-
-def test_where_chooses_whole_trees():
-    yes, no = table(), jax.tree.map(lambda leaf: leaf[::-1], table())
-    same(tree.where(jnp.bool_(True), yes, no), yes)
-    same(jax.jit(tree.where)(jnp.bool_(False), yes, no), no)
-
-
 @pytest.mark.float64
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=7, max_size=7))
 def test_norm_is_numpys_over_all_leaves(values):
@@ -100,15 +80,6 @@ def test_optimize_steps_scales_and_keeps_dtypes():
     after, state = tree.optimize(optimizer, gradient, state, after, jnp.float32(0.1))
     np.testing.assert_allclose(after["w"], [0.5 - 0.1 * 0.95, 1.5 - 0.1 * 0.95], rtol=1e-6)
     assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, params)
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_when_changes_a_tree_or_leaves_it(holds):
-    value = {"w": jnp.arange(3.0), "n": jnp.int32(7)}
-    change = lambda value: {"w": 2 * value["w"], "n": value["n"] + 1}  # noqa: E731
-    for when in (tree.when, jax.jit(tree.when, static_argnums=1)):
-        have = when(jnp.bool_(holds), change, value)
-        jax.tree.map(np.testing.assert_array_equal, have, change(value) if holds else value)
 
 
 @pytest.mark.parametrize("make", [optax.adam, optax.adagrad, lambda lr: optax.sgd(lr, momentum=lr), optax.yogi])

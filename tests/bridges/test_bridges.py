@@ -158,9 +158,7 @@ def test_how_many_replies_a_run_has():
     ]:
         with pytest.raises(ValueError, match=message):
             nodes_of_a_round(5, flowers, options)
-    with pytest.raises(
-        ValueError, match=r"^size = 10: must be at most the 5 replies of the run \(it would never fill\)"
-    ):
+    with pytest.raises(ValueError, match=r"^size = 10: must be at most the 5 replies of the run \(it would never fill"):
         facts_of(5, 1, 10, 5)
 
 

@@ -81,11 +81,7 @@ def test_resume_looks_first_too(capsys, tmp_path, monkeypatch, request):
     request.getfixturevalue("idle")
     with elsewhere("out"):
         assert "in use by process" in refused(capsys, "resume", "out")
-
-    def fail(path, content):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(disk, "write", fail)
+    monkeypatch.setattr(disk, "write", fail_to_write)
     assert "folder = 'out': must be a folder that can be written (Read-only" in refused(capsys, "resume", "out")
     assert "begun with --checkpoint" in refused(capsys, "resume", "no_such_folder")
     assert not (tmp_path / "no_such_folder").exists()
@@ -127,15 +123,14 @@ def test_interrupted_before_the_first_checkpoint_it_says_that_none_was_due(capsy
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "out", "--no-plots")])
-def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys, monkeypatch, out):
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
+def test_a_run_without_a_folder_says_that_nothing_is_saved(capsys, out, made_at_once):
     assert cli.main(["run", *SMALL, *out]) == 0
     line = "nothing is saved: --out DIR keeps tables, pictures and model"
     found = capsys.readouterr().out.splitlines()
     assert (found[-1] == "saved in out" and line not in found) if out else found[-1] == line
 
 
-def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys, monkeypatch):
+def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys, monkeypatch, made_at_once):
     write = disk.write
 
     def full(path, content):
@@ -143,7 +138,6 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, content)
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(disk, "write", full)
     assert cli.main(("run", *SMALL, "--out", "out")) == 2
     done = capsys.readouterr()
@@ -152,8 +146,7 @@ def test_a_run_that_cannot_be_saved_prints_its_result_and_names_the_file(capsys,
     assert (Path("out") / "evaluations.csv").is_file()
 
 
-def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch):
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
+def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypatch, made_at_once):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for command in (("run", *SMALL, "--out", "one"), ("compare", "fedasync", "asgd", *SMALL, "--out", "two")):
         advice = "matplotlib = not installed: needed for pictures, which --no-plots leaves out; run: pip install matp"
@@ -166,18 +159,6 @@ def test_without_matplotlib_everything_but_pictures_is_written(capsys, monkeypat
     assert cli.main(("sweep", "sweep.toml", "--out", "three", "--quiet", "--no-plots")) == 0
     assert Path("three/best.md").is_file() and not list(Path("three").rglob("*.png"))
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--no-plots",), "no_plots = True: must be left out without a folder"),
-        (("--no-plots", "--out", "one", "--title", "T"), "title = 'T': must be left out with --no-plots"),
-        (("--no-plots", "--out", "one", "--format", "pdf"), "must be left out with --no-plots"),
-    ],
-)
-def test_no_plots_with_what_it_takes_the_effect_from(capsys, idle, flags, message):
-    assert message in refused(capsys, "run", *SMALL, *flags)
 
 
 def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):
@@ -216,19 +197,17 @@ def test_a_comparison_keeps_the_runs_that_were_finished(capsys, monkeypatch):
     assert load("out/runs/fedasync/seed_0").settings["updates"] == 6
 
 
-def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):
+def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch, made_at_once):
     def report(*arguments, **options):
         with pytest.raises(ValueError, match="in use"), elsewhere("out"):
             never()
         return "a table"
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", report)
     assert cli.main(["compare", "fedasync", *SMALL, "--out", "out"]) == 0
 
 
-def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch, engine):
     monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda *given: {})
     command = ["sweep", "sweep.toml", "--out", "out", "--quiet"]
     assert cli.main(command) == 0
@@ -241,7 +220,7 @@ def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
     assert "file = 'out/runs.csv': must be a file that can be written (Read-only" in says
 
 
-def fail_to_write(path):
+def fail_to_write(path, *content):
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
@@ -253,10 +232,9 @@ def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 
 
-def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch):
+def test_a_comparison_without_out_keeps_the_one_before(capsys, monkeypatch, made_at_once):
     """The same comparison, or more methods in it, go on in its folder; others get the next number."""
 
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     monkeypatch.setattr(runs, "write_comparison", lambda found, out, **options: Path(out, "comparison.csv").touch())
 
     def compared(*command: str) -> tuple[str, str]:

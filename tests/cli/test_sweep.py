@@ -53,13 +53,10 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})
 
 
-def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch, engine):
     out = ok(capsys, "sweep", str(file), "--out", str(tmp_path / "out"), "--quiet")
-    assert (
-        "8 runs: mixing (2), lr (2), seed (2)" in out
-        and f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
-    )
+    assert "8 runs: mixing (2), lr (2), seed (2)" in out
+    assert f"0 finished, 8 to train: {8 * sweep_engine.UPDATES} updates" in out
     assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
@@ -77,8 +74,7 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
     assert "8 finished, 0 to train" in again and contents(tmp_path / "out") == before
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch, engine):
     monkeypatch.chdir(tmp_path)
     file.write_text(SMALL + '[[points]]\nmethod = "fedavg"\n')
     out = ok(capsys, "sweep", str(file), "--dry-run")
@@ -139,8 +135,7 @@ def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monke
     assert "missing" not in ok(capsys, "sweep", *arguments, "--collect")
 
 
-def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, no_pictures, engine):
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
     lines = ok(capsys, "sweep", *arguments, "--dry-run").splitlines()
     assert lines[2] == "tuned: mixing, lr; seed: seed"
@@ -156,8 +151,7 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, m
     assert collect(tmp_path / "out")[0].roles == {"method.mixing": "compared"}
 
 
-def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, no_pictures, engine):
     file.write_text('final = "best"\ninterval = "bootstrap"\n' + SMALL)
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
     out = ok(capsys, "sweep", *arguments)
@@ -167,8 +161,7 @@ def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tm
     assert all(text in out for text in ("accuracy, last (%)", "95% interval (t)", "time to 20 % (s)"))
 
 
-def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch, engine):
     given = {}
 
     def submit(work, folder, target, **limits):
@@ -183,8 +176,7 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
     assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
 
 
-def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, no_pictures, engine):
     out = tmp_path / "out"
     said = ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
     assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job {out} N" in said
@@ -195,8 +187,7 @@ def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypa
     assert "everything is finished" in ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
 
 
-def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures, engine):
     ends = [[(1, "its machine is gone"), (0, None)], [(0, None)]]
 
     def submit(work, folder, target, **limits):
@@ -248,18 +239,15 @@ BAD = {
     "an option beside its name": (SMALL + 'method = ["asgd"]\n', "quote an option beside its name"),
     "an unknown table": (SMALL + "[gird]\nlr = [1]\n", "'gird': unknown; did you mean 'grid'?"),
     "an unknown setting": (SMALL.replace("clients", "client"), "did you mean 'clients'?"),
-    "an unknown swept setting": (SMALL.replace("lr =", "lrr ="), "did you mean 'lr'?"),
-    "an unknown option": (SMALL.replace("mixing", "mixin"), "did you mean 'method.mixing'?"),
     "an unknown name": (SMALL.replace('"logistic"', '"logistics"'), "did you mean 'logistic'?"),
-    "a wrong type": (SMALL.replace("clients = 4", "clients = 4.0"), "clients = 4.0: must be a whole number"),
     "a value out of range": (SMALL.replace("0.8]", "1.8]"), "mixing = 1.8: must be between 0.0 and 1.0"),
     "no budget": (SMALL.replace("updates = 6\neval_updates = 3\n", ""), "give at least one, or the run has no end"),
     "roles that are none": ("roles = 1\n" + SMALL, "roles = 1: must be a table, [roles]"),
     "an unknown final value": ("final = 3\n" + SMALL, "final = 3: must be last, best, tail"),
+    "no list of seeds": ("seeds = [1, 1]\n" + BASE, "seeds = [1, 1]: must be different seeds"),
     "a target in percent": (SMALL.replace("0.05", "70"), "target = 70: must be between 0 and 1"),
     "a grid that is none": ("grid = 3\n", "grid = 3: must be a table, [grid]"),
     "points that are none": ("[points]\nlr = 1\n", "must be a table, [[points]]"),
-    "seeds that are none": (SMALL.replace("seeds = 2", 'seeds = "2"'), "seeds = '2': must be a whole number"),
     "an empty file": ("", "at least one setting with its values"),
     "seeds below base": (BASE + "seeds = 4\n[grid]\nlr = [0.1]\n", "seeds: must stand above the first [table]"),
     "seeds below grid": (BASE + "[grid]\nlr = [0.1]\nseeds = 4\n", "seeds: must stand above"),
@@ -269,11 +257,7 @@ BAD = {
         BASE + 'out = "x"\n[grid]\nlr = [0.1]\n',
         "out: is not a setting of a run but a flag of the command, --out",
     ),
-    "moments as numbers": (BASE + "eval_at = [10, 20]\n", "eval_at = [10, 20]: must be a text of virtual seconds"),
     "a number of 300 digits": (BASE + f"[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
-    "no list": (BASE + "[grid]\nlr = 0.1\n", "lr = 0.1: must be a list of values in a grid, such as [0.01, 0.1]"),
-    "a seed twice": ("seeds = [1, 1]\n" + BASE, "seeds = [1, 1]: must be different seeds"),
-    "no seeds": ("seeds = []\n" + BASE, "seeds = []: must be different seeds, at least one"),
 }
 
 
@@ -296,8 +280,7 @@ def test_bad_flags_are_one_line(capsys, file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_changed_file_is_refused(capsys, file, tmp_path, monkeypatch, no_pictures):
-    sweep_engine.use(monkeypatch)
+def test_a_changed_file_is_refused(capsys, file, tmp_path, no_pictures, engine):
     out = ("--out", str(tmp_path / "out"), "--quiet")
     ok(capsys, "sweep", str(file), *out)
     file.write_text(SMALL.replace("0.8", "0.9"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from flax import nnx
 
 from fedjax_async import Settings, models, named, simulate
 from fedjax_async.config import prepare
+from tests.told import warned
 
 SMALL = {"clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
 
@@ -24,10 +23,9 @@ class Seeded(nnx.Module):
 
 def seeds_starts(model, **settings):
     """The first kernel entries of two seeds' starts, and the warnings of the two runs."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        runs = [prepare(Settings(**SMALL | {"model": model, "seed": seed} | settings)) for seed in (0, 1)]
-    return [np.asarray(run.params["layer"]["kernel"][0, :3]) for run in runs], [str(one.message) for one in said]
+    given = [Settings(**SMALL | {"model": model, "seed": seed} | settings) for seed in (0, 1)]
+    runs, said = warned(lambda: [prepare(each) for each in given])
+    return [np.asarray(run.params["layer"]["kernel"][0, :3]) for run in runs], said
 
 
 def test_an_nnx_module_starts_alike_for_every_seed_and_says_what_to_do():
@@ -59,10 +57,7 @@ NODES = {"method": "independent"}
 
 def said(settings):
     """The lines that preparing a run says."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        prepare(Settings(**WORLD | settings))
-    return [str(one.message) for one in found]
+    return warned(prepare, Settings(**WORLD | settings))[1]
 
 
 OUTSIDE = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import optax
 import pytest
@@ -41,18 +43,6 @@ def test_a_value_a_staleness_over_two_seeds():
     assert np.mean(ends) == pytest.approx(tuned.losses[0], rel=1e-4)
 
 
-@pytest.mark.parametrize(("changes", "arguments", "message"), [
-    ({}, (["mixing"],), "names = 'mixing': must be one of method.mixing, lr"),
-    ({}, ([],), "names = .*: must be at least one path"), ({}, ({"lr": "example"},), r"names\['lr'\] = 'example'"),
-    ({}, (3,), "names = 3: must be at least one path"),
-    ({}, (["lr", "lr"],), r"names = \['lr', 'lr'\]: must be paths that are different"),
-    ({"validation_fraction": None}, (["lr"],), "validation_fraction = None: must be given"),
-])  # fmt: skip
-def test_what_it_cannot_tune_is_refused(changes, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        tune(Settings(**vars(SETTINGS) | changes), *arguments)
-
-
 def test_a_local_step_without_gradient_is_refused_before_the_run_is_planned(monkeypatch):
     monkeypatch.setattr(descent, "trajectory", lambda *_, **__: pytest.fail("it was planned and traced"))
     with pytest.raises(ValueError, match="method = 'asynccurve:order=after': must be one with local training in loops"):
@@ -75,15 +65,21 @@ def test_a_number_without_slope_is_refused():
         descent._descended([lambda free: (1.0, {"method.swa.start": np.float32(0)})], start, optax.sgd(0.1), 1)
 
 
-@pytest.mark.slow_cases("options0-memory_limit = '0.00016GB': must be at least .*GB for this run's gradient")
 @pytest.mark.parametrize(("options", "message"), [
-    ({"memory_limit": "160KB"}, "memory_limit = '0.00016GB': must be at least .*GB for this run's gradient"),
+    ({"names": ["mixing"]}, "names = 'mixing': must be one of method.mixing, lr"),
+    ({"names": []}, "names = .*: must be at least one path"),
+    ({"names": {"lr": "example"}}, r"names\['lr'\] = 'example'"),
+    ({"names": 3}, "names = 3: must be at least one path"),
+    ({"names": ["lr", "lr"]}, r"names = \['lr', 'lr'\]: must be paths that are different"),
+    ({"settings": replace(SETTINGS, validation_fraction=None)}, "validation_fraction = None: must be given"),
+    pytest.param({"memory_limit": "160KB"}, "memory_limit = '0.00016GB': must be at least .*GB for this run's gradient",
+                 marks=pytest.mark.slow),
     ({"memory_limit": "150KB"}, "memory_limit = '150KB': must be at least 0.00016GB: .* 8 arrivals keeps 5 models"),
     ({"last": 100}, "last = 100"), ({"seeds": 0}, "seeds = 0: must be a whole number from 1"),
     ({"seeds": [1, 1]}, "seeds = .*: must be different seeds"),
     ({"optimizer": optax.sgd(0.1), "rate": 0.2}, "rate = 0.2: must be left out beside an optimizer"),
     ({"optimizer": "adam"}, "optimizer = 'adam': must be an optax transformation"),
 ])  # fmt: skip
-def test_limits_are_refused_before_the_descent(options, message):
+def test_what_cannot_be_tuned_is_refused_before_the_descent(options, message):
     with pytest.raises(ValueError, match=message):
-        tune(SETTINGS, ["lr"], **options)
+        tune(**{"settings": SETTINGS, "names": ["lr"], **options})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 
@@ -16,6 +15,7 @@ from fedjax_async.config.methods import method_of
 from fedjax_async.config.paths import changed
 from fedjax_async.config.settings import as_dict, fields_of, from_dict
 from fedjax_async.engine.components import numbers_of
+from tests.told import warned
 
 TINY = {"model": "logistic", "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
 
@@ -99,10 +99,8 @@ DEFAULTS = {
 def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
     numbers, timing = DEFAULTS[method]
     chosen = method_of(method)
-    assert ({name.removeprefix("server."): v for name, v in numbers_of(chosen.rule).items()}, chosen.timing) == (
-        numbers,
-        timing,
-    )
+    found = {name.removeprefix("server."): value for name, value in numbers_of(chosen.rule).items()}
+    assert (found, chosen.timing) == (numbers, timing)
     with pytest.raises(ValueError, match=r"at most the 4 clients in flight .*METHOD@buffer:size=4"):
         prepare(Settings(method=method, clients=4, updates=6, **TINY))
 
@@ -110,11 +108,9 @@ def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
 # --- small buffers ------------------------------------------------------------------------------------
 
 
-def warned(method, *, clients=30, **given):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        prepare(Settings(method=method, clients=clients, updates=40, **TINY | given))
-    return [str(one.message) for one in seen if issubclass(one.category, SmallBuffer)]
+def said_of(method, *, clients=30, **given):
+    settings = Settings(method=method, clients=clients, updates=40, **TINY | given)
+    return warned(prepare, settings, kind=SmallBuffer)[1]
 
 
 @pytest.mark.parametrize(("method", "given"), [
@@ -122,10 +118,8 @@ def warned(method, *, clients=30, **given):
     ("fedmedian:size=3@buffer:size=3,concurrency=31", {"clients": 40}),
 ])  # fmt: skip
 def test_a_buffer_under_a_tenth_of_the_jobs_in_flight_is_said_in_one_line(method, given):
-    (text,) = warned(method, **{"clients": 31} | given)
-    assert text.startswith(
-        f"{method}: its buffer of 3 is under a tenth of the 31 jobs in flight: uploads are about 10 "
-    )
+    (text,) = said_of(method, **{"clients": 31} | given)
+    assert text.startswith(f"{method}: its buffer of 3 is under a tenth of the 31 jobs in flight: uploads are about 10")
     assert "\n" not in text and "@buffer:size=4)" in text and issubclass(SmallBuffer, RunWarning)
 
 
@@ -134,11 +128,11 @@ def test_a_buffer_under_a_tenth_of_the_jobs_in_flight_is_said_in_one_line(method
     ["fedbuff@buffer:size=3", "fedbuff@buffer:size=1,concurrency=10", "fedasync", "fedavg", "asynfl@window:length=2"],
 )
 def test_other_timings_and_buffers_of_a_tenth_are_not_warned_of(method):
-    assert warned(method) == []
+    assert said_of(method) == []
 
 
 def test_a_policy_that_decides_the_buffer_is_not_warned_of():
-    assert warned("fedbuff@buffer:size=3,concurrency=31", clients=40, policy="adaptive_buffer:size=3,most=6") == []
+    assert said_of("fedbuff@buffer:size=3,concurrency=31", clients=40, policy="adaptive_buffer:size=3,most=6") == []
 
 
 def test_earlier_methods_can_be_copied():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 
 import pytest
 
@@ -13,6 +12,7 @@ from fedjax_async.clock import make_schedule
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.budget import ended_early
 from fedjax_async.results import comparison
+from tests.told import warned
 
 SMALL = {"model": "logistic", "clients": 6, "steps": 1, "batch_size": 8, "eval_examples": 40}
 SMALL |= {"delay": "lognormal:mean=10,sigma=0.3"}
@@ -27,10 +27,7 @@ def said_of(**settings):
 
 def quietly(**settings):
     """The run, and the texts of its warnings that it ended early."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        run = simulate(**SMALL, **settings)
-    return run, [str(one.message) for one in found if issubclass(one.category, notices.EndedEarly)]
+    return warned(simulate, **SMALL, **settings, kind=notices.EndedEarly)
 
 
 # --- bytes at the end ---------------------------------------------------------------------------

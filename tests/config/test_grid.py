@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -18,6 +19,7 @@ from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, 
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.peer_result import GLOBAL_TESTS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
+from tests.told import refusal
 
 BASE = Settings(updates=9)
 
@@ -88,17 +90,11 @@ def test_names_are_injective(one, other):
     assert all(len(name) <= LONGEST_NAME and "/" not in name and name.isascii() for name in names)
 
 
-def toml(value) -> str:
-    """``value`` as TOML, for the few types that a grid holds."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
-
-
 @settings(max_examples=30)
 @given(GRIDS, st.booleans())
 def test_a_grid_comes_back_from_toml(grid, quoted):
-    lines = [f'"{path}" = {toml(values)}' if quoted else f"{path} = {toml(values)}" for path, values in grid.items()]
+    named = {f'"{path}"' if quoted else path: json.dumps(values) for path, values in grid.items()}  # also TOML
+    lines = [f"{path} = {values}" for path, values in named.items()]
     table = tomllib.loads("[grid]\n" + "\n".join(lines))["grid"]
     assert set(flat(table)) == set(grid)
     found, expected = expand(BASE, table), expand(BASE, grid)
@@ -125,10 +121,8 @@ def test_a_path_with_a_comma_is_swept_and_shown():
     paths = ["a,b.csv", "c.csv"]
     base = {"updates": 9, "delay": "csv:path='d,e.csv',family=gamma"}
     points = expand(base, {"delay.path": paths})
-    assert [point.settings.delay for point in points] == [
-        'csv:path="a,b.csv",family=gamma',
-        "csv:path=c.csv,family=gamma",
-    ]
+    wanted = [f"csv:path={path},family=gamma" for path in ('"a,b.csv"', "c.csv")]
+    assert [point.settings.delay for point in points] == wanted
     shown = [values_of(point.settings, ["delay", "delay.path"]) for point in points]
     assert shown == [{"delay": "csv:family=gamma", "delay.path": path} for path in paths]
 
@@ -177,12 +171,8 @@ def test_the_timing_that_counts_is_the_one_that_changes():
 
 def test_options_belong_to_the_name_that_is_swept_with_them():
     points = expand(BASE, {"partition.alpha": [0.1, 1.0], "partition": ["dirichlet", "dirichlet_balanced"]})
-    assert [point.settings.partition for point in points] == [
-        "dirichlet:alpha=0.1",
-        "dirichlet_balanced:alpha=0.1",
-        "dirichlet:alpha=1.0",
-        "dirichlet_balanced:alpha=1.0",
-    ]
+    names = [f"{name}:alpha={alpha}" for alpha in (0.1, 1.0) for name in ("dirichlet", "dirichlet_balanced")]
+    assert [point.settings.partition for point in points] == names
 
 
 def test_one_of_several_joined_models_is_reached_by_its_name():
@@ -221,13 +211,6 @@ def test_a_spec_is_shown_without_the_options_beside_it():
         "faults.late.extra": 3,
         "network": None,
     }
-
-
-def test_options_of_the_usual_partition():
-    assert [point.settings.partition for point in expand(BASE, {"partition.alpha": [0.5, 10]})] == [
-        "dirichlet:alpha=0.5",
-        "dirichlet:alpha=10",
-    ]
 
 
 def test_a_base_need_not_be_a_whole_run():
@@ -310,9 +293,7 @@ BAD = {
 
 @pytest.mark.parametrize(("grid", "says"), BAD.values(), ids=BAD)
 def test_bad_grids_are_one_line(grid, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
-        expand(BASE, grid)
-    assert "\n" not in str(error.value)
+    assert says in refusal(expand, BASE, grid)
 
 
 WRONG = [
@@ -329,5 +310,4 @@ WRONG = [
 
 @pytest.mark.parametrize(("given", "says"), WRONG, ids=range(len(WRONG)))
 def test_bad_points_seeds_and_bases(given, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        expand(**dict(zip(("base", "grid", "points", "seeds"), given)))
+    assert says in refusal(expand, **dict(zip(("base", "grid", "points", "seeds"), given)))

@@ -12,6 +12,7 @@ from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.peers import PeerSchedule
 from fedjax_async.results import sweep
+from tests.results.folders import Killed
 
 WORLD = {"dataset": "synthetic", "model": "mlp:hidden=4", "clients": 4, "steps": 2, "batch_size": 8, "updates": 10}
 RING = WORLD | {"topology": "ring"}
@@ -40,10 +41,6 @@ def test_private_leaves_stay_with_their_node_and_are_trained_there():
     bias = next(np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(run.params) if "bias" in str(path[-1]))
     assert bias.shape[0] == 4 and (np.abs(bias).max(axis=1) > 0).all(), "trained by every node from zero"
     assert len(np.unique(bias[:, 0])) == 4, "and mixed with no other's"
-
-
-class Killed(BaseException):
-    """Raised to end the process here."""
 
 
 def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(tmp_path, monkeypatch):

@@ -91,11 +91,8 @@ def test_a_personal_layer_and_fine_tuning_are_those_of_numpy():
     np.testing.assert_allclose(last["loss"], [loss(w, b, i) for i in range(3)], rtol=1e-5)
     found = run.evaluations["client_own_loss"][-1], run.evaluations["client_own_loss_worst"][-1]
     np.testing.assert_allclose(found, (last["own_loss"].mean(), last["own_loss"].max()), rtol=1e-6)
-    assert [line.partition(", ")[0] for line in clients_text(run)] == [
-        "global model",
-        "own models",
-        "fine-tuned models",
-    ]
+    lines = [line.partition(", ")[0] for line in clients_text(run)]
+    assert lines == ["global model", "own models", "fine-tuned models"]
     worst = final_value(run, "client_own_loss_worst")
     assert clients_text(run)[1].endswith(f"worst tenth {worst:.4g}")
     (hint,) = clients_text(run._replace(evaluations={"accuracy": run.evaluations["accuracy"]}, per_client={}))
@@ -165,7 +162,6 @@ def test_what_cannot_be_used_is_named():
         ({"personal": "Dense_1"}, r"^personal = 'Dense_1': must be layers of the model, .*; it has output$"),
         ({"personal": "norms"}, r"^personal = 'norms': must be layers of the model, by name .*; it has output$"),
         ({"personal": "output"}, r"^personal = 'output': must be some of the layers, not all .*\(output\)"),
-        ({"ditto": -1.0}, r"^ditto = -1\.0: must be a finite number >= 0"),
         ({"ditto": 1.0, "method": "pushcen"}, r"^ditto = 1\.0: must be left out: pushcen runs without a server"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_async import Settings
 from fedjax_async.config import execute, execute_group, plan_groups, prepare
-from fedjax_async.engine.checkpoint import completed
+from tests.results.folders import Killed
 
 BASE = Settings(
     method="fedasync", model="logistic", clients=5, delay="exponential", updates=30, eval_updates=10, steps=3
@@ -39,37 +39,6 @@ def equal(a, b, rtol=2e-5):
     for name in ("client", "staleness", "arrival_time", "accepted"):
         np.testing.assert_array_equal(a.updates[name], b.updates[name])
     assert a.settings == b.settings
-
-
-@pytest.fixture
-def programs():
-    """The names of the programs that XLA compiles from here on."""
-    seen: list[str] = []
-
-    def listen(event, seconds, **details):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(str(details.get("fun_name", "")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.mark.slow
-def test_one_compilation_a_group_and_none_for_a_second_sweep(programs):
-    settings = varied(
-        method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=["loop"]
-    )
-    programs.clear()
-    groups, runs = swept(settings, lanes=2)
-    assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
-    assert len([name for name in programs if "train" in name]) <= 1, programs
-    programs.clear()
-    again = swept(settings, lanes=2)[1]
-    assert not [name for name in programs if "train" in name or "receive" in name]
-    for have, twice in zip(runs, again, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, have.params, twice.params)
-    assert len({run.evaluations["loss"][-1] for run in runs}) == 8, "the settings must matter"
 
 
 def test_everything_that_may_vary_inside_a_group():
@@ -149,9 +118,6 @@ def test_what_is_left_of_a_group_goes_on_from_its_checkpoints(tmp_path, monkeypa
     want = swept(settings)[1]
     group = plan_groups(settings)[0]._replace(stacks=((0, 1), (2,)), lanes=1, batches=1)
 
-    class Killed(Exception):
-        pass
-
     def killer(updates, total, **status):
         done.append(updates)
         if updates > 85:
@@ -169,31 +135,3 @@ def test_what_is_left_of_a_group_goes_on_from_its_checkpoints(tmp_path, monkeypa
     assert min(done[first:]) > 20, "it went on"
     for i, one in enumerate(want):
         jax.tree.map(np.testing.assert_array_equal, found[i].params, one.params)
-
-
-def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_async.config.sweeping.CHECKPOINT_UPDATES", 20)
-    settings = varied(seed=[0, 1, 2])
-    want = swept(settings, lanes=1)[1]
-    group = plan_groups(settings, lanes=1)[0]
-
-    class Killed(Exception):
-        pass
-
-    def killer(done, total, **status):
-        if done > 50:
-            raise Killed
-
-    def run(progress=None):
-        found = {}
-        execute_group(settings, group, on_finished=found.__setitem__, progress=progress, folder=tmp_path)
-        return [found[i] for i in range(3)]
-
-    with pytest.raises(Killed):
-        run(killer)
-    (stack,) = tmp_path.iterdir()
-    assert completed(stack)
-    for one, have in zip(want, run(), strict=True):
-        for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(have.params)):
-            np.testing.assert_array_equal(x, y)
-    assert not list(tmp_path.iterdir()), "finished stacks keep no checkpoints"

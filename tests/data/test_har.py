@@ -18,6 +18,7 @@ from fedjax_async.data.har import CHANNELS, channels, from_recordings, read_fram
 from fedjax_async.data.published import SOURCES
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
 from tests.data.small_mnist import published_as, tar_bytes
+from tests.told import refusal
 
 
 def test_frames_come_back_column_by_column():
@@ -53,10 +54,7 @@ def test_nothing_named_by_a_pickle_is_called(tmp_path, kind):
     text = str(target).encode()
     hostile = HOSTILE[kind].replace(b"{:4}", struct.pack("<I", len(text))).replace(b"{}", text)
     list(pickletools.genops(hostile))  # well-formed
-    with pytest.raises(ValueError, match=r"^pickle = ") as caught:
-        read_frames(hostile)
-    assert "\n" not in str(caught.value)
-    assert not target.exists()
+    assert refusal(read_frames, hostile).startswith("pickle = ") and not target.exists()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from fedjax_async.base.home import require_datasets
 from fedjax_async.data import list_datasets, load, own_copy
 from tests.data.small_mnist import image_bytes
+from tests.told import refusal
 
 KINDS = ["n01443537", "n02056570", "n04456115"]
 
@@ -109,21 +110,19 @@ def test_tiny_imagenet_from_its_folder(tiny, tmp_path):
 
 def test_damaged_copies_of_tiny_imagenet(tiny, tmp_path):
     def refused(message):
-        with pytest.raises(ValueError, match=message) as error:
-            load(f"tiny_imagenet:path={tiny}", tmp_path)
-        assert "\n" not in str(error.value)
+        assert message in refusal(load, f"tiny_imagenet:path={tiny}", tmp_path)
 
     image, notes = tiny / "train" / KINDS[0] / "images" / f"{KINDS[0]}_1.JPEG", tiny / "val" / "val_annotations.txt"
     good = image.read_bytes()
     for content, message in [
         (b"no image", "n01443537_1.JPEG': cannot be read"),
         (good[: len(good) // 2], "n01443537_1.JPEG': cannot be read"),
-        (jpeg(np.zeros((32, 32, 3), np.uint8)), r"must be 64 x 64 pixels"),
+        (jpeg(np.zeros((32, 32, 3), np.uint8)), "must be 64 x 64 pixels"),
     ]:
         image.write_bytes(content)
         refused(message)
     image.unlink()
-    refused(r"train = '5 images of 3 classes': must be 2 images of each of 3 classes")
+    refused("train = '5 images of 3 classes': must be 2 images of each of 3 classes")
     image.write_bytes(good)
     lines = notes.read_text()
     notes.write_text(lines.replace("val_1.JPEG", "../val_1.JPEG"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import flax.linen as nn
@@ -40,6 +39,7 @@ from fedjax_async.data.published import SOURCES
 from fedjax_async.models import from_flax
 from fedjax_async.types import FederatedData
 from tests.data.small_mnist import small_arrays, small_published
+from tests.told import refusal, warned
 
 ROWS, TESTS, FEATURES, CLASSES = 24, 8, 3, 4
 SMALL = {"model": "logistic", "method": "fedasync", "updates": 6, "eval_updates": 3, "steps": 2, "batch_size": 2}
@@ -152,9 +152,7 @@ DEFECTS = [
 
 @pytest.mark.parametrize(("data", "message"), DEFECTS, ids=[message.partition(":")[0] for _, message in DEFECTS])
 def test_a_defect_is_refused_by_name_before_the_run(data, message):
-    with pytest.raises(ValueError) as error:
-        prepare(Settings(**SMALL), data=data)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert refusal(prepare, Settings(**SMALL), data=data).startswith(message)
 
 
 def test_good_data_come_back_as_they_are():
@@ -322,9 +320,7 @@ GOOD = (X, Y)
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_name(arguments, message):
-    with pytest.raises(ValueError) as error:
-        from_arrays(**({"clients": [GOOD], "test": GOOD} | arguments))
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    assert refusal(from_arrays, **({"clients": [GOOD], "test": GOOD} | arguments)).startswith(message)
 
 
 # --- data that look as if a step of their preparation was forgotten: a run warns, once for each thing ---
@@ -337,11 +333,7 @@ IMAGES = RNG.random((60, 8, 9, 1)).astype(np.float32)
 def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
     """What is said about data of one client, without their name."""
     data = from_arrays([(x, y)], (x, test_y))._replace(**fields)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        warn_of_looks(data)
-    assert all(issubclass(one.category, DataWarning) for one in found)
-    lines = [str(one.message) for one in found]
+    _, lines = warned(warn_of_looks, data, kind=DataWarning)
     assert all(line.startswith("data own: ") and "\n" not in line for line in lines)
     return [line.removeprefix("data own: ") for line in lines]
 
@@ -353,9 +345,7 @@ def test_good_data_are_not_remarked_on():
     for x in (IMAGES, (255 * IMAGES).astype(np.uint8), standardised, counts, tokens, 16 * IMAGES, 300 * IMAGES[:, 0]):
         assert said(x) == []
     for data in (federate(fashion_mnist_6k(), "iid", 10), load("population").deal(5, 0)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            warn_of_looks(data)
+        warn_of_looks(data)  # warnings are errors here
 
 
 def test_pixels_that_are_not_scaled():
@@ -382,10 +372,8 @@ def test_pixels_that_are_not_scaled():
 
 def test_channels_first():
     (line,) = said(RNG.random((60, 3, 32, 32)))
-    assert line == (
-        "rows of shape [3, 32, 32] look like images with the channels first; the models take them last: "
-        "np.moveaxis(x, 1, -1)"
-    )
+    advice = "look like images with the channels first; the models take them last: np.moveaxis(x, 1, -1)"
+    assert line == f"rows of shape [3, 32, 32] {advice}"
     assert len(said(np.zeros((60, 1, 28, 28), np.uint8))) == 1
     assert said(RNG.random((60, 3, 32, 3))) == said(RNG.random((60, 3, 4, 5))) == []
 
@@ -405,7 +393,7 @@ def test_labels_that_begin_at_one():
         federate(Dataset("own", IMAGES, y), "iid", 3, test_fraction=0.1)
     with pytest.warns(DataWarning, match=ONES):
         from_arrays([(IMAGES, y)] * 2, (IMAGES, y))
-    # no warning: the classes are counted elsewhere; there is a 0; in sequences 0 is padding; targets are no labels
+    # none: the classes are counted elsewhere; there is a 0; in sequences 0 is padding; targets are no labels
     federate(dataset._replace(num_classes=5), "iid", 3)
     from_arrays([(IMAGES, y)], (IMAGES, y), num_classes=4)
     from_arrays([(IMAGES, y)], (IMAGES, LABELS))
@@ -460,6 +448,5 @@ def test_a_model_that_does_not_fit_tells_what_the_data_are(what):
     made = [from_flax(Convolution(), input_shape=(12, 12, 3))] if what == "channels" else []
     for model in ("lenet5", Convolution(), *made):
         settings = {"model": named("net", model) if not isinstance(model, str) else model, "updates": 2}
-        with pytest.raises(ValueError) as error:
-            prepare(settings_from(None, settings | {"data": named("own", from_arrays([(x, y)] * 3, (x, y)))}))
-        assert ADVICE[what] in str(error.value) and "\n" not in str(error.value)
+        settings |= {"data": named("own", from_arrays([(x, y)] * 3, (x, y)))}
+        assert ADVICE[what] in refusal(lambda given=settings: prepare(settings_from(None, given)))

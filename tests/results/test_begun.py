@@ -12,6 +12,7 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.results import load
 from fedjax_async.results.begun import as_begun
 from fedjax_async.results.store import CHECKPOINTS
+from tests.results.folders import Killed
 
 TINY = {"model": "logistic", "clients": 10, "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
 TINY |= {"updates": 24, "eval_updates": 12, "eval_examples": 50}
@@ -71,9 +72,6 @@ def test_other_settings_of_the_method_are_not_taken_from_the_folder(old):
     "again", [resume, lambda folder, **o: simulate(method="fedbuff", checkpoint=6, out=folder, **TINY, **o)]
 )
 def test_a_killed_run_goes_on_as_it_began(again, old, tmp_path):
-    class Killed(BaseException):
-        pass
-
     left = [1]  # times to be killed
 
     def kill(evaluation):

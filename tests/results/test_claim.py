@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,6 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import claim, cluster, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.simulation import compare, run_alone
-from tests.results import sweep_engine
 from tests.results.made_up import make_run, of_group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,20 +112,6 @@ def refused(folder, call):
 def test_a_bad_place_is_one_line(bad):
     says = refused(bad, lambda: claimed(bad).__enter__())
     assert says.endswith(("must be a folder, not a file", ")"))
-
-
-def test_nothing_is_executed_for_a_bad_place(tmp_path, monkeypatch):
-    (bad := tmp_path / "file").write_text("mine")
-    experiment = prepare(SMALL)
-    monkeypatch.setattr(sweeping, "execute_group", never)
-    refused(bad, lambda: run_alone(experiment, bad))
-    monkeypatch.setattr(sweeping, "prepare", never)  # it compiles the first model
-    refused(bad, lambda: compare(["fedasync", "asgd"], SMALL, out=bad))
-    monkeypatch.setattr(sweeps, "plan_sweep", never)
-    monkeypatch.setattr(sweeps, "resolved", never)
-    refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, out=bad))
-    monkeypatch.setattr(sweep_folder, "begin", never)
-    refused(bad, lambda: sweeps.run_work(sweeps.SweepWork((), frozenset(), ()), folder=bad))
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
@@ -259,11 +245,8 @@ def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
             except ValueError as error:
                 assert "in use" in str(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert set(most) == {1} and sum(turns) > 10 and list(tmp_path.iterdir()) == []
 
 
@@ -313,8 +296,7 @@ def test_without_locks_a_folder_is_still_proven(tmp_path, monkeypatch):
 # --- sweeps -----------------------------------------------------------------------------------------
 
 
-def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_a_sweep_has_its_folder(tmp_path, monkeypatch, engine):
     with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
         sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, out=tmp_path, progress=False)
     assert engine.trained == []
@@ -330,8 +312,7 @@ def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [sweep_folder.DEFINITION]
 
 
-def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path, monkeypatch, engine):
     points = sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}))  # stacks (0, 1), (2, 3)
     sweep_folder.begin(tmp_path, points)
     train = engine.execute_group
@@ -355,8 +336,7 @@ def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path
     assert not list(tmp_path.rglob(disk.LOCK))
 
 
-def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
-    engine = sweep_engine.use(monkeypatch)
+def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch, engine):
     results = []
 
     def start(calls):

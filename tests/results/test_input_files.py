@@ -29,9 +29,7 @@ from fedjax_async.models.encoder import FILES
 from fedjax_async.results import collect, store
 from tests.data.test_formats import h5_file, leaf_file, saved
 from tests.models.tiny_encoder import BERT
-from tests.results import sweep_engine
 from tests.results.folders import killed_run
-from tests.results.made_up import of_group
 
 CLIENTS = 3
 SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
@@ -250,12 +248,6 @@ def as_by_an_older_version(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.fixture
-def made_at_once(monkeypatch):
-    """Every run is a made-up one of its settings."""
-    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
-
-
 def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys, made_at_once):
     out = tmp_path / "run"
     first = simulate(**small(tmp_path), out=out, plots=False)
@@ -287,8 +279,7 @@ def test_a_comparison_takes_no_method_after_the_delays_changed(tmp_path, made_at
     assert not list(out.glob("runs/fedasync/*/manifest.json"))
 
 
-def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_path, recwarn, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_sweep_names_the_file_that_changed_and_is_collected_without_it(tmp_path, recwarn, engine):
     out, grid = tmp_path / "sweep", {"seed": [0, 1]}
     sweep(small(tmp_path), grid, out=out, progress=False)
     with pytest.raises(ValueError, match=r"another sweep: of .*, content of .*delays.csv"):

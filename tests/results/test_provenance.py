@@ -14,7 +14,6 @@ from fedjax_async.config import plugins
 from fedjax_async.engine import checkpoint
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.results import explain, provenance
-from tests.results.made_up import of_group
 from tests.results.test_input_files import SMALL, as_by_an_older_version, delays
 
 OTHER = {
@@ -54,8 +53,7 @@ def test_a_checkpoint_under_another_setting_of_jax_is_refused_or_said_by_name(tm
         assert len(said) == 1 and f"other rounding: {text} (the same numbers to rounding" in str(said[0].message)
 
 
-def test_a_finished_run_of_other_numbers_is_not_read(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
+def test_a_finished_run_of_other_numbers_is_not_read(tmp_path, monkeypatch, capsys, made_at_once):
     out = tmp_path / "run"
     simulate(**SMALL, out=out, plots=False)
     usual = provenance.numerics()
@@ -69,15 +67,11 @@ def test_a_finished_run_of_other_numbers_is_not_read(tmp_path, monkeypatch, caps
         assert "was read" not in capsys.readouterr().out
         simulate(**SMALL, out=out, plots=False)  # it was recorded with these
     simulate(**SMALL, out=out, plots=False, again=True)
-    other = {"jax_default_matmul_precision": "highest", "XLA_FLAGS": usual_flags()}
+    other = checkpoint.rounding() | {"jax_default_matmul_precision": "highest"}
     monkeypatch.setattr(provenance, "rounding", lambda: other)
     simulate(**SMALL, out=out, plots=False)
     told = capsys.readouterr().out
     assert "computed with jax_default_matmul_precision = 'highest', saved None (the same numbers to rounding" in told
-
-
-def usual_flags():
-    return checkpoint.rounding()["XLA_FLAGS"]
 
 
 def adding(folder):

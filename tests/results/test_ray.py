@@ -22,6 +22,7 @@ import pytest
 from fedjax_async.base import disk
 
 INSTALL = "this test needs Ray: pip install '.[ray]'"
+# one group each
 METHODS = (
     "fedavg",
     "fedprox",
@@ -31,7 +32,7 @@ METHODS = (
     "ca2fl@buffer:size=3",
     "orthofl",
     "asgd",
-)  # one group each
+)
 SWEEP = f"""
 [base]
 model = "logistic"
@@ -40,7 +41,7 @@ steps = 2
 updates = 120
 eval_updates = 30
 [grid]
-method = {list(METHODS)}
+method = {METHODS}
 """
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -50,13 +50,6 @@ def test_a_runs_files_have_no_accuracy_and_its_tables_read_back(tmp_path, settin
     assert np.isnan(again.evaluations["accuracy"]).all()  # in Python the column is always there
 
 
-def test_the_stream_of_a_finished_run_that_is_read_is_the_same(tmp_path):
-    simulate(**PARTS, out=tmp_path, plots=False, stream="csv")
-    live = (tmp_path / "stream.csv").read_bytes()
-    simulate(**PARTS, out=tmp_path, plots=False, stream="csv")
-    assert (tmp_path / "stream.csv").read_bytes() == live and accuracies(tmp_path) == {}
-
-
 def test_a_sweeps_tables_have_no_accuracy(tmp_path):
     point = expand(Settings(**SMALL), {"lr": [0.01]})[0]
     write_tables([swept_run(point, make_run([math.nan, math.nan]))], tmp_path)

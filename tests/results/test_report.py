@@ -31,10 +31,8 @@ PICTURES = {"accuracy.png", "staleness.png", "gantt.png"}
 
 
 def test_the_pictures_of_a_run(tmp_path):
-    assert set(contents(write_run(make_run(), tmp_path))) > PICTURES
-
-
-def test_a_run_without_pictures_or_without_classes(tmp_path):
+    """All, none if asked for, and that of the loss where there are no classes."""
+    assert set(contents(write_run(make_run(), tmp_path / "all"))) > PICTURES
     assert not any(name.endswith(".png") for name in contents(write_run(make_run(), tmp_path / "a", plots=False)))
     names = set(contents(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
     assert "loss.png" in names and "accuracy.png" not in names
@@ -122,10 +120,7 @@ def test_text_and_markdown_are_aligned():
         assert len({len(line) for line in lines}) == 1
         assert "0.60 ± 0.14" in lines[2] and lines[2].rstrip(" |").endswith("12")
     assert table(ROWS, "markdown").splitlines()[1].count(":") == 2  # numbers are right-aligned, names left-aligned
-
-
-def test_markdown_escapes_the_column_sign():
-    assert "a\\|b" in table(ROWS, "markdown")
+    assert "a\\|b" in table(ROWS, "markdown"), "the sign between columns is escaped"
 
 
 def test_csv_keeps_every_digit():

@@ -55,10 +55,10 @@ def test_the_interval_of_a_difference_of_percentages_stays_between_minus_100_and
     assert row["95% interval (t)"].high == 100
 
 
-def seeded(*scores):
-    """A run for each final accuracy, with the seeds 0, 1, ..."""
+def seeded(*scores, seeds=range(9)):
+    """A run for each final accuracy, with the seeds 0, 1, ... or those given."""
     runs = [make_run([0.1, 0.2, score]) for score in scores]
-    return [run._replace(settings=run.settings | {"seed": seed}) for seed, run in enumerate(runs)]
+    return [run._replace(settings=run.settings | {"seed": seed}) for run, seed in zip(runs, seeds)]
 
 
 def outside(ends):
@@ -113,10 +113,6 @@ def test_holm_rejects_what_stepping_down_rejects(p, alpha):
     assert {test for test, adjusted in enumerate(holm(p)) if adjusted <= alpha} == rejected
 
 
-def with_seed(run, seed):
-    return run._replace(settings=run.settings | {"seed": seed})
-
-
 SCORES = {"fedavg": [0.5, 0.6, 0.7], "fedasync": [0.6, 0.65, 0.8], "fedbuff": [0.4, 0.6, 0.5]}
 RUNS = {name: seeded(*scores) for name, scores in SCORES.items()}
 
@@ -147,10 +143,10 @@ def test_a_row_for_each_pair_of_methods(tmp_path):
 
 
 def test_only_common_seeds_are_paired():
-    other = [with_seed(run, seed) for run, seed in zip(RUNS["fedasync"], (2, 0, 1))]
+    other = seeded(*SCORES["fedasync"], seeds=(2, 0, 1))
     (row,) = method_pairs({"fedavg": RUNS["fedavg"], "fedasync": other}, "last")
     np.testing.assert_allclose(row["first - second"], 100 * np.mean([0.5 - 0.65, 0.6 - 0.8, 0.7 - 0.6]), rtol=1e-5)
-    apart = [with_seed(run, seed) for run, seed in zip(RUNS["fedasync"], (2, 3, 4))]
+    apart = seeded(*SCORES["fedasync"], seeds=(2, 3, 4))
     assert method_pairs({"fedavg": RUNS["fedavg"], "fedasync": apart}) == []
 
 

@@ -15,22 +15,13 @@ from fedjax_async.cli import main
 from fedjax_async.data import federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.results import collect, load
-from tests.results import sweep_engine
 from tests.results.folders import contents, killed_run
 from tests.results.made_up import of_group
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "constant"}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 EXECUTE = "fedjax_async.config.sweeping.execute_group"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_registered(monkeypatch):
-    monkeypatch.setattr(registry, "ADDED", {})
-    monkeypatch.setattr("fedjax_async.config.plugins.LOADED", {})
-    registry.forget()
-    yield
-    registry.forget()
+pytestmark = pytest.mark.usefixtures("nothing_stays_registered")
 
 
 @pytest.fixture
@@ -107,8 +98,7 @@ def test_compare_keeps_own_objects(tmp_path):
     assert list(runs) == ["fair"] and load(tmp_path / "runs" / "fair" / "seed_1").settings["own"]
 
 
-def test_a_sweep_keeps_own_objects(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_a_sweep_keeps_own_objects(tmp_path, engine):
 
     def swept(rate):
         base = SMALL | {"method": named("fair", fair(rate))}

@@ -91,20 +91,16 @@ def test_a_truncated_or_missing_file_is_named(tmp_path, name, says):
         load(tmp_path / "run")
 
 
-def test_missing_folders(tmp_path):
-    with pytest.raises(ValueError, match="no such folder"):
-        load(tmp_path / "nothing")
-    with pytest.raises(ValueError, match=r"no manifest\.json"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"format": "another 3"}', '{"format": "fedjax_async run 1", "sha256": {}}']
-)
-def test_foreign_folders(tmp_path, content):
-    (tmp_path / MANIFEST).write_text(content)
-    with pytest.raises(ValueError, match="must hold a saved run"):
-        load(tmp_path)
+@pytest.mark.parametrize(("content", "says"), [
+    *((content, "must hold a saved run") for content in (
+        "[]", "{}", '{"format": "another 3"}', '{"format": "fedjax_async run 1", "sha256": {}}')),
+    ("", r"no manifest\.json"), (None, "no such folder"),
+])  # fmt: skip
+def test_folders_that_hold_no_saved_run(tmp_path, content, says):
+    if content:
+        (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(ValueError, match=says):
+        load(tmp_path / "nothing" if content is None else tmp_path)
 
 
 def test_another_configuration_is_not_overwritten_by_accident(tmp_path):

@@ -17,7 +17,6 @@ from fedjax_async.results.sweep_files import best
 from fedjax_async.results.sweep_report import curves
 from fedjax_async.results.sweep_table import by_setting, evaluation_columns, swept_run
 from fedjax_async.results.tuning import chosen_rows, pair_rows, rank, tunings
-from tests.results import sweep_engine
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 
@@ -173,8 +172,7 @@ def test_the_curves_show_the_chosen_ones():
 # --- a whole sweep ------------------------------------------------------------------------------------
 
 
-def test_roles_are_kept_in_the_folder(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_roles_are_kept_in_the_folder(tmp_path, engine):
     options = {"seeds": 2, "out": tmp_path, "progress": False}
     grid = {"lr": [0.1, 0.3], "clients": [5, 6]}
     with pytest.raises(ValueError, match=r"roles\['lr'\] = 'tune'"):
