@@ -10,8 +10,12 @@ import warnings
 import numpy as np
 
 from fedjax_async.base.notices import RunWarning
+from fedjax_async.clock import Limits
+from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
+from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.config import own
+from fedjax_async.config.contracts import has_own_timing
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
@@ -64,13 +68,29 @@ def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> N
 
 
 def caution_own_timing(s: Settings, schedule: Schedule) -> None:
-    """Warn of faults and limits that a timing of the user's own seems not to use."""
-    given = [name for name in ("faults", "timeout", "max_staleness") if getattr(s, name) is not None]
-    plain = not given or bool(np.any(schedule.outcome > Outcome.UNDER_WAY)) or bool(np.any(schedule.corrupt))
-    if not plain and own.thing_of("timing", s.timing) is not None:
+    """Warn of conditions and limits that a timing of the user's own, also a registered one, seems not to apply."""
+    if not has_own_timing(s):
+        return
+    nothing_failed = not (np.any(schedule.outcome > Outcome.UNDER_WAY) or np.any(schedule.corrupt))
+    ignored = [name for name in ("faults", "timeout") if nothing_failed and getattr(s, name) is not None]
+    if s.max_staleness is not None and int(schedule.staleness.max(initial=0)) > s.max_staleness:
+        ignored.append("max_staleness")
+    if s.availability is not None and _trains_offline(s, schedule):
+        ignored.append("availability")
+    if ignored:
         warnings.warn(
-            f"{', '.join(given)}: changed no job; a timing of your own must apply scenario.conditions and limits "
-            "itself, or call one of clock.TIMINGS, which does",
+            f"{', '.join(ignored)}: without effect on this plan; a timing of your own must apply scenario.conditions "
+            "and limits itself, or call one of clock.TIMINGS, which does",
             RunWarning,
             stacklevel=2,
         )
+
+
+def _trains_offline(s: Settings, schedule: Schedule) -> bool:
+    """Whether a client gets a job while it is offline."""
+    given = own.object_or_spec("availability", s.availability)
+    sources = bind_conditions(given, None, Limits(), schedule.num_clients, s.seed).availability
+    online = together([source.interval for source in sources])
+    jobs = zip(schedule.client.tolist(), schedule.dispatch_time.tolist())
+    return online is not None and any(online(client, time)[0] > time * SLACK for client, time in jobs)
+

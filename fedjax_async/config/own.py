@@ -210,13 +210,14 @@ def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
 
 
 def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
-    """``ValueError`` unless each object among the settings has a name; the message says what to write."""
-    for field, value in field_values.items():
-        if isinstance(value, Named) and not value.given:
-            raise ValueError(
-                f"{field} = {str(value)!r}: must have a name for {purpose}; write "
-                f'{field}=fedjax_async.named("NAME", ...) around the object'
-            )
+    """``ValueError`` unless each object among the settings has a name; the message says what to write, of all."""
+    lacking = [field for field, value in field_values.items() if isinstance(value, Named) and not value.given]
+    if lacking:
+        first, others = lacking[0], "".join(f", and {field}" for field in lacking[1:])
+        raise ValueError(
+            f"{first} = {str(field_values[first])!r}: must have a name for {purpose}; write "
+            f'{first}=fedjax_async.named("NAME", ...) around the object{others}'
+        )
 
 
 def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from fedjax_async import Method, Settings, Spec, fingerprint, models, named, server, simulate, sweep
-from fedjax_async.base import identity
+from fedjax_async import Method, Settings, Spec, fingerprint, models, named, register, server, simulate, sweep
+from fedjax_async.base import identity, registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Delays, make_schedule
 from fedjax_async.compress import COMPRESSORS
@@ -175,7 +176,6 @@ def pulled(model, *, optimizer, batch_size, pull: Traced = 0.1):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
     ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
     ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a .*; wrap the rule: Method\("),
     ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
@@ -235,7 +235,8 @@ def positional(gain=1.0):
     return server.fedasync(mixing=gain)
 
 
-def test_a_timing_that_ignores_faults_is_said():
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_timing_that_ignores_conditions_is_said(monkeypatch, registered):
     def in_turn(scenario):
         count, done = scenario.until.updates, np.arange(scenario.until.updates)
         clients = done % scenario.num_clients
@@ -244,8 +245,19 @@ def test_a_timing_that_ignores_faults_is_said():
         steps = np.ones(count, int)
         return make_schedule(num_clients=scenario.num_clients, client=clients, local_steps=steps, **columns, **when)
 
-    with pytest.warns(RunWarning, match=r"^faults, timeout: changed no job; a timing of your own must apply scenario"):
-        simulate(**SMALL, timing=in_turn, faults="drop:probability=0.9", timeout=1.0)
+    monkeypatch.setattr(registry, "ADDED", {})
+    timing = in_turn
+    if registered:
+        timing = "in_turn"
+        register("timing", timing)(lambda: in_turn)
+    given = {"faults": "drop:probability=0.9", "timeout": 1.0, "max_staleness": 0}
+    given["availability"] = "joins:share=1,by=99"
+    said = r"^faults, timeout, max_staleness, availability: without effect on this plan; a timing of your own must"
+    with pytest.warns(RunWarning, match=said):
+        simulate(**SMALL, timing=timing, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)
+        simulate(**SMALL, timing=timing)
 
 
 def test_a_run_is_shown_in_one_line():
