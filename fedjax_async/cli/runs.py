@@ -17,6 +17,7 @@ from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import Experiment, Settings, prepare
 from fedjax_async.config.budget import ended_early
+from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.peers import peer_statistics, peer_waves
@@ -236,41 +237,39 @@ def scores_text(run: Run, final: str = FINAL) -> str:
 
 def quickstart(arguments: argparse.Namespace) -> None:
     """Compare eight methods over three seeds, with the settings of the quickstart."""
-    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
+    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)), by_label(arguments.methods))
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Run the same experiment with several methods and seeds."""
-    _compare(arguments, settings_of(arguments, RUN_BASE))
+    _compare(arguments, settings_of(arguments, RUN_BASE), by_label(arguments.methods))
 
 
-def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
+def _compare(arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
     given = arguments.out
 
     def compare_in(out: str) -> None:
-        methods = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
-        others = methods - {folder_name(each) for each in arguments.methods}
+        found = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
+        others = found - set(map(folder_name, methods))
         if given is None and others and not arguments.overwrite:
             raise Occupied(f"out = {out!r}: has other methods")
-        _compare_in(out, arguments, settings)
+        _compare_in(out, arguments, settings, methods)
 
     in_free_folder(given, arguments.usual_out, compare_in)
 
 
-def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> None:
+def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
     began, arguments.out = time.perf_counter(), out
-    baseline_of(arguments.methods, arguments.baseline)  # raises before any training
+    baseline_of(methods, arguments.baseline)  # raises before any training
     check_finals(arguments)
     drawing = drawing_of(arguments)
-    target_accuracy(
-        {method: np.ones(1) for method in arguments.methods}, arguments.target
-    )  # raises before any training
+    target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
     callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
             runs = compare_methods(
-                arguments.methods,
+                methods,
                 settings,
                 seeds=arguments.seeds,
                 out=arguments.out,
@@ -294,7 +293,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
             interval=arguments.interval,
             drawing=drawing,
         )
-    partition = runs[arguments.methods[0]][0].settings["partition"]
+    partition = next(iter(runs.values()))[0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
     print(_training_text({method: each[0] for method, each in runs.items()}))

@@ -13,7 +13,7 @@ from fedjax_async.base import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
-from fedjax_async.config.paths import flat, values_of
+from fedjax_async.config.paths import flat
 from fedjax_async.config.roles import ROLES, roles_of
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
@@ -75,7 +75,7 @@ def _axes(points: Sequence[GridPoint]) -> str:
     """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
     paths = swept(points)
     short = labels(paths)
-    values = [values_of(point.settings, paths) for point in points]
+    values = [point.shown(paths) for point in points]
     counts = {path: len({str(each[path]) for each in values}) for path in paths}
     return ", ".join(f"{short[path]} ({count})" for path, count in counts.items())
 
@@ -109,7 +109,7 @@ def titles(work: SweepWork) -> list[str]:
     short = labels(paths)
 
     def values(group: SweepGroup) -> dict[str, list[str]]:
-        each = [values_of(work.points[member].settings, paths) for member in group.members]
+        each = [work.points[member].shown(paths) for member in group.members]
         return {path: list(dict.fromkeys(str(one[path]) for one in each)) for path in paths}
 
     every = [values(group) for group in work.groups]

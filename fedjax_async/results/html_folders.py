@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
+from fedjax_async.results.beside import labels_in
 from fedjax_async.results.metrics import TARGET
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import USUAL, SweptRun, TableOptions
@@ -158,10 +159,12 @@ def _pairs(path: Path) -> list[Content]:
 def _comparison(path: Path, folders: Sequence[Path], options: TableOptions | None) -> FolderContent:
     grouped: dict[str, list[SweptRun]] = {}
     by_name: dict[str, Path] = {}
+    labels = labels_in(path)
     for folder in folders:
         swept_run = _swept_run(folder, f"{folder.parent.name}/{folder.name}")
         by_name[swept_run.point.name] = folder
-        grouped.setdefault(str(swept_run.run.settings.get("method", folder.parent.name)), []).append(swept_run)
+        method = str(swept_run.run.settings.get("method", folder.parent.name))
+        grouped.setdefault(labels.get(folder.parent.name, method), []).append(swept_run)
     for members in grouped.values():
         members.sort(key=lambda member: member.point.settings.seed)
     saved = _text(path / "comparison.csv")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results import clients, comparisons, metrics, store, tables
-from fedjax_async.results.compared import method_in
+from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns
@@ -100,7 +100,7 @@ def write_comparison(
     tables.write(extended, folder / "comparison.csv")
     header = ""
     if "target (%)" in extended[0]:
-        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n\n"
+        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})\n\n"
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
     tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
@@ -111,7 +111,7 @@ def write_comparison(
     return "\n".join(filter(None, [header + tables.table(rows, decimals=decimals), unequal, tested]))
 
 
-def _described(target: str | float, methods: Collection[str]) -> str:
+def _described(target: str | float, methods: Mapping[str, str]) -> str:
     if (method := method_in(target, methods)) is not None:
         return f"the final accuracy of {method}"
     share = str(target).removesuffix("%")

@@ -23,6 +23,7 @@ from fedjax_async.config.settings import given_in
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
+from fedjax_async.results.beside import labelled
 from fedjax_async.results.callbacks import chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import folder_name, methods_by_name
@@ -165,19 +166,22 @@ def compare(
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
-        ``"fedbuff@buffer:size=5"``; they name the rows. Give a ``Method`` of your own a name, by ``named("fair", ...)``
-        or by a dict, ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` for methods without a server) applies
-        to methods that have none of their own. Methods with and without a server may be compared: a setting that only
-        one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless you set it.
+        ``"fedbuff@buffer:size=5"``; they name the rows. A dict gives them labels, which name rows, curves and folders
+        instead: ``{"Ours": "fedasync:mixing=0.4", "FedBuff": Spec(...), "Fair": Method(...)}``. In a list, give a
+        ``Method`` of your own a name, ``named("fair", Method(...))``. ``settings.timing`` (``exchange`` for methods
+        without a server) applies to methods that have none of their own. Methods with and without a server may be
+        compared: a setting that only one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless
+        you set it.
       settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
-      out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
-        of the same settings are read. If a comparison is killed, the same call continues it; no more is trained again
-        than the updates of one run.
+      out: if given, each run is saved under ``out/runs/METHOD/seed_K``, or under its label, as soon as it is finished;
+        finished runs of the same settings are read. If a comparison is killed, the same call continues it; no more is
+        trained again than the updates of one run.
       again: train finished runs once more; input files may have changed since.
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
-    Returns: method -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are equal.
+    Returns: method or label -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are
+    equal, or whose folders would have the same name.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
@@ -212,7 +216,8 @@ def compare(
         ]
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
-        found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
+        with labelled(out, by_name):
+            found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
     by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
     notices.warn_about(
         {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
