@@ -13,7 +13,14 @@ from fedjax_async.base import compiled, home
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
-from fedjax_async.cli.output_flags import add_comparison, add_drawing, add_finals, add_outputs, add_watching
+from fedjax_async.cli.output_flags import (
+    add_columns,
+    add_comparison,
+    add_drawing,
+    add_finals,
+    add_outputs,
+    add_watching,
+)
 from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
 from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
@@ -181,6 +188,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     text = "measure the cost of reaching this test accuracy [as in FILE]"
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
     add_finals(sub, "as in FILE, else tail and t")
+    add_columns(sub, "settings.tex")
     add_drawing(sub)
 
 

@@ -26,6 +26,18 @@ def add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds:
         "a percentage of the lowest final accuracy, which changes with the methods [95%%]",
     )
     add_finals(parser)
+    add_columns(parser, "comparison.tex")
+
+
+def add_columns(parser: argparse.ArgumentParser, table: str) -> None:
+    """Add ``--columns``."""
+    parser.add_argument(
+        "--columns",
+        type=names_in,
+        metavar="NAMES",
+        help=f"columns of the LaTeX table {table} by short names, such as accuracy,interval,time,relative,updates,"
+        "bytes,energy; the other tables have all [all]",
+    )
 
 
 def add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
@@ -46,7 +58,7 @@ def add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The type of ``--format`` and ``--stream``: names joined by commas."""
+    """The type of ``--format``, ``--columns`` and ``--stream``: names joined by commas."""
     names = tuple(text.split(","))
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"must be different names, not {text}")

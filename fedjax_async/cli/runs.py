@@ -27,6 +27,7 @@ from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
+from fedjax_async.results.latex import require_columns
 from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
     FINAL,
@@ -262,6 +263,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     began, arguments.out = time.perf_counter(), out
     baseline_of(methods, arguments.baseline)  # raises before any training
     check_finals(arguments)
+    require_columns(arguments.columns, more=settings.metrics is not None)
     drawing = drawing_of(arguments)
     target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
@@ -291,6 +293,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
             target=arguments.target,
             final=arguments.final,
             interval=arguments.interval,
+            columns=arguments.columns,
             drawing=drawing,
         )
     partition = next(iter(runs.values()))[0].settings["partition"]
@@ -300,7 +303,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     print(comparison)
     for line in {line for each in runs.values() for line in _unscored(each[0])}:
         print(f"{line}\n")
-    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md")]
+    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md", "tex")]
     written = [name for name in tables if (Path(arguments.out) / name).exists()]
     print(f"saved in {arguments.out}: {', '.join(written)}, {'pictures, ' if plots else ''}runs/")
 

@@ -19,6 +19,7 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
+from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.ray_tasks import finished
 from fedjax_async.results.significance import INTERVALS
@@ -156,6 +157,7 @@ def describe(work: SweepWork) -> str:
 def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
     options: dict[str, Any] = {"final": file.final, "interval": file.interval, "drawing": drawing}
+    options["columns"] = arguments.columns
     text = write_sweep(found, out, not arguments.no_plots, target=file.target, **options)
     print(text, end="")
     notices.warn_about(found.counters)
@@ -224,6 +226,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
     check_finals(arguments)
+    require_columns(arguments.columns, more=True)
     drawing_of(arguments)  # raises before any training
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {

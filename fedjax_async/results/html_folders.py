@@ -187,7 +187,7 @@ def _methods(
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
-        target, final, interval, _ = options or USUAL
+        target, final, interval, *_ = options or USUAL
         target = TARGET if target is None else target
         write_comparison(runs, scratch, plots=False, target=target, final=final, interval=interval)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))

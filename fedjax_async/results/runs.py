@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.results import clients, comparisons, metrics, store, tables
+from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
@@ -78,23 +79,31 @@ def write_comparison(
     target: str | float = metrics.TARGET,
     final: str = FINAL,
     interval: str = "t",
+    columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
-    """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
+    """Compare methods: ``comparison.csv``, ``.md``, ``.tex`` and ``accuracy.png`` in ``folder``.
 
     Other measured columns have their final values in the tables, and a curve each. With scores of single clients there
     are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
-    and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
-    value between the methods. Returns the tables as text, with the target above the first one.
+    and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the short names
+    of its columns, such as ``["accuracy", "time", "updates"]``, or None for all. From three seeds on, ``pairs.csv`` and
+    ``pairs.md`` have paired tests of the final value between the methods. Returns the tables as text, with the target
+    above the first one.
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
     folder = check.path("folder", folder)
     check.require(folder.is_dir() or not folder.exists(), "folder", str(folder), "a folder, but it is a file")
     rows = comparisons.comparison(runs, baseline, target, final, interval)
+    every = [run for seeds in runs.values() for run in seeds]
+    latex.require_columns(columns, more=True)
+    latex.chosen(
+        [name for name in rows[0] if name != "method"], columns
+    )  # refuses unknown columns before anything is written
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
@@ -103,7 +112,13 @@ def write_comparison(
         header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})\n\n"
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
-    tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
+    pairs = comparisons.method_pairs(runs, final, interval)
+    metric = metrics.main_metric(every)
+    scores = [metric, *validation(every, metric), *measured(every)]
+    tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))
+    options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": header.split("\n")[:1]}
+    disk.write(folder / "comparison.tex", latex.latex(rows, ["method"], scores, **options).encode())
+    tested = comparisons.write_pairs(pairs, folder, title)
     unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)

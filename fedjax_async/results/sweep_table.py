@@ -37,6 +37,7 @@ class TableOptions(NamedTuple):
     final: str = FINAL  # as in :func:`fedjax_async.results.metrics.final_value`
     interval: str = "t"  # as in :func:`fedjax_async.results.significance.interval`
     roles: Mapping[str, str] = {}  # path -> role, where it is not the default: ``config/roles.py``
+    columns: Sequence[str] | None = None  # of ``settings.tex``, by their short names: ``latex.py``; None: all
 
 
 USUAL = TableOptions()
@@ -189,7 +190,7 @@ def setting_rows(
     ``further``: add the other two final values.
     """
     columns = columns_of(found)
-    target, final, interval, _ = options
+    target, final, interval, *_ = options
     reached = "" if target is None else f"to {100 * float(target):g} %"
     wanted: dict[str, tuple[str, float]] = {
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),

@@ -227,17 +227,24 @@ def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[
     They compare the final value on the test set. Settings of different worlds are not compared, because their data and
     delays may differ. Empty if there are more than ``MOST_PAIRS`` pairs.
     """
-    metric, columns = metric_of(found), columns_of(found)
+    metric = metric_of(found)
     groups = list(by_setting(found).values())
     worlds: dict[str, dict[str, dict[int, float]]] = {}
-    for tuning in tunings(found, options.final, options.roles):
-        where = setting_title(tuning.world, columns, tuning.labelled) if tuning.world else ""
-        given = {path: value for path, value in tuning.compared.items() if value is not None}
-        group = groups[tuning.order[0]]
-        seeds = [each.point.settings.seed for each in group]
-        scores = dict(zip(seeds, values_in(group)(metric, options.final), strict=True))
-        worlds.setdefault(where, {})[setting_title(given, columns, tuning.labelled)] = scores
+    for index, (where, name) in pair_names(found, options).items():
+        seeds = [each.point.settings.seed for each in groups[index]]
+        scores = dict(zip(seeds, values_in(groups[index])(metric, options.final), strict=True))
+        worlds.setdefault(where, {})[name] = scores
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
     better = metric == "accuracy"
     return significance.pairs(worlds, options.interval, larger_is_better=better, limits=metrics.limits(metric))
+
+
+def pair_names(found: Sequence[SweptRun], options: TableOptions = USUAL) -> dict[int, tuple[str, str]]:
+    """The chosen settings, by their index, with the names of world and method that :func:`pair_rows` gives them."""
+    columns, names = columns_of(found), {}
+    for tuning in tunings(found, options.final, options.roles):
+        where = setting_title(tuning.world, columns, tuning.labelled) if tuning.world else ""
+        given = {path: value for path, value in tuning.compared.items() if value is not None}
+        names[tuning.order[0]] = where, setting_title(given, columns, tuning.labelled)
+    return names
