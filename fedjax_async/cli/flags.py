@@ -22,7 +22,7 @@ from fedjax_async.cli.output_flags import (
     add_watching,
 )
 from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
-from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
+from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy, add_redraw
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.concerns import GROUPS
 from fedjax_async.config.settings import EVALUATIONS, Settings
@@ -38,6 +38,7 @@ EPILOG = """examples:
   fedjax-async compare "Ours=fedasync:mixing=0.4" FedBuff=fedbuff --seeds 3 --out runs/paper
   fedjax-async compare fedbuff fedbuff+swa orthofl orthofl+dominance --seeds 3 --updates 500 --out runs/parts
   fedjax-async sweep mixing.toml --out runs/mixing
+  fedjax-async redraw runs/three --x bytes --format pdf --width column --columns accuracy,time
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async explain runs/one
@@ -189,7 +190,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
     add_finals(sub, "as in FILE, else tail and t")
     add_columns(sub, "settings.tex")
-    add_drawing(sub)
+    add_drawing(sub, curves=True)
 
 
 def _add_runs(command: Command) -> None:
@@ -214,7 +215,7 @@ def _add_runs(command: Command) -> None:
     resume.add_argument("folder", type=folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     resume.add_argument("--no-plots", **NO_PLOTS)
-    add_drawing(resume)
+    add_drawing(resume, curves=True)
 
     compare = command("compare", "run the same experiment with several methods and seeds", _simulating("compare"))
     compare.add_argument(
@@ -294,6 +295,10 @@ def parser() -> argparse.ArgumentParser:
 
     _add_runs(command)
     _add_report(command("report", "write an interactive HTML page about folders of results", _later("saved", "report")))
+    about = "make the tables and pictures of a saved run, comparison or sweep again, with other options"
+    redraw = command("redraw", about, _later("saved", "redrawn"))
+    add_redraw(redraw)
+    add_drawing(redraw, curves=True)
     landscape = command(
         "landscape",
         "measure the loss between the models of two or three saved runs",

@@ -65,8 +65,8 @@ def names_in(text: str) -> tuple[str, ...]:
     return names
 
 
-def add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> None:
-    """Add ``--format``, ``--width`` and ``--title``."""
+def add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True, curves: bool = False) -> None:
+    """Add ``--format``, ``--width`` and ``--title``, and ``--x`` for ``curves``."""
     group = parser.add_argument_group("pictures")
     if formats:
         text = "png, pdf or svg; several joined by commas [png]"
@@ -74,6 +74,9 @@ def add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> Non
     text = "column or page of a paper (3.5 or 7.16 inches) [for the screen]"
     group.add_argument("--width", metavar="column|page", help=text)
     group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
+    if curves:
+        text = "draw curves against time, update, step (of the server), bytes or, with --energy, energy [time]"
+        group.add_argument("--x", metavar="AXIS", help=text)
 
 
 def add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -89,7 +92,7 @@ def add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress bar")
     group.add_argument("--no-plots", **NO_PLOTS)
     add_watching(group)
-    add_drawing(parser)
+    add_drawing(parser, curves=True)
 
 
 def add_watching(parser: Any) -> None:

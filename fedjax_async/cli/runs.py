@@ -40,6 +40,7 @@ from fedjax_async.results.metrics import (
     window,
 )
 from fedjax_async.results.progress import planning_bar
+from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import compare as compare_methods
 from fedjax_async.results.simulation import precision, run_alone
@@ -48,15 +49,17 @@ from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
-    """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
-    return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
+    """Formats, width, title and axis of the pictures; ``ValueError`` for unknown ones."""
+    x = getattr(arguments, "x", None)
+    formats = getattr(arguments, "format", Drawing.formats)
+    return Drawing(formats, arguments.width, arguments.title, Drawing.x if x is None else x)
 
 
 def plots_of(arguments: argparse.Namespace) -> bool:
     """Whether pictures are drawn; ``ValueError`` without matplotlib, or for a form of pictures with ``--no-plots``."""
     if arguments.no_plots:
-        for name, usual in (("width", None), ("title", None), ("format", Drawing.formats)):
-            given = getattr(arguments, name)
+        for name, usual in (("width", None), ("title", None), ("x", None), ("format", Drawing.formats)):
+            given = getattr(arguments, name, usual)
             check.require(given == usual, name, given, "left out with --no-plots")
         return False
     require_matplotlib("--no-plots")
@@ -90,9 +93,9 @@ def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
-    drawing_of(arguments)  # raises before any training
+    require_energy(drawing_of(arguments), [{"energy": settings.energy}])  # raises before any training
     plots = bool(arguments.out) and plots_of(arguments)
-    for name in ("overwrite", "again", "width", "title", "keep_best", "no_plots"):
+    for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
         value = getattr(arguments, name, None)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
@@ -265,6 +268,7 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     check_finals(arguments)
     require_columns(arguments.columns, more=settings.metrics is not None)
     drawing = drawing_of(arguments)
+    require_energy(drawing, [{"energy": settings.energy}])
     target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
     callbacks_of(arguments)  # raises before any training

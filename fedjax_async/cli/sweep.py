@@ -22,6 +22,7 @@ from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.ray_tasks import finished
+from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, SweepWork, collect, plan_sweep, resolved, run_work
@@ -244,6 +245,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     callbacks = callbacks_of(arguments)
     with claimed(None if arguments.dry_run else arguments.out):
         file = _with_flags(read(arguments.file), arguments)
+        require_energy(drawing_of(arguments), [{"energy": point.settings.energy} for point in file.points])
         if not arguments.overwrite:
             file = file._replace(points=sweep_folder.as_begun(file.points, arguments.out))
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)

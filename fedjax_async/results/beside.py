@@ -1,6 +1,6 @@
-"""What a folder keeps beside its results: ``labels.json`` of a comparison, ``command.txt`` of a command line.
+"""What a folder keeps beside its results: ``labels.json`` of a comparison, and in ``command.txt`` the commands.
 
-Neither changes a result. Equal runs differ in ``command.txt`` alone.
+Neither changes a result: the folders of equal runs may differ in ``command.txt``, and in nothing else.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedjax_async.base import disk
+from fedjax_async.base.command_line import WORDS
 from fedjax_async.results import files
 from fedjax_async.results.compared import folder_name
 from fedjax_async.results.store import BESIDE, COMMAND, LABELS
@@ -73,20 +74,21 @@ def labelled(folder: Path | None, methods: Mapping[str, object]) -> Iterator[Non
 def command_in(folder: Path) -> str:
     """The commands that wrote into a folder, a line each; empty if none is known."""
     path = folder / COMMAND
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
 
 
 @contextlib.contextmanager
-def commanded(folder: str | Path | None, words: Sequence[str], *, anew: bool = False) -> Iterator[None]:
-    """Keep the words of a command line, quoted for a shell, below those of earlier commands (``anew``: alone).
+def commanded(folder: Path | None, *, anew: bool = False) -> Iterator[None]:
+    """Keep the command line of this process in a folder, below those of earlier ones (``anew``: alone).
 
-    The same command given again adds no line.
+    The same command given again adds no line. Without a folder, or in a call from Python, nothing is written.
     """
+    words = WORDS.get()
     if folder is None or not words:
         yield
         return
     line = " ".join(map(shlex.quote, words)) + "\n"
-    lines = [] if anew else command_in(Path(folder)).splitlines(keepends=True)
+    lines = [] if anew else command_in(folder).splitlines(keepends=True)
     lines += [] if lines[-1:] == [line] else [line]
-    with _beginning(Path(folder), COMMAND, "".join(lines).encode(errors="surrogateescape")):
+    with _beginning(folder, COMMAND, "".join(lines).encode(errors="surrogateescape")):
         yield

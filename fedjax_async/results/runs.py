@@ -28,19 +28,24 @@ def write_run(
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes); if any upload arrived,
     ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric. With scores of single clients
     also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``. ``drawing``
-    chooses other formats, a width and a title. The data are written first, so they are saved even if matplotlib is
-    missing; ``ValueError`` then names the extra to install.
+    chooses other formats, a width, a title and the axis of the curves. The data are written first, so they are saved
+    even if matplotlib is missing; ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
-    clients.write_clients_of_run(run, folder)
-    if plots:
-        _draw_run(run, folder, drawing)
+    redraw_run(run, folder, plots, drawing=drawing)
     return folder
 
 
-def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
+def redraw_run(run: Run, folder: Path, plots: bool = True, *, final: str = FINAL, drawing: Drawing = SCREEN) -> None:
+    """Write the tables of the clients and the pictures of a run into its folder."""
+    clients.write_clients_of_run(run, folder)
+    if plots:
+        _draw_run(run, folder, drawing, final)
+
+
+def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> None:
     name = str(run.settings.get("method", "run"))
-    _draw_curve({name: [run]}, folder, FINAL, drawing)
+    _draw_curve({name: [run]}, folder, final, drawing)
     if not run.has_server:
         if len(run.schedule.source):
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)

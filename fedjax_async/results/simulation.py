@@ -23,13 +23,13 @@ from fedjax_async.config.settings import given_in
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
-from fedjax_async.results.beside import labelled
+from fedjax_async.results.beside import commanded, labelled
 from fedjax_async.results.callbacks import chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
-from fedjax_async.results.running import OneRun, run_kept
+from fedjax_async.results.running import OneRun, require_rooms, run_kept
 from fedjax_async.results.store import CHECKPOINTS, require_comparison
 from fedjax_async.types import Run
 
@@ -216,7 +216,8 @@ def compare(
         ]
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
-        with labelled(out, by_name):
+        require_rooms(runs, overwrite=overwrite, again=again)
+        with labelled(out, by_name), commanded(out, anew=overwrite or again):
             found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
     by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
     notices.warn_about(
@@ -241,8 +242,11 @@ def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: Pr
 def run_alone(experiment: Experiment, folder: Path | None, **options: Any) -> Run:
     """Train one run as its settings say, or read it; in memory without a folder. ``options``: as in ``run_kept``."""
     one = OneRun(str(experiment.settings.method), experiment.settings, folder, experiment)
+    replaces = {name: bool(options.get(name)) for name in ("overwrite", "again")}
     with claimed(folder):
-        return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
+        require_rooms([one], **replaces)
+        with commanded(folder, anew=any(replaces.values())):
+            return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

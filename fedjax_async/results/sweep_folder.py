@@ -16,6 +16,7 @@ from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
 from fedjax_async.results.begun import save_plugins
+from fedjax_async.results.beside import commanded
 from fedjax_async.results.runs import write_run
 from fedjax_async.types import Probe, Run
 
@@ -152,7 +153,8 @@ def begin(
     disk.write(folder / DEFINITION, definition(points, probes))
     save_roles(folder, roles or {})
     save_plugins(folder)
-    disk.sweep_up(folder)
+    with commanded(folder):
+        disk.sweep_up(folder)
 
 
 def save_run(run: Run, folder: Path, point: GridPoint) -> None:

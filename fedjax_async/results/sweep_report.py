@@ -29,7 +29,7 @@ MOST_CURVES = 10  # more cannot be told apart
 def curves(
     found: Sequence[SweptRun],
     metric: str,
-    x: str = "time",
+    x: str | None = None,
     options: TableOptions = USUAL,
     *,
     drawing: Drawing = SCREEN,
