@@ -10,6 +10,7 @@ from typing import Any
 
 from fedjax_async import __version__
 from fedjax_async.base import compiled, home
+from fedjax_async.cli.config_file import CONFIG_EPILOG, METHODS_EPILOG, dataset_in, settings_in
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -33,6 +34,7 @@ Command = Callable[[str, str, Action], argparse.ArgumentParser]  # adds the comm
 EPILOG = """examples:
   fedjax-async quickstart --out runs/quickstart
   fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:mean=60,sigma=0.5 --time 5000 --out runs/one
+  fedjax-async run --config runs/one/settings.json --seed 1 --out runs/again
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
   fedjax-async compare "Ours=fedasync:mixing=0.4" FedBuff=fedbuff --seeds 3 --out runs/paper
@@ -102,7 +104,8 @@ def _simulating(name: str, dataset: str = str(Settings.dataset)) -> Action:
     """The function ``name`` of ``runs``, after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
-        home.require_datasets([getattr(arguments, "dataset", dataset)])
+        in_file = dataset_in(getattr(arguments, "config", None))
+        home.require_datasets([getattr(arguments, "dataset", in_file or dataset)])
         _compiling("runs", name)(arguments)
 
     return act
@@ -135,16 +138,28 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
 
 
 def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
-    """``base`` changed by the given flags; a flag of the budget replaces every budget of the base."""
+    """``base`` changed by the file of ``--config``, then by the given flags.
+
+    A budget in the file or on the command line replaces every budget before it.
+    """
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
-    for rivals in (
-        ("time", "updates", "server_steps"),
-        EVALUATIONS,
-        ("epochs", "steps"),
-    ):
-        if any(name in given for name in rivals):
-            base = {name: value for name, value in base.items() if name not in rivals}
-    return Settings(**(base | given))
+    file, compares = getattr(arguments, "config", None), hasattr(arguments, "methods")
+    in_file = {} if file is None else settings_in(file, base, compares=compares)
+    for layer in (in_file, given):
+        for rivals in (("time", "updates", "server_steps"), EVALUATIONS, ("epochs", "steps")):
+            if any(layer.get(name) is not None for name in rivals):
+                base = {name: value for name, value in base.items() if name not in rivals}
+        base = base | layer
+    return Settings(**base)
+
+
+def _add_config(parser: argparse.ArgumentParser, methods: bool = False) -> None:
+    """Add ``--config``, also with ``methods`` in the file."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = CONFIG_EPILOG + ("\n" + METHODS_EPILOG if methods else "")
+    also = ", and of methods" if methods else ""
+    text = f"a TOML file of settings{also} (see below), or the settings.json of a saved run; given flags win"
+    parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -206,6 +221,7 @@ def _add_runs(command: Command) -> None:
     add_outputs(quick, "runs/quickstart")
 
     run = command("run", "simulate one method; with --out, save its tables and pictures", _simulating("run"))
+    _add_config(run)
     _add_settings(run, base=RUN_BASE)
     add_outputs(run, None)
 
@@ -220,12 +236,13 @@ def _add_runs(command: Command) -> None:
     compare = command("compare", "run the same experiment with several methods and seeds", _simulating("compare"))
     compare.add_argument(
         "methods",
-        nargs="+",
+        nargs="*",
         metavar="METHOD",
         help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5; LABEL=METHOD, such as Ours=fedasync:mixing=0.4, "
         "shows a method as LABEL in tables, pictures and folders",
     )
     add_comparison(compare, None)
+    _add_config(compare, methods=True)
     _add_settings(compare, base=RUN_BASE, without=("method",))
     add_outputs(compare, "runs/compare")
 
@@ -241,6 +258,7 @@ def _add_runs(command: Command) -> None:
         "--gantt", type=file, metavar="FILE", help="draw a Gantt chart of the clients' jobs into FILE.png, .pdf or .svg"
     )
     add_drawing(plan, formats=False)
+    _add_config(plan)
     _add_settings(plan, base=RUN_BASE)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check, notices
+from fedjax_async.cli.config_file import methods_in
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
@@ -246,7 +247,10 @@ def quickstart(arguments: argparse.Namespace) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Run the same experiment with several methods and seeds."""
-    _compare(arguments, settings_of(arguments, RUN_BASE), by_label(arguments.methods))
+    methods = by_label(arguments.methods) or methods_in(arguments.config)
+    allowed = "at least one METHOD, such as fedavg, or methods in --config FILE"
+    check.require(len(methods) > 0, "methods", [], allowed)
+    _compare(arguments, settings_of(arguments, RUN_BASE), methods)
 
 
 def _compare(arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
