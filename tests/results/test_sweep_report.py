@@ -347,4 +347,6 @@ def test_without_pyarrow_there_is_csv_and_a_line_about_it(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     text = write_sweep(TWO, tmp_path, plots=False)
     assert "run: pip install pyarrow" in text.splitlines()[-1]
-    assert {path.name for path in tmp_path.iterdir()} == {name for name in FILES if name.endswith((".csv", ".md"))}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name for name in FILES if name.endswith((".csv", ".md", ".tex"))
+    }
