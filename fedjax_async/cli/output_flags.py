@@ -89,7 +89,7 @@ def add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument(
         "--again", action="store_true", help="train again, also if DIR has the finished run, or input files changed"
     )
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="no progress bar; off a terminal, no line a minute")
     group.add_argument("--no-plots", **NO_PLOTS)
     add_watching(group)
     add_drawing(parser, curves=True)

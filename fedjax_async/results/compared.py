@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from fedjax_async.base import check
 from fedjax_async.base.spec import Spec
 from fedjax_async.config import own
@@ -13,6 +15,7 @@ from fedjax_async.config.kinds import require_kind
 from fedjax_async.config.labelling import plain, require_label
 from fedjax_async.config.names import read
 from fedjax_async.config.own import Chosen
+from fedjax_async.types import Run
 
 BASELINE = "fedavg"  # the rule of the method to which times are relative by default, if it is compared
 
@@ -86,6 +89,28 @@ def _parsed(method: str) -> Any:
         return method
     clock = names.clock
     return [(part.name, part.options) for part in (*names.parts, *([] if clock is None else [clock]))]
+
+
+# --- what compare returns -----------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Comparison(dict[str, list[Run]]):
+    """Method or label -> its runs, one per seed; notebooks show it as a card (``cards.py``)."""
+
+    def __repr__(self) -> str:
+        """The last loss and accuracy of each run, a line a method."""
+        runs = "\n".join(f"  {name}: {', '.join(map(repr, seeds))}" for name, seeds in self.items())
+        return f"<Comparison of {len(self)} methods:\n{runs}>"
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Runs with their keys, and names, for JAX."""
+        return tuple((jax.tree_util.DictKey(name), runs) for name, runs in self.items()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], runs: Iterable[Any]) -> Comparison:
+        """The inverse of :meth:`tree_flatten_with_keys`."""
+        return cls(zip(names, runs, strict=True))
 
 
 # --- finding one of the methods -----------------------------------------------------------------------

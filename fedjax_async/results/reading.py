@@ -6,10 +6,13 @@ import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedjax_async.base import check
+from fedjax_async.base import check, lazy
 from fedjax_async.results import store, sweep_folder
 from fedjax_async.results.beside import labels_in
+from fedjax_async.results.compared import Comparison
+from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
 
 IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
@@ -41,7 +44,7 @@ def listed_in(path: Path, names: Collection[str]) -> list[str]:
     return [line[0] for line in lines[1:] if line and line[0] in names]
 
 
-def comparison_in(folder: str | Path) -> dict[str, list[Run]]:
+def comparison_in(folder: str | Path) -> Comparison:
     """The finished runs of the comparison in ``folder``: method or label -> its runs, by seed.
 
     ``ValueError`` if the folder holds none, or if a file of a run is damaged.
@@ -55,7 +58,7 @@ def comparison_in(folder: str | Path) -> dict[str, list[Run]]:
         found.setdefault(labels.get(place, str(run.settings.get("method", place))), []).append(run)
     for seeds in found.values():
         seeds.sort(key=lambda run: int(run.settings.get("seed", 0)))
-    return {name: found[name] for name in dict.fromkeys([*listed_in(path, found), *found])}
+    return Comparison({name: found[name] for name in dict.fromkeys([*listed_in(path, found), *found])})
 
 
 def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) -> None:
@@ -66,3 +69,38 @@ def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) ->
     allowed = "a comparison with the same finished seeds of all methods"
     found = f"but {first[0]} has {first[1]} and {other[0]} has {other[1]}"
     check.require(other == first, "folder", str(folder), f"{allowed}, {found}")
+
+
+def load(folder: str | Path) -> Any:
+    """The results in a folder: a :class:`~fedjax_async.types.Run`, a :class:`Comparison` or a :class:`Sweep`.
+
+    A run as ``store.load`` reads it; of a comparison or a sweep the finished runs. ``ValueError`` naming the file if
+    the folder is missing, foreign, incomplete, truncated or edited.
+    """
+    path = check.path("folder", folder)
+    kind = kind_of(path) if path.is_dir() else ""
+    if kind == "sweep":
+        return collect(path)[0]
+    return comparison_in(path) if kind == "comparison" else store.load(path)
+
+
+def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> Any:
+    """A pandas data frame of ``evaluations`` or ``updates``: one row for each, of all runs below each other.
+
+    A comparison's rows begin with ``method`` and ``seed``, a sweep's with ``run`` and ``seed``. (Of one run,
+    ``pandas.DataFrame(run.evaluations)`` is the same.) ``ValueError`` where pandas is missing.
+    """
+    check.one_of("table", table, ("evaluations", "updates"))
+    kinds = (Run, Mapping, Sweep)
+    check.kind("results", results, kinds, "a Run, what compare returns, or a Sweep")
+    pandas = lazy.optional("pandas", "data frames")
+    if isinstance(results, Run):
+        return pandas.DataFrame(dict(getattr(results, table)))
+    if isinstance(results, Sweep):
+        first, parts = "run", [(point.name, run) for point, run in zip(results.points, results.runs)]
+    else:
+        first, parts = "method", [(name, run) for name, seeds in results.items() for run in seeds]
+    frames = [
+        pandas.DataFrame({first: name, "seed": run.settings.get("seed"), **getattr(run, table)}) for name, run in parts
+    ]
+    return pandas.concat(frames, ignore_index=True)

@@ -75,9 +75,8 @@ def _run(path: Path, plots: bool, final: str, drawing: Drawing) -> str:
 
 
 def _comparison(path: Path, plots: bool, *, drawing: Drawing, **options: Any) -> str:
-    runs = reading.comparison_in(path)
-    listed = reading.listed_in(path, runs)
-    runs = {name: runs[name] for name in listed or runs}
+    found = reading.comparison_in(path)
+    runs = {name: found[name] for name in reading.listed_in(path, found) or found}
     reading.require_same_seeds(path, runs)
     require_energy(drawing, [run.settings for seeds in runs.values() for run in seeds])
     return write_comparison(runs, path, plots, drawing=drawing, **options)

@@ -26,7 +26,7 @@ from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.beside import commanded, labelled
 from fedjax_async.results.callbacks import chosen, resumed
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compared import folder_name, methods_by_name
+from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
 from fedjax_async.results.running import OneRun, require_rooms, run_kept
@@ -66,9 +66,9 @@ def simulate(
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more; input files may have changed since.
-      progress: None shows a bar on a terminal only, True always, False never. A function takes its place:
-        ``f(done, total, *, time, staleness, accuracy)`` gets the updates done, the virtual seconds, the mean staleness
-        and the last accuracy (NaN if unknown).
+      progress: None shows a bar on a terminal and in a notebook, and elsewhere a line a minute; True always shows the
+        bar, False nothing. A function takes its place: ``f(done, total, *, time, staleness, accuracy)`` gets the
+        updates done, the virtual seconds, the mean staleness and the last accuracy (NaN if unknown).
       callbacks: functions ``f(evaluation)``, called with each :class:`Evaluation` as soon as it is computed. A function
         that returns ``Stop("why")`` ends the run there. They change no number. If a run is resumed, or is finished and
         read, they get the earlier evaluations once more, with ``evaluation.again`` set; a function that counts must
@@ -153,7 +153,7 @@ def compare(
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
     **changes: Unpack[OfComparisons],
-) -> dict[str, list[Run]]:
+) -> Comparison:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
     The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so they are the same
@@ -180,8 +180,8 @@ def compare(
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
-    Returns: method or label -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are
-    equal, or whose folders would have the same name.
+    Returns: a dict, method or label -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods
+    that are equal, or whose folders would have the same name.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
@@ -219,7 +219,7 @@ def compare(
         require_rooms(runs, overwrite=overwrite, again=again)
         with labelled(out, by_name), commanded(out, anew=overwrite or again):
             found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
-    by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
+    by_method = Comparison({method: [found[seed, method] for seed in all_seeds] for method in by_name})
     notices.warn_about(
         {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
     )
