@@ -94,7 +94,10 @@ def _sweep(sweep: Sweep) -> str:
 
 
 def curve(runs: Mapping[str, Sequence[Run]], metric: str) -> str:
-    """The mean over seeds of a metric against virtual time, as an SVG picture; the first ``MOST_LINES`` methods."""
+    """The mean over seeds of a metric against virtual time, as an SVG picture; the first ``MOST_LINES`` methods.
+
+    The names of the methods are below it, in the colours of their lines.
+    """
     drawn = {
         name: metrics.mean_curve(seeds, "time", metric, metrics.percent(metric))
         for name, seeds in itertools.islice(runs.items(), MOST_LINES)
@@ -121,7 +124,13 @@ def curve(runs: Mapping[str, Sequence[Run]], metric: str) -> str:
         (LEFT, HEIGHT - 4, f"{metric}, {label}, to {end / size:.4g}"),
     ]
     parts += [f'<text x="{x}" y="{y}" font-size="10" fill="{FAINT}">{text}</text>' for x, y, text in texts]
-    return f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
+    names = [
+        f'<span style="color:{colour}">{html.escape(name)}</span>'
+        for name, colour in zip(drawn, PALETTE)
+        if len(runs) > 1
+    ]
+    picture = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
+    return f"<div>{picture}</div><small>{' &#183; '.join(names)}</small>"
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
