@@ -40,18 +40,22 @@ def add_columns(parser: argparse.ArgumentParser, table: str) -> None:
     )
 
 
-def add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
-    """Add ``--final`` and ``--interval``; ``usual``: the text of their defaults, if they are not fixed."""
+def add_finals(parser: argparse.ArgumentParser, usual: str = "", *, optional: bool = False) -> None:
+    """Add ``--final`` and ``--interval``; ``usual``: the text of their defaults, if they are not fixed.
+
+    ``optional``: a flag that is not given is None.
+    """
+    optional = optional or bool(usual)
     parser.add_argument(
         "--final",
-        default=None if usual else "tail",
+        default=None if optional else "tail",
         metavar="WAY",
         help="final accuracy in tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
         f"tail:K (mean of the last K) [{usual or 'tail'}]",
     )
     parser.add_argument(
         "--interval",
-        default=None if usual else "t",
+        default=None if optional else "t",
         metavar="KIND",
         help=f"95%% confidence interval over seeds: t or bootstrap [{usual or 't'}]",
     )

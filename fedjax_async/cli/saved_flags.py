@@ -30,7 +30,7 @@ def add_redraw(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--baseline", metavar="METHOD", help=text)
     text = "accuracy to reach; of a comparison also a METHOD or label, or a percentage [95%% for a comparison]"
     sub.add_argument("--target", metavar="ACCURACY", help=text)
-    add_finals(sub, "tail and t")
+    add_finals(sub, optional=True)
     add_columns(sub, "comparison.tex or settings.tex")
     sub.add_argument("--no-plots", **NO_PLOTS)
 

@@ -122,7 +122,7 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
         if path in named_values:
             axes[path] = _labelled(path, named_values[path], fields)
             continue
-        single = isinstance(given, (str, Mapping)) or hasattr(given, "_fields") or not isinstance(given, Iterable)
+        single = isinstance(given, Mapping) or _is_single(given)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
         check.require(not (single and lists), path, given, "a list of values in a grid, such as [0.01, 0.1]")
         check.require(len(values) > 0, path, values, "at least one value")
@@ -135,7 +135,12 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
 def _has_labels(path: str, given: Any) -> bool:
     """Whether a table of a grid has a value for each label; one with lists has values for options of the setting."""
     table = isinstance(given, Mapping) and len(given) > 0 and path in FIELDS and path not in DICTS
-    return table and not all(isinstance(value, (list, tuple, range, Mapping)) for value in given.values())
+    return table and any(map(_is_single, given.values()))
+
+
+def _is_single(value: Any) -> bool:
+    """Whether it is one value, and neither a list of them nor a table; a ``Method`` is a tuple, but one value."""
+    return isinstance(value, str) or hasattr(value, "_fields") or not isinstance(value, Iterable)
 
 
 def _labelled(path: str, given: Mapping[str, Any], fields: Fields) -> list[Labelled]:

@@ -150,10 +150,11 @@ def begin(
 ) -> None:
     """Write the definition and the roles; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
+    anew = not is_defined(folder, points, probes)
     disk.write(folder / DEFINITION, definition(points, probes))
     save_roles(folder, roles or {})
     save_plugins(folder)
-    with commanded(folder):
+    with commanded(folder, anew=anew):
         disk.sweep_up(folder)
 
 

@@ -65,6 +65,8 @@ def test_a_sweep_keeps_its_command(capsys, monkeypatch):
     Path("s.toml").write_text('[base]\nmodel = "logistic"\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n')
     assert len(called(capsys, "sweep", "s.toml", "--out", "out", "--quiet", "--no-plots")) == 1
     assert len(called(capsys, "sweep", "s.toml", "--out", "out", "--no-plots", "--quiet")) == 2
+    Path("s.toml").write_text('[base]\nmodel = "logistic"\nupdates = 6\n[grid]\nlr = [0.03, 0.1]\n')
+    assert len(called(capsys, "sweep", "s.toml", "--overwrite", "--out", "out", "--no-plots", "--quiet")) == 1
 
 
 def test_an_interrupted_run_and_its_continuation_are_both_kept(capsys, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedjax_async import Method, Spec, cli, compare, named, sweep
@@ -175,7 +176,13 @@ def test_a_sweep_in_python_takes_labels_too():
     assert [point.name for point in found.points][:2] == ["method=Ours,lr=low", "method=Ours,lr=high"]
     assert [str(settings.method) for settings in found.settings][::2] == ["fedasync:mixing=0.4", "Own"]
     assert found.points[1].shown(["method", "lr"]) == {"method": "Ours", "lr": "high"}
+    objects = {"A": Method(methods.asgd()), "B": Method(methods.fedasync(mixing=0.4))}
+    found = sweep(SMALL, {"method": objects}, progress=False)
+    assert [point.name for point in found.points] == ["method=A", "method=B"]
+    found = sweep(SMALL, {"method": {"mixing": np.array([0.25, 0.5])}}, progress=False)
+    assert [point.name for point in found.points] == ["mixing=0.25", "mixing=0.5"], "options, not labels"
     for wrong, says in (
+        ({"method": {"a": "asgd", "mixing": [0.1]}}, r"^method\.mixing = "),
         ({"method": {"a/b": "asgd"}}, "label in method = 'a/b': must be"),
         ({"method": {"a": "asgd", "b": "asgd"}}, "method = .*different from each other"),
         ({"lr": {"a": "high"}}, "lr.a = 'high': must be"),
