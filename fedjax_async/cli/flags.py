@@ -204,7 +204,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     text = "measure the cost of reaching this test accuracy [as in FILE]"
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
     add_finals(sub, "as in FILE, else tail and t")
-    add_columns(sub, "settings.tex")
+    add_columns(sub, "settings.tex and best.tex")
     add_drawing(sub, curves=True)
 
 

@@ -35,7 +35,7 @@ def add_columns(parser: argparse.ArgumentParser, table: str) -> None:
         "--columns",
         type=names_in,
         metavar="NAMES",
-        help=f"columns of the LaTeX table {table} by short names, such as accuracy,interval,time,relative,updates,"
+        help=f"columns of {table} (LaTeX) by short names, such as accuracy,interval,time,relative,updates,"
         "bytes,energy; the other tables have all [all]",
     )
 

@@ -31,7 +31,7 @@ def add_redraw(sub: argparse.ArgumentParser) -> None:
     text = "accuracy to reach; of a comparison also a METHOD or label, or a percentage [95%% for a comparison]"
     sub.add_argument("--target", metavar="ACCURACY", help=text)
     add_finals(sub, optional=True)
-    add_columns(sub, "comparison.tex or settings.tex")
+    add_columns(sub, "comparison.tex, settings.tex or best.tex")
     sub.add_argument("--no-plots", **NO_PLOTS)
 
 

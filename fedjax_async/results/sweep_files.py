@@ -64,30 +64,40 @@ def best(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
 
 
 def as_latex(
-    found: Sequence[SweptRun], rows: Sequence[tables.Row], tests: Sequence[tables.Row], options: TableOptions = USUAL
+    found: Sequence[SweptRun],
+    rows: Sequence[tables.Row],
+    tests: Sequence[tables.Row],
+    options: TableOptions = USUAL,
+    *,
+    chosen: bool = False,
 ) -> str:
-    """The ``rows`` of the settings for a paper; ``tests``: the paired tests between the chosen ones of each world."""
+    """The settings for a paper, or the ``chosen`` one of each tuning; ``rows``: of all settings, in order.
+
+    ``tests``: the paired tests between the chosen settings of each world.
+    """
     every, metric = [each.run for each in found], metric_of(found)
-    scores = [metric, f"validation_{metric}", "loss", *measured(every)]
     names = tuning.pair_names(found, options)
-    of_rows = [names.get(index, (index, "")) for index in range(len(rows))]
-    listed = [where_and_name if where_and_name[0] else where_and_name[1] for where_and_name in of_rows]
+    shown = list(names) if chosen else range(len(rows))
+    of_rows = [names.get(index, (index, "")) for index in shown]
     worlds = tuning.axes_of(found, options.roles)["world"]
+    groups = [str(group[0].point.shown(worlds)) for group in by_setting(found).values()]
+    p_values = latex.p_values(tests, [each if each[0] else each[1] for each in of_rows])
     return latex.latex(
-        rows,
+        [rows[index] for index in shown],
         list(columns_of(found).values()),
-        scores,
+        [metric, f"validation_{metric}", "loss", *measured(every)],
         columns=options.columns,
         final=options.final,
-        worlds=[str(group[0].point.shown(worlds)) for group in by_setting(found).values()],
-        tests=latex.PairedTests(metrics.final_title(metric, options.final), latex.p_values(tests, listed)),
+        worlds=[groups[index] for index in shown],
+        tests=latex.PairedTests(metrics.final_title(metric, options.final), p_values),
     )
 
 
 def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions = USUAL) -> list[str]:
     """Write ``runs``, ``evaluations`` as CSV and Parquet; ``settings``, ``best``, ``pairs`` as CSV and Markdown.
 
-    ``settings`` is written as LaTeX too. Returns the names of the files.
+    ``settings`` and ``best`` are written as LaTeX too, the latter with the chosen settings alone. Returns the names of
+    the files.
     """
     final = options.final
     rows, long = run_rows(found, final), evaluation_columns(found)
@@ -101,8 +111,9 @@ def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions 
     disk.write(folder / "best.md", best(found, options).encode())
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
     title, tests = metrics.final_title(metric_of(found), final), tuning.pair_rows(found, options)
-    disk.write(folder / "settings.tex", as_latex(found, summary, tests, options).encode())
-    written += ["settings.tex"]
+    for name, chosen in (("settings.tex", False), ("best.tex", True)):
+        disk.write(folder / name, as_latex(found, summary, tests, options, chosen=chosen).encode())
+        written.append(name)
     written += ["pairs.csv", "pairs.md"] if comparisons.write_pairs(tests, folder, title) else []
     groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
     written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []

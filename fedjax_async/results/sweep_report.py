@@ -82,6 +82,7 @@ def write_sweep(
       ``columns`` are the short names of those of the LaTeX table, such as ``["accuracy", "staleness"]``.
     - ``best.csv``, ``best.md``: for each compared method in each world, the chosen values of the tuned settings, the
       part of the data that chose them, and the number of trials; the sweep's ``roles`` say which settings are tuned.
+      ``best.tex`` has the chosen settings alone.
     - ``pairs.csv``, ``pairs.md``: paired tests between the chosen settings of each world, from three seeds on.
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.

@@ -64,7 +64,7 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         *("runs", "sweep.json", "command.txt", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
-        *("settings.csv", "settings.md", "settings.tex", "best.csv", "best.md"),
+        *("settings.csv", "settings.md", "settings.tex", "best.csv", "best.md", "best.tex"),
         *("accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()

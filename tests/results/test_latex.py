@@ -185,3 +185,14 @@ def test_the_settings_of_a_sweep(tmp_path, monkeypatch):
     header, *body = parsed((tmp_path / "out" / "settings.tex").read_text())
     assert header == ["lr", "loss, mean of last tenth", r"accuracy, mean of last tenth (\%)"]
     assert [r"\mathbf" in row[2] for row in body] == [False, True]
+
+
+def test_the_chosen_settings_of_a_sweep(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    base = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
+    grid = {"method": {"A": "fedasync", "B": "asgd"}, "clients": [4, 5], "lr": [0.02, 0.1]}
+    write_sweep(sweep(base, grid, seeds=3, progress=False), tmp_path, plots=False, columns=["accuracy"])
+    header, *body = parsed((tmp_path / "best.tex").read_text())
+    assert header[:3] == ["method", "clients", "lr"]
+    assert [row[:3] for row in body] == [["A", "4", "0.1"], ["B", "4", "0.1"], ["A", "5", "0.1"], ["B", "5", "0.1"]]
+    assert len(parsed((tmp_path / "settings.tex").read_text())) == 9

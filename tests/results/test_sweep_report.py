@@ -34,7 +34,7 @@ from tests.results.sweep_engine import made_up
 BASE = Settings(updates=11)
 FILES = {f"{name}.{ending}" for name in ("runs", "evaluations") for ending in ("csv", "parquet")}
 FILES |= {f"{name}.{ending}" for name in ("settings", "best") for ending in ("csv", "md")}
-FILES |= {"accuracy.png", "loss.png", "settings.tex"}
+FILES |= {"accuracy.png", "loss.png", "settings.tex", "best.tex"}
 
 
 def a_sweep(grid, *, base=BASE, run=made_up, **options) -> Sweep:
