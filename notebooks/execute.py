@@ -21,6 +21,7 @@ FOLDER = Path(__file__).resolve().parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # Python finds the package beside the notebooks; matplotlib writes no date and no random names
 ENVIRONMENT = {"PYTHONPATH": str(FOLDER.parent), "SOURCE_DATE_EPOCH": "0", "MATPLOTLIBRC": str(FOLDER / "matplotlibrc")}
+ENVIRONMENT |= {"TQDM_DISABLE": "1"}  # outputs without progress bars
 SVG = "image/svg+xml"
 NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b"
 

@@ -82,6 +82,7 @@ CALLS = {
     "export.to": lambda run: bridges.export(run, NOBODY),
     "guarantees.run": lambda run: results.guarantees(NOBODY),
     "load.folder": lambda run: results.load(NOBODY),
+    "redraw.folder": lambda run: results.redraw(NOBODY),
     "save.folder": lambda run: results.save(run, NOBODY),
     "save_figure.path": lambda run: results.save_figure(results.gantt(run.schedule), f"{NOBODY}.png"),
     "write.path": lambda run: results.write([{"a": 1}], f"{NOBODY}.csv"),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
+from fedjax_async.base.command_line import command_line
 from fedjax_async.base.notices import AllRejected, RunWarning
 from fedjax_async.cli.flags import parser
 
@@ -66,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without Unicode must not end a command after its work
         sys.stdout.reconfigure(errors="fedjax_async.plain")
-    arguments = parser().parse_args(argv)
-    with _said() as kinds:
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
+    with command_line(["fedjax-async", *words]), _said() as kinds:
         code = _act(arguments)
     return code or (3 if AllRejected in kinds else 0)
 

@@ -10,11 +10,20 @@ from typing import Any
 
 from fedjax_async import __version__
 from fedjax_async.base import compiled, home
+from fedjax_async.cli.config_file import CONFIG_EPILOG, METHODS_EPILOG, dataset_in, settings_in
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
+from fedjax_async.cli.output_flags import (
+    add_columns,
+    add_comparison,
+    add_drawing,
+    add_finals,
+    add_outputs,
+    add_watching,
+)
 from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
-from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
+from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy, add_redraw
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.concerns import GROUPS
 from fedjax_async.config.settings import EVALUATIONS, Settings
@@ -25,10 +34,13 @@ Command = Callable[[str, str, Action], argparse.ArgumentParser]  # adds the comm
 EPILOG = """examples:
   fedjax-async quickstart --out runs/quickstart
   fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:mean=60,sigma=0.5 --time 5000 --out runs/one
+  fedjax-async run --config runs/one/settings.json --seed 1 --out runs/again
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
+  fedjax-async compare "Ours=fedasync:mixing=0.4" FedBuff=fedbuff --seeds 3 --out runs/paper
   fedjax-async compare fedbuff fedbuff+swa orthofl orthofl+dominance --seeds 3 --updates 500 --out runs/parts
   fedjax-async sweep mixing.toml --out runs/mixing
+  fedjax-async redraw runs/three --x bytes --format pdf --width column --columns accuracy,time
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async explain runs/one
@@ -92,7 +104,8 @@ def _simulating(name: str, dataset: str = str(Settings.dataset)) -> Action:
     """The function ``name`` of ``runs``, after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
-        home.require_datasets([getattr(arguments, "dataset", dataset)])
+        in_file = dataset_in(getattr(arguments, "config", None))
+        home.require_datasets([getattr(arguments, "dataset", in_file or dataset)])
         _compiling("runs", name)(arguments)
 
     return act
@@ -125,103 +138,28 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
 
 
 def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
-    """``base`` changed by the given flags; a flag of the budget replaces every budget of the base."""
+    """``base`` changed by the file of ``--config``, then by the given flags.
+
+    A budget in the file or on the command line replaces every budget before it.
+    """
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
-    for rivals in (
-        ("time", "updates", "server_steps"),
-        EVALUATIONS,
-        ("epochs", "steps"),
-    ):
-        if any(name in given for name in rivals):
-            base = {name: value for name, value in base.items() if name not in rivals}
-    return Settings(**(base | given))
+    file, compares = getattr(arguments, "config", None), hasattr(arguments, "methods")
+    in_file = {} if file is None else settings_in(file, base, compares=compares)
+    for layer in (in_file, given):
+        for rivals in (("time", "updates", "server_steps"), EVALUATIONS, ("epochs", "steps")):
+            if any(layer.get(name) is not None for name in rivals):
+                base = {name: value for name, value in base.items() if name not in rivals}
+        base = base | layer
+    return Settings(**base)
 
 
-def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
-    """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
-    usual = baseline or "the first fedavg, else the first"
-    parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
-    parser.add_argument(
-        "--baseline", default=baseline, metavar="METHOD", help=f"method to which times are relative [{usual}]"
-    )
-    parser.add_argument(
-        "--target",
-        default="95%",
-        metavar="ACCURACY",
-        help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a "
-        "percentage of the lowest final accuracy, which changes with the methods [95%%]",
-    )
-    _add_finals(parser)
-
-
-def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
-    """Add ``--final`` and ``--interval``; ``usual``: the text of their defaults, if they are not fixed."""
-    parser.add_argument(
-        "--final",
-        default=None if usual else "tail",
-        metavar="WAY",
-        help="final accuracy in tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        f"tail:K (mean of the last K) [{usual or 'tail'}]",
-    )
-    parser.add_argument(
-        "--interval",
-        default=None if usual else "t",
-        metavar="KIND",
-        help=f"95%% confidence interval over seeds: t or bootstrap [{usual or 't'}]",
-    )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The type of ``--format`` and ``--stream``: names joined by commas."""
-    names = tuple(text.split(","))
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"must be different names, not {text}")
-    return names
-
-
-def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> None:
-    """Add ``--format``, ``--width`` and ``--title``."""
-    group = parser.add_argument_group("pictures")
-    if formats:
-        text = "png, pdf or svg; several joined by commas [png]"
-        group.add_argument("--format", type=_names, default=("png",), metavar="FORMAT", help=text)
-    text = "column or page of a paper (3.5 or 7.16 inches) [for the screen]"
-    group.add_argument("--width", metavar="column|page", help=text)
-    group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
-
-
-def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the flags of the output folder, of progress, streams and pictures."""
-    group = parser.add_argument_group("output")
-    usual = f"{default}, or {default}_2, ... where that holds other results" if default else "none: only print"
-    group.add_argument("--out", type=folder, metavar="DIR", help=f"folder for the results [{usual}]")
-    parser.set_defaults(usual_out=default)
-    group.add_argument("--overwrite", action="store_true", help="replace results of other settings in DIR")
-    group.add_argument(
-        "--again", action="store_true", help="train again, also if DIR has the finished run, or input files changed"
-    )
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
-    group.add_argument("--no-plots", **NO_PLOTS)
-    _add_watching(group)
-    _add_drawing(parser)
-
-
-def _add_watching(parser: Any) -> None:
-    """Add ``--stream`` and ``--keep-best``."""
-    parser.add_argument(
-        "--stream",
-        type=_names,
-        default=(),
-        metavar="NAME",
-        help="write each evaluation as soon as it is computed: csv (into stream.csv), tensorboard or wandb; several "
-        "joined by commas [none]",
-    )
-    parser.add_argument(
-        "--keep-best",
-        action="store_true",
-        help="also keep the best model, in best.npz: by validation accuracy if there is a validation part, else by "
-        "test accuracy",
-    )
+def _add_config(parser: argparse.ArgumentParser, methods: bool = False) -> None:
+    """Add ``--config``, also with ``methods`` in the file."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = CONFIG_EPILOG + ("\n" + METHODS_EPILOG if methods else "")
+    also = ", and of methods" if methods else ""
+    text = f"a TOML file of settings{also} (see below), or the settings.json of a saved run; given flags win"
+    parser.add_argument("--config", metavar="FILE", help=text)
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +190,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
     sub.add_argument("--no-plots", **NO_PLOTS)
-    _add_watching(sub)
+    add_watching(sub)
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
@@ -265,8 +203,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     )
     text = "measure the cost of reaching this test accuracy [as in FILE]"
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
-    _add_finals(sub, "as in FILE, else tail and t")
-    _add_drawing(sub)
+    add_finals(sub, "as in FILE, else tail and t")
+    add_columns(sub, "settings.tex and best.tex")
+    add_drawing(sub, curves=True)
 
 
 def _add_runs(command: Command) -> None:
@@ -277,13 +216,14 @@ def _add_runs(command: Command) -> None:
         _simulating("quickstart", str(QUICKSTART.dataset)),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
-    _add_comparison(quick, "fedavg", QUICKSTART_SEEDS)
+    add_comparison(quick, "fedavg", QUICKSTART_SEEDS)
     _add_settings(quick, base=dataclasses.asdict(QUICKSTART), without=("method",))
-    _add_outputs(quick, "runs/quickstart")
+    add_outputs(quick, "runs/quickstart")
 
     run = command("run", "simulate one method; with --out, save its tables and pictures", _simulating("run"))
+    _add_config(run)
     _add_settings(run, base=RUN_BASE)
-    _add_outputs(run, None)
+    add_outputs(run, None)
 
     resume = command(
         "resume", "continue an interrupted run that was started with --checkpoint", _compiling("runs", "resume")
@@ -291,15 +231,20 @@ def _add_runs(command: Command) -> None:
     resume.add_argument("folder", type=folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     resume.add_argument("--no-plots", **NO_PLOTS)
-    _add_drawing(resume)
+    add_drawing(resume, curves=True)
 
     compare = command("compare", "run the same experiment with several methods and seeds", _simulating("compare"))
     compare.add_argument(
-        "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
+        "methods",
+        nargs="*",
+        metavar="METHOD",
+        help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5; LABEL=METHOD, such as Ours=fedasync:mixing=0.4, "
+        "shows a method as LABEL in tables, pictures and folders",
     )
-    _add_comparison(compare, None)
+    add_comparison(compare, None)
+    _add_config(compare, methods=True)
     _add_settings(compare, base=RUN_BASE, without=("method",))
-    _add_outputs(compare, "runs/compare")
+    add_outputs(compare, "runs/compare")
 
     _add_sweep(command("sweep", "train many runs from one file: a grid over any settings, side by side", _sweep))
     job = command("job", "train one job of a sweep that was submitted as an array", _later("sweep", "job"))
@@ -312,7 +257,8 @@ def _add_runs(command: Command) -> None:
     plan.add_argument(
         "--gantt", type=file, metavar="FILE", help="draw a Gantt chart of the clients' jobs into FILE.png, .pdf or .svg"
     )
-    _add_drawing(plan, formats=False)
+    add_drawing(plan, formats=False)
+    _add_config(plan)
     _add_settings(plan, base=RUN_BASE)
 
 
@@ -336,7 +282,7 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
         metavar="ACCURACY",
         help="make the tables again with the time to this test accuracy; for comparisons also a METHOD or a percentage",
     )
-    _add_finals(sub, "as in the tables of DIR; if given, the tables are made again")
+    add_finals(sub, "as in the tables of DIR; if given, the tables are made again")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:
@@ -367,18 +313,22 @@ def parser() -> argparse.ArgumentParser:
 
     _add_runs(command)
     _add_report(command("report", "write an interactive HTML page about folders of results", _later("saved", "report")))
+    about = "make the tables and pictures of a saved run, comparison or sweep again, with other options"
+    redraw = command("redraw", about, _later("saved", "redrawn"))
+    add_redraw(redraw)
+    add_drawing(redraw, curves=True)
     landscape = command(
         "landscape",
         "measure the loss between the models of two or three saved runs",
         _compiling("landscape", "landscape"),
     )
     add_landscape(landscape)
-    _add_drawing(landscape)
+    add_drawing(landscape)
     explain = command(
         "explain", "show which arrivals of a saved run raised or lowered the loss", _compiling("saved", "explained")
     )
     add_explain(explain)
-    _add_drawing(explain)
+    add_drawing(explain)
     add_privacy(
         command("privacy", "compute epsilon of saved runs with differential privacy", _later("saved", "privacy"))
     )

@@ -74,7 +74,7 @@ def in_free_folder(given: str | None, usual: str | Path, act: Callable[[str], No
 
 
 # What beginners and other programs call the commands.
-COMMANDS = {"train": "run", "simulate": "run", "start": "run", "continue": "resume", "plot": "report", "help": "--help"}
+COMMANDS = {"train": "run", "simulate": "run", "start": "run", "continue": "resume", "plot": "redraw", "help": "--help"}
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check, notices
+from fedjax_async.cli.config_file import methods_in
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import Experiment, Settings, prepare
 from fedjax_async.config.budget import ended_early
+from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.peers import peer_statistics, peer_waves
@@ -26,6 +28,7 @@ from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
+from fedjax_async.results.latex import require_columns
 from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
     FINAL,
@@ -38,6 +41,7 @@ from fedjax_async.results.metrics import (
     window,
 )
 from fedjax_async.results.progress import planning_bar
+from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import compare as compare_methods
 from fedjax_async.results.simulation import precision, run_alone
@@ -46,15 +50,17 @@ from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
-    """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
-    return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
+    """Formats, width, title and axis of the pictures; ``ValueError`` for unknown ones."""
+    x = getattr(arguments, "x", None)
+    formats = getattr(arguments, "format", Drawing.formats)
+    return Drawing(formats, arguments.width, arguments.title, Drawing.x if x is None else x)
 
 
 def plots_of(arguments: argparse.Namespace) -> bool:
     """Whether pictures are drawn; ``ValueError`` without matplotlib, or for a form of pictures with ``--no-plots``."""
     if arguments.no_plots:
-        for name, usual in (("width", None), ("title", None), ("format", Drawing.formats)):
-            given = getattr(arguments, name)
+        for name, usual in (("width", None), ("title", None), ("x", None), ("format", Drawing.formats)):
+            given = getattr(arguments, name, usual)
             check.require(given == usual, name, given, "left out with --no-plots")
         return False
     require_matplotlib("--no-plots")
@@ -88,9 +94,9 @@ def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
-    drawing_of(arguments)  # raises before any training
+    require_energy(drawing_of(arguments), [{"energy": settings.energy}])  # raises before any training
     plots = bool(arguments.out) and plots_of(arguments)
-    for name in ("overwrite", "again", "width", "title", "keep_best", "no_plots"):
+    for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
         value = getattr(arguments, name, None)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
@@ -236,41 +242,44 @@ def scores_text(run: Run, final: str = FINAL) -> str:
 
 def quickstart(arguments: argparse.Namespace) -> None:
     """Compare eight methods over three seeds, with the settings of the quickstart."""
-    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
+    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)), by_label(arguments.methods))
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Run the same experiment with several methods and seeds."""
-    _compare(arguments, settings_of(arguments, RUN_BASE))
+    methods = by_label(arguments.methods) or methods_in(arguments.config)
+    allowed = "at least one METHOD, such as fedavg, or methods in --config FILE"
+    check.require(len(methods) > 0, "methods", [], allowed)
+    _compare(arguments, settings_of(arguments, RUN_BASE), methods)
 
 
-def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
+def _compare(arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
     given = arguments.out
 
     def compare_in(out: str) -> None:
-        methods = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
-        others = methods - {folder_name(each) for each in arguments.methods}
+        found = {path.name for path in Path(out, "runs").glob("*") if path.is_dir()}
+        others = found - set(map(folder_name, methods))
         if given is None and others and not arguments.overwrite:
             raise Occupied(f"out = {out!r}: has other methods")
-        _compare_in(out, arguments, settings)
+        _compare_in(out, arguments, settings, methods)
 
     in_free_folder(given, arguments.usual_out, compare_in)
 
 
-def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> None:
+def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
     began, arguments.out = time.perf_counter(), out
-    baseline_of(arguments.methods, arguments.baseline)  # raises before any training
+    baseline_of(methods, arguments.baseline)  # raises before any training
     check_finals(arguments)
+    require_columns(arguments.columns, more=settings.metrics is not None)
     drawing = drawing_of(arguments)
-    target_accuracy(
-        {method: np.ones(1) for method in arguments.methods}, arguments.target
-    )  # raises before any training
+    require_energy(drawing, [{"energy": settings.energy}])
+    target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
     callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
             runs = compare_methods(
-                arguments.methods,
+                methods,
                 settings,
                 seeds=arguments.seeds,
                 out=arguments.out,
@@ -292,16 +301,17 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings) -> 
             target=arguments.target,
             final=arguments.final,
             interval=arguments.interval,
+            columns=arguments.columns,
             drawing=drawing,
         )
-    partition = runs[arguments.methods[0]][0].settings["partition"]
+    partition = next(iter(runs.values()))[0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
     print(_training_text({method: each[0] for method, each in runs.items()}))
     print(comparison)
     for line in {line for each in runs.values() for line in _unscored(each[0])}:
         print(f"{line}\n")
-    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md")]
+    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md", "tex")]
     written = [name for name in tables if (Path(arguments.out) / name).exists()]
     print(f"saved in {arguments.out}: {', '.join(written)}, {'pictures, ' if plots else ''}runs/")
 

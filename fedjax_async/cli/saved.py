@@ -1,4 +1,4 @@
-"""The commands about saved runs, except ``landscape``: ``report``, ``privacy``, ``export`` and ``explain``."""
+"""The commands about saved runs, except ``landscape``: ``report``, ``redraw``, ``privacy``, ``export``, ``explain``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 from fedjax_async.base import check
 from fedjax_async.bridges.exporting import export
 from fedjax_async.cli.parsing import in_free_folder
-from fedjax_async.cli.runs import drawing_of
+from fedjax_async.cli.runs import drawing_of, plots_of
 from fedjax_async.models import layer_names, read_arrays
 from fedjax_async.results import table
 from fedjax_async.results.explaining import TABLES, Explanation, decimals_of, explain
 from fedjax_async.results.figure import Drawing, require_matplotlib
 from fedjax_async.results.html_report import write_report
+from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.privacy import guarantees
+from fedjax_async.results.redrawing import redraw
 
 VISIBLE = 1e-3  # a larger relative distance of parameters is more than rounding
 
@@ -26,6 +28,14 @@ def report(arguments: argparse.Namespace) -> None:
     options = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
     path = write_report(folders, arguments.out or beside / "report.html", **options)
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB), open it in any browser")
+
+
+def redrawn(arguments: argparse.Namespace) -> None:
+    """Write the tables and pictures of a folder again, and print the tables."""
+    options = {name: getattr(arguments, name) for name in ("baseline", "target", "interval", "columns")}
+    final = arguments.final or FINAL
+    print(redraw(arguments.folder, plots_of(arguments), final=final, drawing=drawing_of(arguments), **options), end="")
+    print(f"written: {arguments.folder}")
 
 
 def privacy(arguments: argparse.Namespace) -> None:

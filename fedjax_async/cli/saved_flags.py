@@ -1,10 +1,39 @@
-"""The flags of the commands about one saved run, and their help texts: ``explain``, ``privacy``, ``export``."""
+"""The flags of commands about saved results, and their help texts: ``redraw``, ``explain``, ``privacy``, ``export``."""
 
 from __future__ import annotations
 
 import argparse
 
-from fedjax_async.cli.parsing import file, folder, real, whole
+from fedjax_async.cli.output_flags import add_columns, add_finals
+from fedjax_async.cli.parsing import NO_PLOTS, file, folder, real, whole
+
+REDRAW_EPILOG = """what it does:
+  Makes the tables and pictures in DIR again from the saved runs, and trains nothing. Options that are not given have
+  their defaults, whatever the command that trained was given. Files of the same names are replaced.
+
+examples:
+  fedjax-async redraw runs/three --x bytes --format pdf --width column
+  fedjax-async redraw runs/three --target 0.8 --final last --columns accuracy,time,updates
+  fedjax-async redraw runs/mixing --interval bootstrap --no-plots
+  fedjax-async redraw runs/one --x update
+
+Of a comparison the methods in comparison.csv are compared, or all without that file. A run has no table of methods: of
+the options it takes --final and those of pictures.
+"""
+
+
+def add_redraw(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``redraw``, without those of pictures."""
+    sub.epilog, sub.formatter_class = REDRAW_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("folder", type=folder, metavar="DIR", help="the --out of a run, a comparison or a sweep")
+    text = "of a comparison: method or label to which times are relative [the first fedavg, else the first]"
+    sub.add_argument("--baseline", metavar="METHOD", help=text)
+    text = "accuracy to reach; of a comparison also a METHOD or label, or a percentage [95%% for a comparison]"
+    sub.add_argument("--target", metavar="ACCURACY", help=text)
+    add_finals(sub, optional=True)
+    add_columns(sub, "comparison.tex, settings.tex or best.tex")
+    sub.add_argument("--no-plots", **NO_PLOTS)
+
 
 EXPLAIN_EPILOG = """what it does:
   1. Trains the run again and measures the loss F of validation (or test) examples before and after every arrival. The

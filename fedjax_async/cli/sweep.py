@@ -13,14 +13,16 @@ from fedjax_async.base import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
-from fedjax_async.config.paths import flat, values_of
+from fedjax_async.config.paths import flat
 from fedjax_async.config.roles import ROLES, roles_of
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
+from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.ray_tasks import finished
+from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, SweepWork, collect, plan_sweep, resolved, run_work
@@ -75,7 +77,7 @@ def _axes(points: Sequence[GridPoint]) -> str:
     """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
     paths = swept(points)
     short = labels(paths)
-    values = [values_of(point.settings, paths) for point in points]
+    values = [point.shown(paths) for point in points]
     counts = {path: len({str(each[path]) for each in values}) for path in paths}
     return ", ".join(f"{short[path]} ({count})" for path, count in counts.items())
 
@@ -109,7 +111,7 @@ def titles(work: SweepWork) -> list[str]:
     short = labels(paths)
 
     def values(group: SweepGroup) -> dict[str, list[str]]:
-        each = [values_of(work.points[member].settings, paths) for member in group.members]
+        each = [work.points[member].shown(paths) for member in group.members]
         return {path: list(dict.fromkeys(str(one[path]) for one in each)) for path in paths}
 
     every = [values(group) for group in work.groups]
@@ -156,6 +158,7 @@ def describe(work: SweepWork) -> str:
 def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
     options: dict[str, Any] = {"final": file.final, "interval": file.interval, "drawing": drawing}
+    options["columns"] = arguments.columns
     text = write_sweep(found, out, not arguments.no_plots, target=file.target, **options)
     print(text, end="")
     notices.warn_about(found.counters)
@@ -224,6 +227,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
     check_finals(arguments)
+    require_columns(arguments.columns, more=True)
     drawing_of(arguments)  # raises before any training
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {
@@ -241,6 +245,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     callbacks = callbacks_of(arguments)
     with claimed(None if arguments.dry_run else arguments.out):
         file = _with_flags(read(arguments.file), arguments)
+        require_energy(drawing_of(arguments), [{"energy": point.settings.energy} for point in file.points])
         if not arguments.overwrite:
             file = file._replace(points=sweep_folder.as_begun(file.points, arguments.out))
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)

@@ -43,6 +43,10 @@ SWEEP_EPILOG = f"""a complete FILE.toml:
 {"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
 Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option of a name
 follows a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
+A table of labels in place of a list names the values in folders, tables and pictures:
+  [grid.method]
+  Ours = "fedasync:mixing=0.4"
+  FedBuff = "fedbuff@buffer:size=5"
 TOML's rules: seeds, target, final and interval stand above the first [table]; an option in the same table as its
 name, such as method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
 
@@ -97,5 +101,6 @@ def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
     base, grid, points = found.get("base", {}), found.get("grid", {}), found.get("points", [])
     tables = [*([grid] if grid or not points else []), *points]
     chosen = [table.get("dataset", base.get("dataset", default)) for table in tables if isinstance(table, dict)]
+    chosen = [list(value.values()) if isinstance(value, dict) else value for value in chosen]  # labels and their specs
     specs = [spec for value in chosen for spec in (value if isinstance(value, list) else [value])]
     return [spec for spec in specs if isinstance(spec, str)]

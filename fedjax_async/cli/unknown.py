@@ -77,6 +77,7 @@ def _in_spec(found: object, option: str, value: str, names: Collection[str]) -> 
     """
     if not {"method", "timing"} & set(names):
         return None
+    from fedjax_async.config.labelling import split  # noqa: PLC0415 (config imports JAX)
     from fedjax_async.config.methods import owner_of  # noqa: PLC0415 (needs JAX)
     from fedjax_async.config.misplaced import in_others, in_spec  # noqa: PLC0415
     from fedjax_async.config.registries import REGISTRIES  # noqa: PLC0415
@@ -85,9 +86,9 @@ def _in_spec(found: object, option: str, value: str, names: Collection[str]) -> 
     if (place := in_others(REGISTRIES, vars(found), option, value)) is not None:
         return place.text(lambda of, text: as_flag(f"{of}={text}"))
     usual = [getattr(found, "method", Settings.method)] if "method" in names else []
-    for spec in getattr(found, "methods", usual):
+    for word in getattr(found, "methods", usual):
         try:
-            place = owner_of(spec, option, value)
+            place = owner_of(split(word)[1], option, value)
         except ValueError:  # the method is unknown, which is another error
             continue
         if place is not None:

@@ -15,12 +15,13 @@ compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn them
 (``fedjax_async/base/spec.py``). ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the
 runs of a sweep) and ``roles.py`` (whether a sweep tunes or compares a setting) serve sweeps, ``sweeping.py`` (which
 runs share programs, and training them) all runs. ``own.py`` with ``objects.py`` (objects in place of names),
-``plugins.py`` (names for factories of the user's own), ``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks
-of such parts, and of what they return) let users replace any part of the package by their own. ``words.py`` and
-``misplaced.py`` are for messages: what other programs call a setting, and where an option belongs. ``earlier.py``: what
-settings mean that an earlier version wrote. ``inputs.py`` finds the files that settings name; their contents are part
-of the run. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` makes a run a
-function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+``labelling.py`` (names that users give to values), ``plugins.py`` (names for factories of the user's own),
+``kinds.py``, ``contracts.py`` and ``checked_parts.py`` (checks of such parts, and of what they return) let users
+replace any part of the package by their own. ``words.py`` and ``misplaced.py`` are for messages: what other programs
+call a setting, and where an option belongs. ``earlier.py``: what settings mean that an earlier version wrote.
+``inputs.py`` finds the files that settings name; their contents are part of the run. ``watching.py`` is early stopping,
+the best model and callbacks. ``differentiable.py`` makes a run a function that JAX differentiates, ``descent.py`` tunes
+its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING

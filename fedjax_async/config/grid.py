@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_async.base import check, grammar
-from fedjax_async.config.own import Named
-from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat
+from fedjax_async.config.labelling import plain, require_label
+from fedjax_async.config.own import Named, named
+from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, values_of
 from fedjax_async.config.settings import Settings, fields_of
 
 MOST_RUNS = 100_000  # a larger grid is taken for a mistake
@@ -30,6 +31,23 @@ class GridPoint(NamedTuple):
     name: str  # its folder: "mixing=0.4,exponent=0.5,seed=1"
     values: dict[str, Any]  # what the sweep sets, by path: {"method.mixing": 0.4, ..., "seed": 1}
     settings: Settings
+    labelled: tuple[str, ...] = ()  # the paths with a label as their value; the settings have what it stands for
+
+    def shown(self, paths: Iterable[str]) -> dict[str, Any]:
+        """The value of each path as tables show it: a label, or as ``paths.values_of`` says."""
+        found = values_of(self.settings, paths)
+        return found | {path: self.values[path] for path in self.labelled if path in found}
+
+    def title(self, short: Mapping[str, str]) -> str:
+        """A readable title, without the seed."""
+        return setting_title(self.values, short, self.labelled)
+
+
+class Labelled(NamedTuple):
+    """A value of a setting, and the label under which it is shown."""
+
+    label: str
+    value: Any
 
 
 def labels(paths: Iterable[str]) -> dict[str, str]:
@@ -62,9 +80,16 @@ def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
     return f"{name[: LONGEST_NAME - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def setting_title(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    """A readable title of a point, without the seed: ``mixing=0.4, exponent=0.5``."""
-    return ", ".join(f"{short[path]}={value}" for path, value in values.items() if path != "seed") or "base"
+def setting_title(values: Mapping[str, Any], short: Mapping[str, str], labelled: Sequence[str] = ()) -> str:
+    """A readable title of a point, without the seed: ``mixing=0.4, exponent=0.5``; a label stands alone.
+
+    >>> setting_title({"method": "Ours", "lr": 0.1, "seed": 0}, {"method": "method", "lr": "lr"}, ["method"])
+    'Ours, lr=0.1'
+    """
+    parts = [
+        str(value) if path in labelled else f"{short[path]}={value}" for path, value in values.items() if path != "seed"
+    ]
+    return ", ".join(parts) or "base"
 
 
 def swept(points: Iterable[GridPoint]) -> list[str]:
@@ -92,8 +117,12 @@ def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
 def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[str, list[Any]]:
     """Path -> its values, checked; a single value counts as a list of one, unless only ``lists`` are taken."""
     axes: dict[str, list[Any]] = {}
-    for path, given in flat(grid).items():
-        single = isinstance(given, (str, Mapping)) or hasattr(given, "_fields") or not isinstance(given, Iterable)
+    named_values = {path: given for path, given in grid.items() if lists and _has_labels(path, given)}
+    for path, given in flat({path: None if path in named_values else given for path, given in grid.items()}).items():
+        if path in named_values:
+            axes[path] = _labelled(path, named_values[path], fields)
+            continue
+        single = isinstance(given, Mapping) or _is_single(given)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
         check.require(not (single and lists), path, given, "a list of values in a grid, such as [0.01, 0.1]")
         check.require(len(values) > 0, path, values, "at least one value")
@@ -101,6 +130,31 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
         check.require(not twice, path, values, "values that are different from each other")
         axes[path] = values
     return axes
+
+
+def _has_labels(path: str, given: Any) -> bool:
+    """Whether a table of a grid has a value for each label; one with lists has values for options of the setting."""
+    table = isinstance(given, Mapping) and len(given) > 0 and path in FIELDS and path not in DICTS
+    return table and any(map(_is_single, given.values()))
+
+
+def _is_single(value: Any) -> bool:
+    """Whether it is one value, and neither a list of them nor a table; a ``Method`` is a tuple, but one value."""
+    return isinstance(value, str) or hasattr(value, "_fields") or not isinstance(value, Iterable)
+
+
+def _labelled(path: str, given: Mapping[str, Any], fields: Fields) -> list[Labelled]:
+    """The values of a setting with their labels, checked."""
+    found = []
+    for label, value in given.items():
+        require_label(f"label in {path}", label)
+        with check.called({path: f"{path}.{label}"}):
+            held = checked(path, value, fields)
+        nameless = isinstance(held, Named) and not held.given
+        found.append(Labelled(label, named(plain(label), value) if nameless else held))
+    twice = any(each.value in [other.value for other in found[:i]] for i, each in enumerate(found))
+    check.require(not twice, path, dict(given), "a table of labels with values that are different from each other")
+    return found
 
 
 def seeds_of(seeds: int | Iterable[int], first: int) -> list[int]:
@@ -126,7 +180,9 @@ def expand(
 
     Args:
       base: what all runs share: ``Settings``, or a mapping by path.
-      grid: path -> list of values; every combination is a run, and the last path varies fastest.
+      grid: path -> list of values; every combination is a run, and the last path varies fastest. A table of labels
+        instead of a list, ``{"method": {"Ours": "fedasync:mixing=0.4", "FedBuff": "fedbuff"}}``, names the values in
+        folders, tables and pictures.
       points: further runs, each a mapping path -> value; a list of values makes it a small grid of its own.
       seeds: a number of seeds, counted from the base's, or a list of them.
 
@@ -153,11 +209,17 @@ def expand(
     check.require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
     combined = [dict(zip(each, values)) for each in axes for values in itertools.product(*each.values())]
     short = labels(dict.fromkeys(path for each in axes for path in each))
-    expanded = [
-        GridPoint(point_name(values, short), values, Settings(**changed(fields, values))) for values in combined
-    ]
+    expanded = [_point(values, short, fields) for values in combined]
     _all_different(expanded)
     return expanded
+
+
+def _point(given: Mapping[str, Any], short: Mapping[str, str], fields: Fields) -> GridPoint:
+    """The run with these values by path, some of them :class:`Labelled`."""
+    labelled = tuple(path for path, value in given.items() if isinstance(value, Labelled))
+    values = {path: value.label if path in labelled else value for path, value in given.items()}
+    meant = {path: value.value if path in labelled else value for path, value in given.items()}
+    return GridPoint(point_name(values, short), values, Settings(**changed(fields, meant)), labelled)
 
 
 def _all_different(points: Sequence[GridPoint]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_async.base import check, disk
 from fedjax_async.base.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
-from fedjax_async.results.compared import baseline_of
+from fedjax_async.results.compared import baseline_of, specs_in
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import Cell, spread_or_count
@@ -83,7 +83,7 @@ def comparison(
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
-    baseline = baseline_of(runs, baseline)
+    baseline = baseline_of(specs_in(runs), baseline)
     every_run = [run for seeds in runs.values() for run in seeds]
     column = metrics.main_metric(every_run)
     labelled = column == "accuracy"

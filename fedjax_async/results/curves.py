@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
@@ -48,9 +49,11 @@ def spread_out(wanted: np.ndarray, gap: float, low: float, high: float) -> np.nd
 
 
 def accuracy_curve(
-    runs: Mapping[str, Sequence[Run]], x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
+    runs: Mapping[str, Sequence[Run]], x: str | None = None, *, final: str = FINAL, drawing: Drawing = SCREEN
 ) -> Figure:
-    """Test accuracy against ``x``: ``time`` (virtual), ``update``, ``step`` or ``bytes``.
+    """Test accuracy against ``x``: ``time`` (virtual), ``update``, ``step``, ``bytes`` or ``energy``.
+
+    By default that of ``drawing``, which is the time.
 
     ``runs`` maps each name to its runs, one per seed. The bold line is the mean over seeds of the running mean over as
     many evaluations as ``final`` averages (see :func:`fedjax_async.results.metrics.mean_curve`). The faint line is the
@@ -67,7 +70,7 @@ def accuracy_curve(
 
 
 def loss_curve(
-    runs: Mapping[str, Sequence[Run]], x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
+    runs: Mapping[str, Sequence[Run]], x: str | None = None, *, final: str = FINAL, drawing: Drawing = SCREEN
 ) -> Figure:
     """Test loss against ``x``, drawn as in :func:`accuracy_curve`; also for targets without classes."""
     return measured_curve(runs, "loss", x, final=final, drawing=drawing)
@@ -85,11 +88,18 @@ def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
 
 @np.errstate(over="ignore", invalid="ignore")  # losses of a diverged run, as far as they can be drawn
 def measured_curve(
-    runs: Mapping[str, Sequence[Run]], column: str, x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
+    runs: Mapping[str, Sequence[Run]],
+    column: str,
+    x: str | None = None,
+    *,
+    final: str = FINAL,
+    drawing: Drawing = SCREEN,
 ) -> Figure:
     """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
     metrics.require_runs(runs)
-    drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
+    x = drawing.x if x is None else x
+    with check.called({"unit": "x"}):
+        drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
     size, label = canvas.axis(x, longest)
     few = len(drawn) <= MOST_BANDS

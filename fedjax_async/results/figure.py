@@ -57,6 +57,7 @@ UNDATED: dict[str, dict[str, Any]] = {
 # Inches: IEEE's column and page width; those of other publishers differ by a few per cent.
 WIDTHS = {"column": 3.5, "page": 7.16}
 FORMATS = tuple(ending.removeprefix(".") for ending in UNDATED)
+AXES = ("time", "update", "step", "bytes", "energy")  # what curves may be drawn against
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ class Drawing:
     """How pictures are drawn and saved.
 
     ``formats``: one or more of ``png``, ``pdf`` and ``svg``. ``width``: ``column`` or ``page`` of a paper (3.5 and 7.16
-    inches); None for the screen. ``title``: text above the picture; None for no title.
+    inches); None for the screen. ``title``: text above the picture; None for no title. ``x``: what curves are drawn
+    against: virtual ``time``, ``update`` (client updates), ``step`` (server steps), ``bytes`` or ``energy``.
     """
 
     formats: tuple[str, ...] = ("png",)
     width: str | None = None
     title: str | None = None
+    x: str = "time"
 
     def __post_init__(self) -> None:
         listed = "a tuple of formats, such as ('png', 'pdf')"
@@ -78,6 +81,7 @@ class Drawing:
         for each in self.formats:
             check.one_of("format", each, FORMATS)
         check.optional(check.one_of, "width", self.width, allowed=WIDTHS)
+        check.one_of("x", self.x, AXES)
 
 
 SCREEN = Drawing()

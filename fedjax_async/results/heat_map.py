@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_async.config.grid import swept
-from fedjax_async.config.paths import values_of
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
@@ -61,7 +60,7 @@ def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL) -> list[Ce
     """
     paths = [path for path in swept(each.point for each in found) if path != "seed"]
     grouped = by_setting(found).values()
-    groups = [(group, list(values_of(group[0].point.settings, paths).values())) for group in grouped]
+    groups = [(group, list(group[0].point.shown(paths).values())) for group in grouped]
     values = [_ordered([of_setting[axis] for _, of_setting in groups]) for axis in range(len(paths))]
     several = [axis for axis in range(len(paths)) if len(values[axis]) > 1]
     if len(several) < 2:

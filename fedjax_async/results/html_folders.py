@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
+from fedjax_async.results.beside import command_in, labels_in
 from fedjax_async.results.metrics import TARGET
+from fedjax_async.results.reading import IN_COMPARISON, kind_of, listed_in
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import USUAL, SweptRun, TableOptions
 from fedjax_async.results.sweeps import collect
@@ -25,12 +27,12 @@ from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
 
 MOST_ROWS = 1_000  # of a table
+MOST_COMMANDS = 10  # the last ones of a folder
 TIMES = (
     "Times are to the accuracy in the column target (%). By default it is 95 % of the lowest final accuracy among "
     "these methods, so with others it may differ; --target fixes it."
 )
 DEPTH = 4  # folders inside each other that are searched for results
-IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
 
 Content = dict[str, Any]  # JSON
 
@@ -63,7 +65,7 @@ def results_in(folder: str | Path, depth: int = DEPTH) -> list[Path]:
     Raises ``ValueError`` if there are none.
     """
     path = Path(folder)
-    found = [path] if _kind(path) else _below(path, depth)
+    found = [path] if kind_of(path) else _below(path, depth)
     if not found:
         raise ValueError(
             f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, or folders with some"
@@ -76,17 +78,8 @@ def _below(path: Path, depth: int) -> list[Path]:
     return [
         found
         for child in children
-        for found in ([child] if _kind(child) and any(child.rglob(store.MANIFEST)) else _below(child, depth - 1))
+        for found in ([child] if kind_of(child) and any(child.rglob(store.MANIFEST)) else _below(child, depth - 1))
     ]
-
-
-def _kind(path: Path) -> str:
-    """What a folder holds: ``run``, ``comparison``, ``sweep``, or nothing of these, an empty text."""
-    if (path / sweep_folder.DEFINITION).is_file():
-        return "sweep"
-    if (path / store.MANIFEST).is_file():
-        return "run"
-    return "comparison" if any(path.glob(IN_COMPARISON)) else ""
 
 
 def read(folder: str | Path, options: TableOptions | None = None) -> FolderContent:
@@ -95,7 +88,13 @@ def read(folder: str | Path, options: TableOptions | None = None) -> FolderConte
     ``options``: make new tables with these; None: show those in the folder, or new ones with the defaults.
     """
     path = Path(folder)
-    kind = _kind(path)
+    found = _read(path, options)
+    commands = command_in(path).splitlines()
+    return found._replace(notes=[*found.notes, *(f"Command: {line}" for line in commands[-MOST_COMMANDS:])])
+
+
+def _read(path: Path, options: TableOptions | None) -> FolderContent:
+    kind = kind_of(path)
     if kind == "sweep":
         return _sweep(path, options)
     if kind == "run":
@@ -104,7 +103,7 @@ def read(folder: str | Path, options: TableOptions | None = None) -> FolderConte
         return FolderContent(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
     found = sorted(path.glob(IN_COMPARISON))
     if not found:
-        raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
+        raise ValueError(f"folder = {str(path)!r}: must hold a finished run, comparison or sweep")
     return _comparison(path, [manifest.parent for manifest in found], options)
 
 
@@ -158,14 +157,16 @@ def _pairs(path: Path) -> list[Content]:
 def _comparison(path: Path, folders: Sequence[Path], options: TableOptions | None) -> FolderContent:
     grouped: dict[str, list[SweptRun]] = {}
     by_name: dict[str, Path] = {}
+    labels = labels_in(path)
     for folder in folders:
         swept_run = _swept_run(folder, f"{folder.parent.name}/{folder.name}")
         by_name[swept_run.point.name] = folder
-        grouped.setdefault(str(swept_run.run.settings.get("method", folder.parent.name)), []).append(swept_run)
+        method = str(swept_run.run.settings.get("method", folder.parent.name))
+        grouped.setdefault(labels.get(folder.parent.name, method), []).append(swept_run)
     for members in grouped.values():
         members.sort(key=lambda member: member.point.settings.seed)
     saved = _text(path / "comparison.csv")
-    listed = [row["method"] for row in _rows(saved) if row.get("method") in grouped]
+    listed = listed_in(path, grouped)
     order = [*listed, *(name for name in grouped if name not in listed)]
     runs = {name: [member.run for member in grouped[name]] for name in listed or order}
     shown, notes = _methods(path, saved, runs, options)
@@ -184,7 +185,7 @@ def _methods(
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
-        target, final, interval, _ = options or USUAL
+        target, final, interval, *_ = options or USUAL
         target = TARGET if target is None else target
         write_comparison(runs, scratch, plots=False, target=target, final=final, interval=interval)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))

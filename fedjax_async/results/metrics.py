@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.engine.client_scores import smaller_is_better
-from fedjax_async.results.compared import method_in
+from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
@@ -27,7 +27,6 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "energy": lambda evaluations: evaluations["energy"],
     "values_bytes_up": lambda evaluations: evaluations.get("values_bytes_up", evaluations["bytes_up"]),
 }
-
 
 OF_METHODS = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
 
@@ -223,19 +222,21 @@ class Relative(NamedTuple):
 TARGET = "95%"  # the default target: this share of the lowest final accuracy
 
 
-def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = TARGET) -> np.ndarray:
+def target_accuracy(
+    final: Mapping[str, np.ndarray], target: str | float = TARGET, specs: Mapping[str, str] | None = None
+) -> np.ndarray:
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
     ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method (as in
     :func:`fedjax_async.results.compared.method_in`), for its final accuracy; or a share such as ``"95%"``, of the
-    lowest final accuracy of all.
+    lowest final accuracy of all. ``specs``: method -> its spec, where methods have labels.
     """
-    lowest = np.min(list(final.values()), axis=0)
-    if (method := method_in(target, final)) is not None:
+    if (method := method_in(target, list(final) if specs is None else specs)) is not None:
         return np.asarray(final[method], np.float64)
     number = target_number(target)
     allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
     check.require(0 < number <= 1, "target", target, allowed)
+    lowest = np.min(list(final.values()), axis=0)
     return number * lowest if str(target).endswith("%") else np.full(lowest.shape, number)
 
 
@@ -277,7 +278,7 @@ def relative_time(
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
-    goals = target_accuracy(final_accuracies(runs, final), target)
+    goals = target_accuracy(final_accuracies(runs, final), target, specs_in(runs))
     time = {
         name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
         for name, seeds in runs.items()

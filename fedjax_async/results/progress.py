@@ -1,4 +1,4 @@
-"""Progress bars on standard error: of planning, and of training with virtual time, staleness and accuracy.
+"""Progress bars of planning, and of training with virtual time, staleness and accuracy; lines where nobody watches.
 
 The engine does not import this file; it calls a function ``progress(done, total, *, time, staleness, accuracy)``.
 """
@@ -9,7 +9,9 @@ import contextlib
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
@@ -18,6 +20,7 @@ from fedjax_async.base import check
 from fedjax_async.engine.record import Progress
 
 ProgressShown = bool | Progress | None  # the argument ``progress`` of simulate, compare, sweep, resume and explain
+INTERVAL = 60.0  # seconds between two lines where no bar is shown
 PATIENCE = 1.0  # seconds before a planning bar appears; most plans are ready by then
 
 
@@ -66,40 +69,90 @@ def clock_text(seconds: float) -> str:
 def bar(
     total_updates: int, enabled: ProgressShown = None, *, label: str = "", file: TextIO | None = None
 ) -> ProgressBar:
-    """A bar over ``total_updates`` updates, on standard error.
+    """A bar over ``total_updates`` updates, on standard error or in a notebook's cell.
 
-    ``enabled``: None shows the bar on a terminal only, True always, False never; a function takes the place of the bar
-    and gets what ``report`` gets. ``label``: text in front of it, such as the method's name. ``report`` gets the
-    updates done so far, the virtual time in seconds, the mean staleness and the last accuracy (NaN if unknown); it may
-    be called at any rate, the bar is drawn a few times a second at most.
+    ``enabled``: None shows the bar on a terminal and in a notebook, and elsewhere, as in the log file of a job, a line
+    a minute; True always shows the bar, False nothing; a function takes the place of the bar and gets what ``report``
+    gets. ``label``: text in front of it, such as the method's name. ``report`` gets the updates done so far, the
+    virtual time in seconds, the mean staleness and the last accuracy (NaN if unknown); it may be called at any rate,
+    the bar is drawn a few times a second at most.
     ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
     require_progress(enabled)
     if callable(enabled):
         return ProgressBar(enabled, lambda: None)
-    hidden = _hidden(enabled)
     stream = sys.stderr if file is None else file
-    shown = tqdm(
-        total=total_updates, desc=label or None, unit=" updates", file=stream, disable=hidden, dynamic_ncols=True
-    )
+    if enabled is None and not _is_watched(stream):
+        return _lines(label or "progress", stream)
+    shown = _bar_class()(total=total_updates, desc=label or None, unit=" updates", **_options(enabled, stream))
 
     def report(done: int, total: int, *, time: float, staleness: float, accuracy: float) -> None:
         if shown.disable:
             return
-        parts = [f"t={clock_text(time)}"]
-        parts += [] if math.isnan(staleness) else [f"staleness {staleness:.1f}"]
-        parts += [] if math.isnan(accuracy) else [f"accuracy {100 * accuracy:.1f}%"]
         shown.total = total
-        shown.set_postfix_str(", ".join(parts), refresh=False)
+        shown.set_postfix_str(_status(time, staleness, accuracy), refresh=False)
         shown.update(done - shown.n)
 
     return ProgressBar(report, shown.close)
 
 
-def _hidden(enabled: ProgressShown) -> bool | None:
-    """tqdm's ``disable``: a function of the user's own shows no bar."""
-    return None if enabled is None else enabled is not True
+def _status(time: float, staleness: float, accuracy: float) -> str:
+    parts = [f"t={clock_text(time)}"]
+    parts += [] if math.isnan(staleness) else [f"staleness {staleness:.1f}"]
+    parts += [] if math.isnan(accuracy) else [f"accuracy {100 * accuracy:.1f}%"]
+    return ", ".join(parts)
+
+
+def _lines(label: str, stream: TextIO) -> ProgressBar:
+    """A line every ``INTERVAL`` seconds, none in a shorter run."""
+    began = monotonic()
+    last = began
+
+    def report(done: int, total: int, *, time: float, staleness: float, accuracy: float) -> None:
+        nonlocal last
+        now = monotonic()
+        if now - last < INTERVAL:
+            return
+        last = now
+        left = f", about {clock_text((now - began) * (total - done) / done)} left" if done else ""
+        status = _status(time, staleness, accuracy)
+        print(
+            f"{label}: {done:,} of {total:,} updates, {status}; {clock_text(now - began)}{left}",
+            file=stream,
+            flush=True,
+        )
+
+    return ProgressBar(report, lambda: None)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def _is_watched(stream: TextIO) -> bool:
+    """Whether a person sees a bar on ``stream`` grow."""
+    return _in_notebook() or getattr(stream, "isatty", lambda: False)()
+
+
+def _bar_class() -> Any:
+    """The class of bars: of ipywidgets in a notebook that has them, else of characters."""
+    if not _in_notebook():
+        return tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without ipywidgets
+        from tqdm.auto import tqdm as fitting  # noqa: PLC0415 (it looks for IPython)
+
+        return fitting
+
+
+def _options(enabled: bool | Progress | None, stream: TextIO) -> dict[str, Any]:
+    """Where and how a bar is drawn; ``disable`` is left to ``TQDM_DISABLE`` where a bar is usual."""
+    usual = enabled is None and _is_watched(stream)
+    options: dict[str, Any] = {"file": stream, "dynamic_ncols": True}
+    return options if usual else options | {"disable": enabled is not True}
 
 
 @contextlib.contextmanager
@@ -114,9 +167,8 @@ def planning_bar(
     """
     stream = sys.stderr if file is None else file
     form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
-    hidden = _hidden(enabled)
-    options: dict[str, Any] = {"disable": hidden, "file": stream, "leave": False, "delay": PATIENCE}
-    with tqdm(total=runs, bar_format=form, dynamic_ncols=True, miniters=0, **options) as shown:
+    options = _options(enabled, stream) | {"leave": False, "delay": PATIENCE}
+    with _bar_class()(total=runs, bar_format=form, miniters=0, **options) as shown:
 
         def part(index: int) -> Callable[[float], None]:
             def report(share: float) -> None:

@@ -121,12 +121,7 @@ def run_kept(
     Raises: ``ValueError`` as in :func:`claimed` and ``store.require_room``, before anything is compiled, for objects
     without a name, and for checkpoints of other settings.
     """
-    described = {one.name: as_dict(one.settings) for one in runs}
-    for one in runs:
-        with claimed(one.folder):
-            if one.folder is not None:
-                require_named(one.settings)
-                store.require_room(one.folder, described[one.name], overwrite=overwrite, again=again)
+    described = require_rooms(runs, overwrite=overwrite, again=again)
     found: dict[str, Run] = {}
     for one in runs:
         if not again and (read := _read(one, described[one.name], callbacks, plots, overwrite, drawing)) is not None:
@@ -160,6 +155,17 @@ def run_kept(
     if checkpoints is not None:
         _remember(checkpoints, {name: about for name, about in begun_before.items() if name not in ours})
     return [found[one.name] for one in runs]
+
+
+def require_rooms(runs: Sequence[OneRun], *, overwrite: bool = False, again: bool = False) -> dict[str, dict[str, Any]]:
+    """Check that each run may be saved in its folder, as :func:`run_kept` does; returns their settings by name."""
+    described = {one.name: as_dict(one.settings) for one in runs}
+    for one in runs:
+        with claimed(one.folder):
+            if one.folder is not None:
+                require_named(one.settings)
+                store.require_room(one.folder, described[one.name], overwrite=overwrite, again=again)
+    return described
 
 
 def _remember(checkpoints: Path, members: dict[str, Any]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.results import clients, comparisons, metrics, store, tables
-from fedjax_async.results.compared import method_in
+from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
+from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
@@ -27,19 +28,24 @@ def write_run(
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes); if any upload arrived,
     ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric. With scores of single clients
     also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``. ``drawing``
-    chooses other formats, a width and a title. The data are written first, so they are saved even if matplotlib is
-    missing; ``ValueError`` then names the extra to install.
+    chooses other formats, a width, a title and the axis of the curves. The data are written first, so they are saved
+    even if matplotlib is missing; ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
-    clients.write_clients_of_run(run, folder)
-    if plots:
-        _draw_run(run, folder, drawing)
+    redraw_run(run, folder, plots, drawing=drawing)
     return folder
 
 
-def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
+def redraw_run(run: Run, folder: Path, plots: bool = True, *, final: str = FINAL, drawing: Drawing = SCREEN) -> None:
+    """Write the tables of the clients and the pictures of a run into its folder."""
+    clients.write_clients_of_run(run, folder)
+    if plots:
+        _draw_run(run, folder, drawing, final)
+
+
+def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> None:
     name = str(run.settings.get("method", "run"))
-    _draw_curve({name: [run]}, folder, FINAL, drawing)
+    _draw_curve({name: [run]}, folder, final, drawing)
     if not run.has_server:
         if len(run.schedule.source):
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
@@ -79,32 +85,46 @@ def write_comparison(
     target: str | float = metrics.TARGET,
     final: str = FINAL,
     interval: str = "t",
+    columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
-    """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
+    """Compare methods: ``comparison.csv``, ``.md``, ``.tex`` and ``accuracy.png`` in ``folder``.
 
     Other measured columns have their final values in the tables, and a curve each. With scores of single clients there
     are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
-    and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
-    value between the methods. Returns the tables as text, with the target above the first one.
+    and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the short names
+    of its columns, such as ``["accuracy", "time", "updates"]``, or None for all. From three seeds on, ``pairs.csv`` and
+    ``pairs.md`` have paired tests of the final value between the methods. Returns the tables as text, with the target
+    above the first one.
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
     folder = check.path("folder", folder)
     check.require(folder.is_dir() or not folder.exists(), "folder", str(folder), "a folder, but it is a file")
     rows = comparisons.comparison(runs, baseline, target, final, interval)
+    every = [run for seeds in runs.values() for run in seeds]
+    latex.require_columns(columns, more=True)
+    latex.chosen(
+        [name for name in rows[0] if name != "method"], columns
+    )  # refuses unknown columns before anything is written
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
     header = ""
     if "target (%)" in extended[0]:
-        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n\n"
+        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})\n\n"
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
-    tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
+    pairs = comparisons.method_pairs(runs, final, interval)
+    metric = metrics.main_metric(every)
+    scores = [metric, *validation(every, metric), *measured(every)]
+    tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))
+    options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": header.split("\n")[:1]}
+    disk.write(folder / "comparison.tex", latex.latex(rows, ["method"], scores, **options).encode())
+    tested = comparisons.write_pairs(pairs, folder, title)
     unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)
@@ -112,7 +132,7 @@ def write_comparison(
     return "\n".join(filter(None, [header + tables.table(rows, decimals=decimals), unequal, tested]))
 
 
-def _described(target: str | float, methods: Collection[str]) -> str:
+def _described(target: str | float, methods: Mapping[str, str]) -> str:
     if (method := method_in(target, methods)) is not None:
         return f"the final accuracy of {method}"
     share = str(target).removesuffix("%")

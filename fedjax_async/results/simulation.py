@@ -23,12 +23,13 @@ from fedjax_async.config.settings import given_in
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
+from fedjax_async.results.beside import commanded, labelled
 from fedjax_async.results.callbacks import chosen, resumed
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compared import folder_name, methods_by_name
+from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
-from fedjax_async.results.running import OneRun, run_kept
+from fedjax_async.results.running import OneRun, require_rooms, run_kept
 from fedjax_async.results.store import CHECKPOINTS, require_comparison
 from fedjax_async.types import Run
 
@@ -65,9 +66,9 @@ def simulate(
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more; input files may have changed since.
-      progress: None shows a bar on a terminal only, True always, False never. A function takes its place:
-        ``f(done, total, *, time, staleness, accuracy)`` gets the updates done, the virtual seconds, the mean staleness
-        and the last accuracy (NaN if unknown).
+      progress: None shows a bar on a terminal and in a notebook, and elsewhere a line a minute; True always shows the
+        bar, False nothing. A function takes its place: ``f(done, total, *, time, staleness, accuracy)`` gets the
+        updates done, the virtual seconds, the mean staleness and the last accuracy (NaN if unknown).
       callbacks: functions ``f(evaluation)``, called with each :class:`Evaluation` as soon as it is computed. A function
         that returns ``Stop("why")`` ends the run there. They change no number. If a run is resumed, or is finished and
         read, they get the earlier evaluations once more, with ``evaluation.again`` set; a function that counts must
@@ -152,7 +153,7 @@ def compare(
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
     **changes: Unpack[OfComparisons],
-) -> dict[str, list[Run]]:
+) -> Comparison:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
     The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so they are the same
@@ -165,19 +166,22 @@ def compare(
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
-        ``"fedbuff@buffer:size=5"``; they name the rows. Give a ``Method`` of your own a name, by ``named("fair", ...)``
-        or by a dict, ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` for methods without a server) applies
-        to methods that have none of their own. Methods with and without a server may be compared: a setting that only
-        one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless you set it.
+        ``"fedbuff@buffer:size=5"``; they name the rows. A dict gives them labels, which name rows, curves and folders
+        instead: ``{"Ours": "fedasync:mixing=0.4", "FedBuff": Spec(...), "Fair": Method(...)}``. In a list, give a
+        ``Method`` of your own a name, ``named("fair", Method(...))``. ``settings.timing`` (``exchange`` for methods
+        without a server) applies to methods that have none of their own. Methods with and without a server may be
+        compared: a setting that only one kind has applies to that kind, and ``test_fraction`` is 0.2 for all unless
+        you set it.
       settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
-      out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
-        of the same settings are read. If a comparison is killed, the same call continues it; no more is trained again
-        than the updates of one run.
+      out: if given, each run is saved under ``out/runs/METHOD/seed_K``, or under its label, as soon as it is finished;
+        finished runs of the same settings are read. If a comparison is killed, the same call continues it; no more is
+        trained again than the updates of one run.
       again: train finished runs once more; input files may have changed since.
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
-    Returns: method -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods that are equal.
+    Returns: a dict, method or label -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods
+    that are equal, or whose folders would have the same name.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
@@ -212,8 +216,10 @@ def compare(
         ]
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
-        found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
-    by_method = {method: [found[seed, method] for seed in all_seeds] for method in by_name}
+        require_rooms(runs, overwrite=overwrite, again=again)
+        with labelled(out, by_name), commanded(out, anew=overwrite or again):
+            found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
+    by_method = Comparison({method: [found[seed, method] for seed in all_seeds] for method in by_name})
     notices.warn_about(
         {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
     )
@@ -236,8 +242,11 @@ def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: Pr
 def run_alone(experiment: Experiment, folder: Path | None, **options: Any) -> Run:
     """Train one run as its settings say, or read it; in memory without a folder. ``options``: as in ``run_kept``."""
     one = OneRun(str(experiment.settings.method), experiment.settings, folder, experiment)
+    replaces = {name: bool(options.get(name)) for name in ("overwrite", "again")}
     with claimed(folder):
-        return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
+        require_rooms([one], **replaces)
+        with commanded(folder, anew=any(replaces.values())):
+            return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

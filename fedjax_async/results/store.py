@@ -41,6 +41,7 @@ BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished; in a comparison, those of its stacks
+LABELS, COMMAND = BESIDE = ("labels.json", "command.txt")  # beside results, see ``beside.py``
 MEMBERS = "members.json"  # among the checkpoints of a comparison: the settings of the runs that it has begun, by name
 
 
@@ -165,7 +166,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     others = {"sweep.json": "a sweep", MANIFEST: "a run", f"{CHECKPOINTS}/settings.json": "a run"}
     others["settings.json"] = "a run"
     found = next((kind for name, kind in others.items() if (folder / name).exists()), None)
-    left = [path.name for path in folder.iterdir() if not disk.is_leftover(path)]
+    left = [path.name for path in folder.iterdir() if not _is_beside(path)]
     if found is None and "runs" not in left and left != [CHECKPOINTS]:
         found = "other files"
     if found is not None:
@@ -174,11 +175,16 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     return folder
 
 
+def _is_beside(path: Path) -> bool:
+    """Whether a file is no result: its labels or command, or what a killed process has left."""
+    return path.name in BESIDE or disk.is_leftover(path)
+
+
 def _is_bare(folder: Path) -> bool:
-    """Whether the folder is missing, or holds only the leftovers of a process that was killed before its first file."""
+    """Whether the folder is missing, or holds only what a process wrote that was killed before its first file."""
     if not folder.exists():
         return True
-    left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
+    left = [path for path in folder.iterdir() if not _is_beside(path)]
     return not left or (left == [folder / CHECKPOINTS] and left[0].is_dir() and _is_bare(left[0]))
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async.base import disk
-from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
+from fedjax_async.results import clients, comparisons, files, latex, metrics, tables, tuning
+from fedjax_async.results.measured import measured
 from fedjax_async.results.sweep_table import (
     USUAL,
     SweptRun,
     TableColumns,
     TableOptions,
     by_setting,
+    columns_of,
     evaluation_columns,
     metric_of,
     run_rows,
@@ -61,10 +63,41 @@ def best(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
 
 
-def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions = USUAL) -> list[str]:
-    """Write ``runs`` and ``evaluations`` as CSV and Parquet; ``settings``, ``best`` and ``pairs`` as CSV and Markdown.
+def as_latex(
+    found: Sequence[SweptRun],
+    rows: Sequence[tables.Row],
+    tests: Sequence[tables.Row],
+    options: TableOptions = USUAL,
+    *,
+    chosen: bool = False,
+) -> str:
+    """The settings for a paper, or the ``chosen`` one of each tuning; ``rows``: of all settings, in order.
 
-    Returns the names of the files.
+    ``tests``: the paired tests between the chosen settings of each world.
+    """
+    every, metric = [each.run for each in found], metric_of(found)
+    names = tuning.pair_names(found, options)
+    shown = list(names) if chosen else range(len(rows))
+    of_rows = [names.get(index, (index, "")) for index in shown]
+    worlds = tuning.axes_of(found, options.roles)["world"]
+    groups = [str(group[0].point.shown(worlds)) for group in by_setting(found).values()]
+    p_values = latex.p_values(tests, [each if each[0] else each[1] for each in of_rows])
+    return latex.latex(
+        [rows[index] for index in shown],
+        list(columns_of(found).values()),
+        [metric, f"validation_{metric}", "loss", *measured(every)],
+        columns=options.columns,
+        final=options.final,
+        worlds=[groups[index] for index in shown],
+        tests=latex.PairedTests(metrics.final_title(metric, options.final), p_values),
+    )
+
+
+def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions = USUAL) -> list[str]:
+    """Write ``runs``, ``evaluations`` as CSV and Parquet; ``settings``, ``best``, ``pairs`` as CSV and Markdown.
+
+    ``settings`` and ``best`` are written as LaTeX too, the latter with the chosen settings alone. Returns the names of
+    the files.
     """
     final = options.final
     rows, long = run_rows(found, final), evaluation_columns(found)
@@ -77,9 +110,11 @@ def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions 
     tables.write(tuning.chosen_rows(found, options, further=True), folder / "best.csv")
     disk.write(folder / "best.md", best(found, options).encode())
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
-    title = metrics.final_title(metric_of(found), final)
-    pairs = comparisons.write_pairs(tuning.pair_rows(found, options), folder, title)
-    written += ["pairs.csv", "pairs.md"] if pairs else []
+    title, tests = metrics.final_title(metric_of(found), final), tuning.pair_rows(found, options)
+    for name, chosen in (("settings.tex", False), ("best.tex", True)):
+        disk.write(folder / name, as_latex(found, summary, tests, options, chosen=chosen).encode())
+        written.append(name)
+    written += ["pairs.csv", "pairs.md"] if comparisons.write_pairs(tests, folder, title) else []
     groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
     written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []
     parquet = parquet_writer()

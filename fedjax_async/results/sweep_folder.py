@@ -16,6 +16,7 @@ from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
 from fedjax_async.results.begun import save_plugins
+from fedjax_async.results.beside import commanded
 from fedjax_async.results.runs import write_run
 from fedjax_async.types import Probe, Run
 
@@ -31,7 +32,11 @@ def run_folder(folder: Path, point: GridPoint) -> Path:
 
 def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bytes:
     """The content of ``sweep.json``: name, swept values (in order) and settings of each run; the probes, if any."""
-    runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
+    runs = [
+        {"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)}
+        | ({"labelled": list(p.labelled)} if p.labelled else {})
+        for p in points
+    ]
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
     about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
@@ -49,7 +54,10 @@ def read_definition(folder: str | Path) -> list[GridPoint]:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
-        return [GridPoint(run["name"], dict(run["values"]), from_dict(run["settings"])) for run in content["runs"]]
+        return [
+            GridPoint(run["name"], dict(run["values"]), from_dict(run["settings"]), tuple(run.get("labelled", ())))
+            for run in content["runs"]
+        ]
     except FileNotFoundError:
         raise ValueError(f"folder = {str(folder)!r}: must hold a sweep, but it has no {DEFINITION}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -83,7 +91,7 @@ def require_room(
     folder = store.require_folder(folder)
     if overwrite or not folder.exists():
         return folder
-    left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
+    left = [path for path in folder.iterdir() if path.name not in store.BESIDE and not disk.is_leftover(path)]
     if left and not is_defined(folder, points, probes):
         found = _differing(folder, definition(points, probes)) if (folder / DEFINITION).is_file() else "other files"
         raise ValueError(
@@ -142,10 +150,12 @@ def begin(
 ) -> None:
     """Write the definition and the roles; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
+    anew = not is_defined(folder, points, probes)
     disk.write(folder / DEFINITION, definition(points, probes))
     save_roles(folder, roles or {})
     save_plugins(folder)
-    disk.sweep_up(folder)
+    with commanded(folder, anew=anew):
+        disk.sweep_up(folder)
 
 
 def save_run(run: Run, folder: Path, point: GridPoint) -> None:

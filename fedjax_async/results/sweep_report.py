@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedjax_async.base import check, disk, lazy
 from fedjax_async.results import figure as canvas
+from fedjax_async.results import latex
 from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
@@ -28,7 +29,7 @@ MOST_CURVES = 10  # more cannot be told apart
 def curves(
     found: Sequence[SweptRun],
     metric: str,
-    x: str = "time",
+    x: str | None = None,
     options: TableOptions = USUAL,
     *,
     drawing: Drawing = SCREEN,
@@ -70,15 +71,18 @@ def write_sweep(
     target: float | None = None,
     final: str = FINAL,
     interval: str = "t",
+    columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
     """Write the tables and pictures of a sweep; returns the best settings as text, to be printed.
 
     - ``runs.csv``: one row per run; ``evaluations.csv``: one row per evaluation; both also as ``.parquet`` if pyarrow
       is installed.
-    - ``settings.csv``, ``settings.md``: mean and standard deviation over seeds, one row per setting.
+    - ``settings.csv``, ``settings.md``, ``settings.tex``: mean and standard deviation over seeds, one row per setting;
+      ``columns`` are the short names of those of the LaTeX table, such as ``["accuracy", "staleness"]``.
     - ``best.csv``, ``best.md``: for each compared method in each world, the chosen values of the tuned settings, the
       part of the data that chose them, and the number of trials; the sweep's ``roles`` say which settings are tuned.
+      ``best.tex`` has the chosen settings alone.
     - ``pairs.csv``, ``pairs.md``: paired tests between the chosen settings of each world, from three seeds on.
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.
@@ -95,8 +99,9 @@ def write_sweep(
         raise ValueError("folder = None: must be given for a sweep that was not kept in one")
     if not sweep.points:
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
+    latex.require_columns(columns, more=True)
     found = swept_runs(sweep, target)
-    options = TableOptions(target, final, interval, sweep.roles)
+    options = TableOptions(target, final, interval, sweep.roles, columns)
     written = write_tables(found, folder, options)
     text = best(found, options)
     if plots:

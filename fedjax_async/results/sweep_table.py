@@ -11,8 +11,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.base.notices import ENDED_EARLY, all_rejected
-from fedjax_async.config.grid import GridPoint, labels, setting_title, swept
-from fedjax_async.config.paths import values_of
+from fedjax_async.config.grid import GridPoint, labels, swept
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import comparisons, files, metrics, tables
@@ -38,6 +37,7 @@ class TableOptions(NamedTuple):
     final: str = FINAL  # as in :func:`fedjax_async.results.metrics.final_value`
     interval: str = "t"  # as in :func:`fedjax_async.results.significance.interval`
     roles: Mapping[str, str] = {}  # path -> role, where it is not the default: ``config/roles.py``
+    columns: Sequence[str] | None = None  # of ``settings.tex``, by their short names: ``latex.py``; None: all
 
 
 USUAL = TableOptions()
@@ -100,7 +100,7 @@ def _final_columns(found: Sequence[SweptRun]) -> list[str]:
 
 def _identity(each: SweptRun, columns: Mapping[str, str]) -> dict[str, Any]:
     settings = each.point.settings
-    chosen = {columns[path]: value for path, value in values_of(settings, columns).items()}
+    chosen = {columns[path]: value for path, value in each.point.shown(columns).items()}
     return {"run": each.point.name, **chosen, "seed": settings.seed}
 
 
@@ -158,7 +158,7 @@ def by_setting(found: Sequence[SweptRun]) -> dict[str, list[SweptRun]]:
     grouped: dict[str, list[SweptRun]] = {}
     for each in found:
         key = dataclasses.replace(each.point.settings, seed=0)
-        name = names.setdefault(key, setting_title(each.point.values, short))
+        name = names.setdefault(key, each.point.title(short))
         grouped.setdefault(name, []).append(each)
     return grouped
 
@@ -190,7 +190,7 @@ def setting_rows(
     ``further``: add the other two final values.
     """
     columns = columns_of(found)
-    target, final, interval, _ = options
+    target, final, interval, *_ = options
     reached = "" if target is None else f"to {100 * float(target):g} %"
     wanted: dict[str, tuple[str, float]] = {
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
@@ -205,7 +205,7 @@ def setting_rows(
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
     rows, others = [], measured(each.run for each in found)
     for group in by_setting(found).values():
-        values = values_of(group[0].point.settings, columns).items()
+        values = group[0].point.shown(columns).items()
         row: dict[str, Cell] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
         row["seeds"] = len(group)
         if has_validation(group):

@@ -38,6 +38,11 @@ class Sweep(NamedTuple):
     kept: tuple[Run, ...] = ()
     roles: Mapping[str, str] = {}  # path -> role, where it is not the default; see ``config/roles.py``
 
+    def __repr__(self) -> str:
+        """One line: the number of runs, what they differ in, and the folder."""
+        where = "" if self.folder is None else f", in {self.folder}"
+        return f"<Sweep: {len(self.points)} runs of {', '.join(swept(self.points)) or 'one setting'}{where}>"
+
     @property
     def settings(self) -> list[Settings]:
         """The settings of each run."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from fedjax_async.base import check
 from fedjax_async.config.grid import setting_title
-from fedjax_async.config.paths import values_of
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import metrics, significance
@@ -49,6 +48,7 @@ class Tuning(NamedTuple):
     settings: list[Settings]  # of the first seed, in the same order
     runs: int  # over all settings and seeds
     part: str  # the part that orders them: ``validation``, or ``test`` if any run has no validation part
+    labelled: tuple[str, ...] = ()  # the paths whose values are labels
 
     @property
     def trials(self) -> int:
@@ -81,7 +81,7 @@ def tunings(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None =
     columns, metric = columns_of(found), metric_of(found)
     known = _roles(columns, roles)
     groups = list(by_setting(found).values())
-    values = [values_of(group[0].point.settings, columns) for group in groups]
+    values = [group[0].point.shown(columns) for group in groups]
     axes = {role: [path for path in columns if known[path] == role] for role in ("world", "compared")}
     together: dict[tuple[str, ...], list[int]] = {}
     for index, of_setting in enumerate(values):
@@ -95,7 +95,8 @@ def tunings(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None =
         order = sorted(members, key=lambda index: _merit(spreads[index], metric))
         world, compared = ({path: values[members[0]][path] for path in axes[role]} for role in ("world", "compared"))
         settings = [groups[index][0].point.settings for index in order]
-        made.append(Tuning(world, compared, order, settings, sum(len(groups[index]) for index in members), part))
+        count, labelled = sum(len(groups[index]) for index in members), groups[members[0]][0].point.labelled
+        made.append(Tuning(world, compared, order, settings, count, part, labelled))
     worlds = [tuning.world for tuning in made]
     return sorted(made, key=lambda tuning: worlds.index(tuning.world))  # tunings of one world follow each other
 
@@ -194,7 +195,8 @@ def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
     """Warnings for worlds in which methods were tuned with unequal numbers of trials."""
     worlds: dict[str, dict[str, int]] = {}
     for tuning in made:
-        where, method = (setting_title(values, columns) for values in (tuning.world, tuning.compared))
+        both = (tuning.world, tuning.compared)
+        where, method = (setting_title(values, columns, tuning.labelled) for values in both)
         worlds.setdefault(where, {})[method] = tuning.trials
     by_counts: dict[str, list[str]] = {}  # the worlds that have the same counts
     for where, trials in worlds.items():
@@ -225,17 +227,24 @@ def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[
     They compare the final value on the test set. Settings of different worlds are not compared, because their data and
     delays may differ. Empty if there are more than ``MOST_PAIRS`` pairs.
     """
-    metric, columns = metric_of(found), columns_of(found)
+    metric = metric_of(found)
     groups = list(by_setting(found).values())
     worlds: dict[str, dict[str, dict[int, float]]] = {}
-    for tuning in tunings(found, options.final, options.roles):
-        where = setting_title(tuning.world, columns) if tuning.world else ""
-        given = {path: value for path, value in tuning.compared.items() if value is not None}
-        group = groups[tuning.order[0]]
-        seeds = [each.point.settings.seed for each in group]
-        scores = dict(zip(seeds, values_in(group)(metric, options.final), strict=True))
-        worlds.setdefault(where, {})[setting_title(given, columns)] = scores
+    for index, (where, name) in pair_names(found, options).items():
+        seeds = [each.point.settings.seed for each in groups[index]]
+        scores = dict(zip(seeds, values_in(groups[index])(metric, options.final), strict=True))
+        worlds.setdefault(where, {})[name] = scores
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
     better = metric == "accuracy"
     return significance.pairs(worlds, options.interval, larger_is_better=better, limits=metrics.limits(metric))
+
+
+def pair_names(found: Sequence[SweptRun], options: TableOptions = USUAL) -> dict[int, tuple[str, str]]:
+    """The chosen settings, by their index, with the names of world and method that :func:`pair_rows` gives them."""
+    columns, names = columns_of(found), {}
+    for tuning in tunings(found, options.final, options.roles):
+        where = setting_title(tuning.world, columns, tuning.labelled) if tuning.world else ""
+        given = {path: value for path, value in tuning.compared.items() if value is not None}
+        names[tuning.order[0]] = where, setting_title(given, columns, tuning.labelled)
+    return names

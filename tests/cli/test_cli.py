@@ -70,7 +70,8 @@ def test_compare_writes_table_and_picture(made_at_once, capsys, tmp_path):
     methods = ("fedavg@cohort:size=2", "fedasync:mixing=0.3")
     out = ok(capsys, "compare", *methods, *SMALL, "--seeds", "2", "--out", str(tmp_path))
     assert "2 seed(s)" in out and "fedasync:mixing=0.3" in out
-    assert {"comparison.csv", "comparison.md", "accuracy.png", "runs"} == {path.name for path in tmp_path.iterdir()}
+    tables = {f"comparison.{kind}" for kind in ("csv", "md", "tex")}
+    assert tables | {"accuracy.png", "command.txt", "runs"} == {path.name for path in tmp_path.iterdir()}
     header, *rows = (tmp_path / "comparison.csv").read_text().splitlines()
     title = '"accuracy, mean of last tenth (%)"'
     assert header.startswith(f"method,{title},{title[:-1]} std") and len(rows) == 2
@@ -82,12 +83,13 @@ def test_compare_writes_table_and_picture(made_at_once, capsys, tmp_path):
 def test_compare_shows_the_final_value_that_is_asked_for(made_at_once, capsys, tmp_path):
     asked = ("--final", "best", "--interval", "bootstrap", "--format", "svg,pdf", "--width", "column", "--title", "Two")
     out = ok(capsys, "compare", "fedasync", "asgd", *SMALL, "--seeds", "3", *asked, "--out", str(tmp_path))
-    names = {"comparison.csv", "comparison.md", "pairs.csv", "pairs.md", "accuracy.svg", "accuracy.pdf", "runs"}
+    names = {f"comparison.{kind}" for kind in ("csv", "md", "tex")} | {"pairs.csv", "pairs.md", "command.txt"}
+    names |= {"accuracy.svg", "accuracy.pdf", "runs"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "accuracy, best (%)" in out and "95% interval (bootstrap)" in out and "Wilcoxon" in out
     header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
     assert all(f"accuracy, {way} (%)" in header for way in ("best", "mean of last tenth", "last"))
-    assert "comparison.md, pairs.csv, pairs.md, pictures" in out
+    assert "comparison.md, comparison.tex, pairs.csv, pairs.md, pictures" in out
 
 
 COMMANDS = (("compare", "asgd"), ("quickstart",), ("sweep", "nothing.toml"))

@@ -60,8 +60,8 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch,
     assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("runs", "sweep.json", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
-        *("settings.csv", "settings.md", "best.csv", "best.md"),
+        *("runs", "sweep.json", "command.txt", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
+        *("settings.csv", "settings.md", "settings.tex", "best.csv", "best.md", "best.tex"),
         *("accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()

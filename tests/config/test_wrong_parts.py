@@ -291,7 +291,7 @@ CALLS = [
     (lambda: register("method", "never")(Method(RULE)),
      r"^method never = 'a Method': .*the rule alone; its timing, clie"),
     (lambda: register("client", "never")(client()), r"^client never = 'a Client.*wrap it: def never\(model\): return"),
-    (lambda: compare({"mine": "fedasync"}, **SMALL), r"^methods\['mine'\] = 'fedasync': must be a Method"),
+    (lambda: compare({"mine=": "fedasync"}, **SMALL), r"^label = 'mine=': must be 1 to 60 printable characters"),
     (lambda: compare(["fedasync"], **SMALL, method="fedavg"), r"^method = 'fedavg': must be left out beside methods"),
     (lambda: simulate(data=dealt(), dataset="mnist", updates=4),
      r"^dataset = 'mnist': must be left out: data are given"),

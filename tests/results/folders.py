@@ -13,11 +13,13 @@ from unittest import mock
 import pytest
 
 from fedjax_async import simulate
+from fedjax_async.results.store import COMMAND
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path in it."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder, by its path in it, but for the commands, in which folders of equal runs may differ."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name != COMMAND]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
 import time
+import types
 
 import pytest
 
@@ -55,3 +57,37 @@ def test_the_bar_of_planning_shows_an_estimate_and_goes_away(monkeypatch):
         with progress.planning_bar(1, enabled, file=silent) as part:
             part(0)(0.5)
     assert silent.getvalue() == ""
+
+
+def test_where_nobody_watches_a_line_comes_at_intervals(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    shown = bar(400, label="fedavg seed 0", file=stream)
+    for second in range(0, 190, 10):
+        now[0] = second
+        shown.report(second, 400, time=60.0 * second, staleness=1.5, accuracy=0.5)
+    shown.close()
+    assert stream.getvalue().splitlines() == [
+        "fedavg seed 0: 60 of 400 updates, t=1h00m00s, staleness 1.5, accuracy 50.0%; 1m00s, about 5m40s left",
+        "fedavg seed 0: 120 of 400 updates, t=2h00m00s, staleness 1.5, accuracy 50.0%; 2m00s, about 4m40s left",
+        "fedavg seed 0: 180 of 400 updates, t=3h00m00s, staleness 1.5, accuracy 50.0%; 3m00s, about 3m40s left",
+    ]
+    silent = io.StringIO()
+    shown = bar(400, False, file=silent)
+    now[0] = 1000.0
+    shown.report(10, 400, time=1.0, staleness=1.0, accuracy=0.5)
+    assert silent.getvalue() == ""
+
+
+def test_a_notebook_shows_a_bar_by_default_unless_the_environment_forbids_it(monkeypatch):
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}}, display_formatter=None)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(progress, "_bar_class", lambda: progress.tqdm)
+    stream = io.StringIO()
+    shown = bar(10, file=stream)
+    shown.report(10, 10, time=1.0, staleness=0.0, accuracy=0.5)
+    shown.close()
+    assert "10/10" in stream.getvalue()
+    shell.config = {}  # IPython in a terminal: the stream decides
+    assert not progress._in_notebook()

@@ -65,7 +65,13 @@ def test_pictures_in_other_formats(tmp_path):
     assert not any(name.endswith(".png") for name in names)
     assert b"Two methods" in (tmp_path / "a" / "accuracy.svg").read_bytes()
     write_comparison({"fedavg": [make_run()]}, tmp_path / "b", drawing=drawing)
-    assert set(contents(tmp_path / "b")) == {"comparison.csv", "comparison.md", "accuracy.pdf", "accuracy.svg"}
+    assert set(contents(tmp_path / "b")) == {
+        "comparison.csv",
+        "comparison.md",
+        "comparison.tex",
+        "accuracy.pdf",
+        "accuracy.svg",
+    }
 
 
 def test_data_is_safe_where_matplotlib_is_missing(tmp_path, monkeypatch):
@@ -80,7 +86,7 @@ def test_a_comparison(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".comparison.md.1234.tmp").write_text("half")  # from a killed process
     text = write_comparison(runs, tmp_path / "a")
-    assert set(contents(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
+    assert set(contents(tmp_path / "a")) == {"comparison.csv", "comparison.md", "comparison.tex", "accuracy.png"}
     assert "45.00 ± 7.07" in text and "45.00 ± 7.07" in (tmp_path / "a" / "comparison.md").read_text()
     target = "target: 42.75 ± 6.72 % (95 % of the lowest final accuracy among these methods; with others it may differ"
     for shown in (text, (tmp_path / "a" / "comparison.md").read_text()):  # a header: other methods may change the times

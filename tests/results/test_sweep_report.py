@@ -34,7 +34,7 @@ from tests.results.sweep_engine import made_up
 BASE = Settings(updates=11)
 FILES = {f"{name}.{ending}" for name in ("runs", "evaluations") for ending in ("csv", "parquet")}
 FILES |= {f"{name}.{ending}" for name in ("settings", "best") for ending in ("csv", "md")}
-FILES |= {"accuracy.png", "loss.png"}
+FILES |= {"accuracy.png", "loss.png", "settings.tex", "best.tex"}
 
 
 def a_sweep(grid, *, base=BASE, run=made_up, **options) -> Sweep:
@@ -347,4 +347,6 @@ def test_without_pyarrow_there_is_csv_and_a_line_about_it(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     text = write_sweep(TWO, tmp_path, plots=False)
     assert "run: pip install pyarrow" in text.splitlines()[-1]
-    assert {path.name for path in tmp_path.iterdir()} == {name for name in FILES if name.endswith((".csv", ".md"))}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name for name in FILES if name.endswith((".csv", ".md", ".tex"))
+    }

@@ -35,7 +35,7 @@ CALLS = [
     (lambda: mean_curve([]), "runs = []"),
     (lambda: results.bar(-1), "total_updates = -1"),
     (lambda: results.accuracy_curve({}), "runs = {}"),
-    (lambda: results.accuracy_curve(RUNS, "hour"), "unit = 'hour'"),
+    (lambda: results.accuracy_curve(RUNS, "hour"), "x = 'hour'"),
     (lambda: results.gantt(SCHEDULE, clients=0), "clients = 0"),
     (lambda: results.gantt(SCHEDULE, clients=[3]), "clients = [3]"),
     (lambda: results.gantt(SCHEDULE, clients=[]), "clients = []"),

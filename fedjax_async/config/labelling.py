@@ -1,0 +1,47 @@
+"""Labels: the names under which a user shows methods or other values, ``Ours`` for ``fedasync:mixing=0.4``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fedjax_async.base import check
+
+LONGEST = 60  # characters of a label
+RESERVED = "=:@+/\\"  # what separates the parts of a spec or of a path
+ALLOWED = f"1 to {LONGEST} printable characters, the first a letter or digit, without any of {' '.join(RESERVED)}"
+
+
+def require_label(field: str, label: object) -> None:
+    """``ValueError`` for a text that cannot be a label."""
+    text = label if isinstance(label, str) else ""
+    fits = 0 < len(text) <= LONGEST and text[0].isalnum() and text.isprintable() and text.strip() == text
+    check.require(fits and not set(text) & set(RESERVED), field, label, ALLOWED)
+
+
+def plain(label: str) -> str:
+    """A label as the name of an object, as ``own.named`` takes it."""
+    return re.sub(r"[^\w.-]+", "_", label, flags=re.ASCII)
+
+
+def split(word: str) -> tuple[str, str]:
+    """The label of ``LABEL=SPEC`` and its spec; no label for a spec alone, whose ``=`` follows a ``:``, ``@`` or ``+``.
+
+    >>> split("Ours=fedasync:mixing=0.4"), split("fedasync:mixing=0.4")
+    (('Ours', 'fedasync:mixing=0.4'), ('', 'fedasync:mixing=0.4'))
+    """
+    label, equals, spec = word.partition("=")
+    if not equals or set(label) & set(":@+"):
+        return "", word
+    label, spec = label.strip(), spec.strip()
+    require_label("label", label)
+    check.require(bool(spec), "method", word, "LABEL=METHOD, such as Ours=fedasync:mixing=0.4")
+    return label, spec
+
+
+def by_label(words: Iterable[str]) -> dict[str, str]:
+    """The methods of a command line by the names of their rows: their labels, or the specs themselves."""
+    words = list(words)
+    found = {label or spec: spec for label, spec in map(split, words)}
+    check.require(len(found) == len(words), "methods", words, "different from each other")
+    return found

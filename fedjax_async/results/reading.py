@@ -1,0 +1,106 @@
+"""Folders of results read back: which kind a folder is of, and the runs of a comparison under its labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_async.base import check, lazy
+from fedjax_async.results import store, sweep_folder
+from fedjax_async.results.beside import labels_in
+from fedjax_async.results.compared import Comparison
+from fedjax_async.results.sweeps import Sweep, collect
+from fedjax_async.types import Run
+
+IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
+
+
+def kind_of(path: Path) -> str:
+    """What a folder holds: ``run``, ``comparison``, ``sweep``, or nothing of these, an empty text."""
+    if (path / sweep_folder.DEFINITION).is_file():
+        return "sweep"
+    if (path / store.MANIFEST).is_file():
+        return "run"
+    return "comparison" if any(path.glob(IN_COMPARISON)) else ""
+
+
+def require_results(folder: str | Path) -> str:
+    """The kind of a folder of results; ``ValueError`` for any other."""
+    path = check.path("folder", folder)
+    kind = kind_of(path) if path.is_dir() else ""
+    state = "" if path.is_dir() else ", but it is a file" if path.exists() else ", but there is no such folder"
+    if not kind:
+        raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep{state}")
+    return kind
+
+
+def listed_in(path: Path, names: Collection[str]) -> list[str]:
+    """Those of ``names`` that the table of the comparison in ``path`` lists, in its order."""
+    file = path / "comparison.csv"
+    lines = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8-sig")))) if file.is_file() else []
+    return [line[0] for line in lines[1:] if line and line[0] in names]
+
+
+def comparison_in(folder: str | Path) -> Comparison:
+    """The finished runs of the comparison in ``folder``: method or label -> its runs, by seed.
+
+    ``ValueError`` if the folder holds none, or if a file of a run is damaged.
+    """
+    path = check.path("folder", folder)
+    manifests, labels = sorted(path.glob(IN_COMPARISON)), labels_in(path)
+    check.require(bool(manifests), "folder", str(folder), "a folder with a finished comparison")
+    found: dict[str, list[Run]] = {}
+    for manifest in manifests:
+        run, place = store.load(manifest.parent), manifest.parent.parent.name
+        found.setdefault(labels.get(place, str(run.settings.get("method", place))), []).append(run)
+    for seeds in found.values():
+        seeds.sort(key=lambda run: int(run.settings.get("seed", 0)))
+    return Comparison({name: found[name] for name in dict.fromkeys([*listed_in(path, found), *found])})
+
+
+def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) -> None:
+    """``ValueError`` unless all methods have runs of the same seeds, as tables need."""
+    seeds = {name: [run.settings.get("seed") for run in group] for name, group in runs.items()}
+    first, *others = seeds.items()
+    other = next((each for each in others if each[1] != first[1]), first)
+    allowed = "a comparison with the same finished seeds of all methods"
+    found = f"but {first[0]} has {first[1]} and {other[0]} has {other[1]}"
+    check.require(other == first, "folder", str(folder), f"{allowed}, {found}")
+
+
+def load(folder: str | Path) -> Any:
+    """The results in a folder: a :class:`~fedjax_async.types.Run`, a :class:`Comparison` or a :class:`Sweep`.
+
+    A run as ``store.load`` reads it; of a comparison or a sweep the finished runs. ``ValueError`` naming the file if
+    the folder is missing, foreign, incomplete, truncated or edited.
+    """
+    path = check.path("folder", folder)
+    kind = kind_of(path) if path.is_dir() else ""
+    if kind == "sweep":
+        return collect(path)[0]
+    return comparison_in(path) if kind == "comparison" else store.load(path)
+
+
+def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> Any:
+    """A pandas data frame of ``evaluations`` or ``updates``: one row for each, of all runs below each other.
+
+    A comparison's rows begin with ``method`` and ``seed``, a sweep's with ``run`` and ``seed``. (Of one run,
+    ``pandas.DataFrame(run.evaluations)`` is the same.) ``ValueError`` where pandas is missing.
+    """
+    check.one_of("table", table, ("evaluations", "updates"))
+    kinds = (Run, Mapping, Sweep)
+    check.kind("results", results, kinds, "a Run, what compare returns, or a Sweep")
+    pandas = lazy.optional("pandas", "data frames")
+    if isinstance(results, Run):
+        return pandas.DataFrame(dict(getattr(results, table)))
+    if isinstance(results, Sweep):
+        first, parts = "run", [(point.name, run) for point, run in zip(results.points, results.runs)]
+    else:
+        first, parts = "method", [(name, run) for name, seeds in results.items() for run in seeds]
+    frames = [
+        pandas.DataFrame({first: name, "seed": run.settings.get("seed"), **getattr(run, table)}) for name, run in parts
+    ]
+    return pandas.concat(frames, ignore_index=True)

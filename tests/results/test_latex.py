@@ -1,0 +1,198 @@
+"""LaTeX tables: their grammar, what is marked in them, and the choice of columns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedjax_async import cli
+from fedjax_async.results import sweep, write_comparison, write_sweep
+from fedjax_async.results.latex import NO_TESTS, PairedTests, escaped, latex, p_values, require_columns, short_name
+from fedjax_async.results.metrics import spread
+from fedjax_async.results.significance import interval
+from tests.cli.called import refused
+from tests.results import sweep_engine
+from tests.results.folders import rows as csv_rows
+from tests.results.made_up import make_run
+
+SPECIAL = re.compile(r"(?<!\\)[&%#_^~]")
+ACCURACY = "accuracy, mean of last tenth (%)"
+
+
+def parsed(text: str) -> list[list[str]]:
+    """The cells of a table, the header first; checks all that can make LaTeX fail."""
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    begin = re.fullmatch(r"\\begin\{tabular\}\{(l*r*)\}", lines[0])
+    assert begin and lines[1] == r"\toprule" and lines[3] == r"\midrule"
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    grid = []
+    for line in (lines[2], *lines[4:-2]):
+        assert line.endswith(r" \\") and not line.startswith(("[", "*"))
+        cells = re.split(r"(?<!\\) & ", line.removesuffix(r" \\"))
+        assert len(cells) == len(begin[1])
+        for cell in cells:
+            tokens = re.findall(r"\\[a-zA-Z]+|\\.|[{}$]", cell)
+            assert tokens.count("$") % 2 == 0
+            for part in [cell, *cell.split("$")[1::2], *cell.split("$")[::2]]:  # braces close within a formula
+                depth = 0
+                for token in re.findall(r"\\.|[{}]", part):
+                    depth += {"{": 1, "}": -1}.get(token, 0)
+                    assert depth >= 0
+                assert depth == 0, part
+            assert not any(SPECIAL.search(plain) for plain in re.sub(r"(?<!\\)\$[^$]*\$", "", cell).split("\n")), cell
+        grid.append(cells)
+    return grid
+
+
+def seeds_of(name: str, *accuracies: float):
+    return [
+        make_run([0.1, a], method=name)._replace(settings={"method": name, "seed": s}) for s, a in enumerate(accuracies)
+    ]
+
+
+RUNS = {
+    "Ours [a_b]": seeds_of("fedasync", 0.70, 0.72, 0.71, 0.73),
+    "50 % & $x^2$~\\{}": seeds_of("fedavg", 0.69, 0.725, 0.70, 0.72),
+    "far": seeds_of("asgd", 0.50, 0.52, 0.51, 0.53),
+}
+
+
+def test_the_grammar_of_a_table_with_hard_names(tmp_path):
+    write_comparison(RUNS, tmp_path, plots=False)
+    text = (tmp_path / "comparison.tex").read_text()
+    header, *body = parsed(text)
+    assert header[0] == "method" and r"accuracy, mean of last tenth (\%)" in header
+    assert [row[0] for row in body] == list(map(escaped, RUNS)) and body[0][0] == r"Ours {[}a\_b{]}"
+    assert body[1][0] == r"50 \% \& \$x\textasciicircum{}2\$\textasciitilde{}\textbackslash{}\{\}"
+    assert len(csv_rows(tmp_path / "comparison.csv")[0]) > len(header), "the other tables have everything"
+    assert "% mean and sample standard deviation over 4 seeds\n" in text and "% target: " in text
+
+
+def test_the_best_mean_is_bold_and_those_not_significantly_worse_have_a_dagger(tmp_path):
+    write_comparison(RUNS, tmp_path, plots=False, columns=["accuracy"])
+    text = (tmp_path / "comparison.tex").read_text()
+    _, first, second, far = parsed(text)
+    assert first[1] == r"$\mathbf{71.50 \pm 1.29}$"
+    assert second[1] == r"$70.88 \pm 1.65^{\dagger}$" and far[1] == r"$51.50 \pm 1.29$"
+    assert "% bold: the best" in text and "paired t test, Holm's correction, p >= 0.05" in text
+    pairs = csv_rows(tmp_path / "pairs.csv")
+    assert [float(row["p (t, Holm)"]) >= 0.05 for row in pairs] == [True, False, False]
+
+
+def test_two_seeds_have_no_tests_and_equal_means_no_best(tmp_path):
+    few = {name: seeds[:2] for name, seeds in RUNS.items()}
+    write_comparison(few, tmp_path, plots=False)
+    text = (tmp_path / "comparison.tex").read_text()
+    assert "dagger" not in text and r"\mathbf" in text
+    write_comparison({"a": RUNS["far"], "b": RUNS["far"]}, tmp_path, plots=False, columns=["time", "accuracy"])
+    text = (tmp_path / "comparison.tex").read_text()
+    assert "bold" not in text and "dagger" not in text
+    assert parsed(text)[0] == ["method", "time to target (s)", r"accuracy, mean of last tenth (\%)"]
+
+
+def test_a_smaller_loss_or_cost_is_better_and_counts_have_no_best():
+    rows = [
+        {"method": "a", "loss, last": spread([2.0]), "sent (MB)": spread([9.0]), "updates": spread([5.0])},
+        {
+            "method": "b",
+            "loss, last": spread([1.0]),
+            "sent (MB)": spread([float("nan")]),
+            "updates": 3,
+            "ended": "1 of 2",
+        },
+        {"method": "c", "loss, last": spread([3.0]), "sent (MB)": spread([8.0]), "updates": spread([7.0])},
+    ]
+    header, *body = parsed(latex(rows, ["method"], ["loss"], final="last"))
+    assert header == ["method", "loss, last", "sent (MB)", "updates", "ended"]
+    assert [row[1] for row in body] == ["$2.0000$", r"$\mathbf{1.0000}$", "$3.0000$"]
+    assert [row[2] for row in body] == ["$9.0$", "--", r"$\mathbf{8.0}$"]
+    assert [row[3] for row in body] == ["$5$", "3", "$7$"] and [row[4] for row in body] == ["--", "1 of 2", "--"]
+
+
+def test_rows_of_different_worlds_are_not_compared():
+    rows = [{"method": str(k), ACCURACY: spread([value] * 3)} for k, value in enumerate((50.0, 60.0, 10.0, 20.0))]
+    tests = PairedTests(
+        ACCURACY,
+        p_values([{"where": "w", "first": "c", "second": "d", "p (t, Holm)": 0.3}], ["a", "b", ("w", "c"), ("w", "d")]),
+    )
+    text = latex(rows, ["method"], ["accuracy"], worlds=["v", "v", "w", "w"], tests=tests)
+    assert [("mathbf" in row[1], "dagger" in row[1]) for row in parsed(text)[1:]] == [
+        (False, False), (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+    assert "within each world" in text
+    assert r"\mathbf" not in latex(rows[:1], ["method"], ["accuracy"], tests=NO_TESTS)
+
+
+def test_intervals_and_infinities():
+    wide = interval([1e308, -1e308, 1e308])
+    text = latex([{"m": "a", "95% interval (t)": interval([1.0, 2.0]), "other": wide}], ["m"], [])
+    assert parsed(text)[1][1] == "$[-4.8531, 7.8531]$" and "inf" not in text.replace(r"\infty", "")
+
+
+def test_short_names():
+    titles = [
+        "accuracy, last (%)",
+        "95% interval (t)",
+        "relative to fedavg, x",
+        "MB to 70 %",
+        "energy (kJ)",
+        "stopped early",
+    ]
+    assert [short_name(title) for title in titles] == [
+        "accuracy", "interval", "relative", "bytes", "energy", "stopped_early",
+    ]  # fmt: skip
+
+
+def test_wrong_columns_are_refused_before_anything_is_written(tmp_path, capsys):
+    for wrong, says in (
+        ("time", "columns = 'time': must be a list of different names"),
+        ([], "columns = .*: must be a list"),
+        (["time", "time"], "must be a list of different names"),
+        ([3], "must be a list of different names"),
+        (["speed"], "columns = 'speed': must be among accuracy, interval, time, relative"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            write_comparison(RUNS, tmp_path / "new", plots=False, columns=wrong)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="columns = 'acuracy': unknown; did you mean 'accuracy'"):
+        require_columns(["acuracy"])
+    words = ("compare", "fedasync", "--model", "logistic", "--out", str(tmp_path / "new"))
+    assert "columns = 'tme': unknown; did you mean 'time'" in refused(capsys, *words, "--columns", "accuracy,tme")
+    assert "must be different names" in refused(capsys, *words, "--columns", "time,time")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_known_column_that_the_runs_lack_is_left_out_and_a_comment_says_so(tmp_path):
+    write_comparison(RUNS, tmp_path, plots=False, columns=["energy", "accuracy"])
+    text = (tmp_path / "comparison.tex").read_text()
+    assert "% no such column here: energy\n" in text and len(parsed(text)[0]) == 2
+
+
+def test_the_settings_of_a_sweep(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    base = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
+    grid = {"method": {"A_1": "fedasync", "B": "asgd"}, "clients": [4, 5]}
+    found = sweep(base, grid, seeds=3, progress=False, lr=0.1)
+    write_sweep(found, tmp_path, plots=False, columns=["accuracy", "staleness"], target=0.15)
+    header, *body = parsed((tmp_path / "settings.tex").read_text())
+    assert header == ["method", "clients", r"accuracy, mean of last tenth (\%)", "staleness"]
+    assert [row[:2] for row in body] == [[r"A\_1", "4"], [r"A\_1", "5"], ["B", "4"], ["B", "5"]]
+    file = tmp_path / "s.toml"
+    file.write_text('[base]\nmodel = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n')
+    words = ["sweep", str(file), "--out", str(tmp_path / "out"), "--no-plots", "--quiet", "--columns", "loss,accuracy"]
+    assert cli.main(words) == 0
+    header, *body = parsed((tmp_path / "out" / "settings.tex").read_text())
+    assert header == ["lr", "loss, mean of last tenth", r"accuracy, mean of last tenth (\%)"]
+    assert [r"\mathbf" in row[2] for row in body] == [False, True]
+
+
+def test_the_chosen_settings_of_a_sweep(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    base = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
+    grid = {"method": {"A": "fedasync", "B": "asgd"}, "clients": [4, 5], "lr": [0.02, 0.1]}
+    write_sweep(sweep(base, grid, seeds=3, progress=False), tmp_path, plots=False, columns=["accuracy"])
+    header, *body = parsed((tmp_path / "best.tex").read_text())
+    assert header[:3] == ["method", "clients", "lr"]
+    assert [row[:3] for row in body] == [["A", "4", "0.1"], ["B", "4", "0.1"], ["A", "5", "0.1"], ["B", "5", "0.1"]]
+    assert len(parsed((tmp_path / "settings.tex").read_text())) == 9
