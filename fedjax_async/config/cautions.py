@@ -93,4 +93,3 @@ def _trains_offline(s: Settings, schedule: Schedule) -> bool:
     online = together([source.interval for source in sources])
     jobs = zip(schedule.client.tolist(), schedule.dispatch_time.tolist())
     return online is not None and any(online(client, time)[0] > time * SLACK for client, time in jobs)
-
