@@ -10,6 +10,8 @@ Measured delays are the packaged table ``rpi`` and tables in CSV files. Their co
 * ``mean``, ``std``: mean (> 0) and standard deviation (>= 0) of a whole job, seconds;
 * ``compute``, optional: the part of ``mean`` spent on training, seconds; the rest is communication;
 * ``group``, optional: a label, by which ``rpi`` selects.
+
+Recorded seconds of single jobs: ``trace`` (``job_trace.py``).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from fedjax_async.clock.durations import (
     scaling_of,
     speeds_of,
 )
+from fedjax_async.clock.job_trace import trace
 
 
 class Times(NamedTuple):
@@ -269,6 +272,7 @@ DELAYS: dict[str, Callable[..., DelayModel]] = {
     "pareto": pareto,
     "rpi": rpi,
     "csv": csv,
+    "trace": trace,
 }
 
 

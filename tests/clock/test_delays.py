@@ -14,7 +14,7 @@ SPECS = [
 
 
 def test_the_list_above_covers_the_registry():
-    assert {spec.partition(":")[0] for spec in SPECS} | {"csv"} == set(DELAYS)
+    assert {spec.partition(":")[0] for spec in SPECS} | {"csv", "trace"} == set(DELAYS)
     assert all(factories.summary(factory) for factory in DELAYS.values())
 
 
@@ -141,3 +141,27 @@ test_bad_delays_are_one_line_value_errors = refusals(
 test_durations_refuse_clients_that_do_not_exist = refusals(
     (lambda: bind_delays("constant", 4, 0).durations(4, 0), r"0\.\.3")
 )
+
+
+def test_a_trace_replays_each_clients_jobs_in_order_and_begins_again(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text("client,seconds\n1,10\n0,3\n1,20\n0,4\n1,30\n")
+    bound = bind_delays(f"trace:path={path}", 2, 0)
+    want = [[3, 4, 3, 4], [10, 20, 30, 10]]
+    np.testing.assert_array_equal(bound.durations(np.arange(2)[:, None], np.arange(4)), want)
+    assert bound.durations(1, 4) == 20.0
+    path.write_text("device,seconds\na,1\nb,2\nb,3\n")
+    drawn = bind_delays(f"trace:path={path}", 4, 0).durations(np.arange(4)[:, None], np.arange(2))
+    assert sorted(map(tuple, drawn.tolist())) == [(1, 1), (1, 1), (2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ("client,seconds\n0,1\n", "no line for client 1 of 2"),
+    ("client,seconds\n0,1\n1,0\n", "must be a finite number > 0"),
+    ("client,job,seconds\n0,0,1\n", "column 'job': unknown"), ("client\n0\n", "column 'seconds': missing"),
+])  # fmt: skip
+def test_wrong_traces_are_refused(tmp_path, content, says):
+    path = tmp_path / "jobs.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=says):
+        bind_delays(f"trace:path={path}", 2, 0)
