@@ -7,6 +7,7 @@ counterpart in ``torch_ops.py`` or ``torch_layers.py`` by name, before anything 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import operator
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.models.torch_layers import GIVEN, GIVEN_ARRAYS, LAYERS, ChannelsLast, Context
-from fedjax_async.models.torch_ops import ELEMENTWISE, OPS, promoted
+from fedjax_async.models.torch_ops import ELEMENTWISE, OPS
 from fedjax_async.types import Array
 
 ASSERTIONS = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range_for_size",
@@ -71,7 +72,7 @@ def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, st
     torch = sys.modules["torch"]
     kind = torch.float32 if jnp.issubdtype(dtype, jnp.floating) else torch.bool if dtype == jnp.bool_ else torch.int64
     sample, free = torch.zeros((SAMPLE, *shape), dtype=kind), {0: torch.export.Dim.DYNAMIC}
-    module.train(train)
+    module = copy.deepcopy(module).train(train)
     name = type(module).__name__
     try:
         with _quiet(), torch.enable_grad():
@@ -101,7 +102,7 @@ def _is_plain(node: Any) -> bool:
     """Whether it is arithmetic of Python, with sizes, or takes one of several results."""
     target = node.target
     sizes = getattr(target, "__module__", "") in ("_operator", "math", "builtins") or target is operator.getitem
-    return sizes or getattr(target, "__name__", "").startswith("sym_") and not hasattr(target, "_schema")
+    return sizes or (getattr(target, "__name__", "").startswith("sym_") and not hasattr(target, "_schema"))
 
 
 def _entry(node: Any) -> tuple[str, Any] | None:
@@ -237,9 +238,7 @@ def _called(node: Any, args: list[Any], named: dict[str, Any], context: Context)
 
 def _all_last(args: list[Any]) -> list[Any] | None:
     """The arrays of tensors that all have their channels last; ``None`` if they do not."""
-    tensors = [
-        one for one in args if isinstance(one, (ChannelsLast, jax.Array)) and np.ndim(getattr(one, "data", one)) > 0
-    ]
+    tensors = [one for one in args if isinstance(one, ChannelsLast) or (isinstance(one, jax.Array) and one.ndim > 0)]
     if not tensors or not all(isinstance(one, ChannelsLast) for one in tensors):
         return None
     if len({one.data.ndim for one in tensors}) > 1:

@@ -168,9 +168,9 @@ def _bins(size: int, bins: int) -> np.ndarray:
 def _adaptive_avg_pool(x: Tensor, sizes: Any) -> ChannelsLast:
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
-    for axis, bins in enumerate(wanted, start=1):
+    for axis, given in enumerate(wanted, start=1):
         size = data.shape[axis]
-        bins = size if bins is None else bins
+        bins = size if given is None else given
         if size % bins == 0:
             data = data.reshape(*data.shape[:axis], bins, size // bins, *data.shape[axis + 1 :]).mean(axis=axis + 1)
         else:

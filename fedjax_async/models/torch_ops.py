@@ -2,8 +2,8 @@
 
 ``OPS`` maps the name of an operation to a function of the arguments that PyTorch's schema lists, with arrays for
 tensors: ``"add"`` for all overloads of ``aten.add``, ``"max.dim"`` for one of them. Operations without an entry are
-refused by name, so a new one is a line here. Gradients are JAX's; where a function has a corner, PyTorch's choice of the
-gradient is kept. Layers, which need a layout, a mask or a key, are in ``torch_layers.py``.
+refused by name, so a new one is a line here. Gradients are JAX's; where a function has a corner, the gradient there is
+PyTorch's. Layers, which need a layout, a mask or a key, are in ``torch_layers.py``.
 """
 
 from __future__ import annotations
