@@ -46,7 +46,8 @@ class Graph(NamedTuple):
 def array_of(tensor: Any) -> np.ndarray:
     """A copy of a tensor in NumPy; floats in 32 bits."""
     tensor = tensor.detach().cpu()
-    return np.array(tensor.float() if tensor.is_floating_point() else tensor)
+    found: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
+    return found
 
 
 @contextlib.contextmanager
