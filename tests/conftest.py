@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,12 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+
+# Files of tests that need a package which is no part of the extra ``test``: without it they are not collected, and the
+# summary names them.
+NEED = {"torch": ["models/test_torch_modules.py"]}
+MISSING = {package: files for package, files in NEED.items() if importlib.util.find_spec(package) is None}
+collect_ignore = [file for files in MISSING.values() for file in files]
 
 # Most of the suite's time is compilation. Optimisation level 0 compiles fastest and suits the small models of the
 # tests. The commands that tests start train longer, so level 1 pays for them. XLA's former emitters compile in half the
@@ -143,7 +150,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how many pairs of values the drawn worlds have covered (``test_worlds.py``)."""
+    """Name the files that were not collected, and show how many pairs of values the drawn worlds have covered."""
+    for package, files in MISSING.items():
+        terminalreporter.write_line(f"not run without {package} (pip install {package}): {', '.join(files)}")
     passed = [report.user_properties for report in terminalreporter.getreports("passed") if report.when == "call"]
     found = [one for given in passed for name, text in given if name == "worlds" for one in json.loads(text)]
     if found:

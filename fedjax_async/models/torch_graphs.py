@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import operator
 import sys
@@ -53,16 +54,14 @@ def array_of(tensor: Any) -> np.ndarray:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without PyTorch's log lines and warnings: what went wrong is in the error."""
-    log = logging.getLogger("torch")
-    level, disabled = log.level, logging.root.manager.disable
+    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(disabled)
-        log.setLevel(level)
 
 
 def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str]) -> Graph:
@@ -79,7 +78,8 @@ def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, st
         with _quiet(), torch.enable_grad():
             program = torch.export.export(module, (sample,), dynamic_shapes=(free,))
     except Exception as error:  # any kind: it is raised by the module's own code or by PyTorch
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        line = line.partition("! For more information")[0][:300]
         shown = f"({', '.join(map(str, ('B', *shape)))})"
         allowed = f"a module that torch.export takes, for inputs of the shape {shown} with any number B of examples"
         raise ValueError(f"module = {name}: must be {allowed}; it raised {type(error).__name__}: {line}") from None
@@ -150,7 +150,6 @@ def _check_batch_norm(node: Any, graph: Graph, statistics: set[str]) -> None:
     names = [graph.names.get(getattr(one, "name", "")) for one in node.args[3:5]]
     allowed = "those of a layer of BatchNorm, with track_running_stats=True"
     check.require(not node.args[5] or set(names) <= statistics, f"running statistics of {_where(node)}", names, allowed)
-    check.require(isinstance(node.args[6], float), f"momentum of {_where(node)}", None, "a number")
 
 
 def _check_in_place(node: Any, graph: Graph) -> None:

@@ -129,12 +129,12 @@ class _Network:
             self.same[name] = first.setdefault(id(one), name)
         parameters = dict(module.named_parameters())
         self.trained = [name for name, one in parameters.items() if one.requires_grad]
-        layers = [
-            f"{path}." * bool(path)
-            for path, layer in module.named_modules()
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
-        ]
-        self.statistics = [f"{layer}{name}" for layer in layers for name in RUNNING]
+        kind = nn.modules.batchnorm._BatchNorm
+        layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, kind)}
+        for path, layer in layers.items():
+            check.require(layer.momentum is not None, f"momentum of {path}", None, "a number, as 0.1")
+        kept = [path for path, layer in layers.items() if layer.running_mean is not None]
+        self.statistics = [f"{path}.{name}".removeprefix(".") for path in kept for name in RUNNING]
         held = {*self.trained, *self.statistics}
         tensors = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
         self.constants = {name: array_of(one) for name, one in tensors.items() if name not in held}

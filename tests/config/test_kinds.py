@@ -95,7 +95,7 @@ def test_settings_that_take_no_object_say_so(field, kind):
 
 
 SMALL = {"updates": 2, "clients": 2, "model": "logistic"}
-ADVICE = "written again in flax, and its weights may be read by initial=FILE"
+ADVICE = "of PyTorch's objects, a torch.nn.Module"
 CALLS = [
     # a name around the object hides nothing
     (lambda: named("mine", server.fedasync()), r"^object = 'a ServerAlgorithm': .*; wrap the rule: Method\(rule"),
@@ -104,7 +104,7 @@ CALLS = [
     (lambda: Settings(dataset=named("mine", abs)), "^dataset = 'a builtin_function_or_method': must be "),
     (lambda: Settings(attack=named("mine", lambda: None)),
      "^attack = 'a function': must be a text: this setting takes no object"),
-    (lambda: named("net", OfTorch()), f"^object = 'a OfTorch': must be .* a Model, a flax module .*{ADVICE}"),
+    (lambda: named("net", OfTorch()), f"^object = 'a OfTorch': must be .* a Model, a module .*{ADVICE}"),
     (lambda: simulate(model=OfTorch(), updates=1), f"^model = 'a OfTorch': must be .*; .*{ADVICE}"),
     (lambda: simulate(model=linen.Dense, updates=1), r"model = 'the class Dense': .*; make one: Dense\(\.\.\.\)"),
     (lambda: simulate(model=WithDropout(), updates=1), "^model.apply: must be .*; it raised TypeError: dot_general"),
