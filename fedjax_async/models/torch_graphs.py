@@ -239,9 +239,7 @@ def _called(node: Any, args: list[Any], named: dict[str, Any], context: Context)
 def _all_last(args: list[Any]) -> list[Any] | None:
     """The arrays of tensors that all have their channels last; ``None`` if they do not."""
     tensors = [one for one in args if isinstance(one, ChannelsLast) or (isinstance(one, jax.Array) and one.ndim > 0)]
-    if not tensors or not all(isinstance(one, ChannelsLast) for one in tensors):
-        return None
-    if len({one.data.ndim for one in tensors}) > 1:
+    if {isinstance(one, ChannelsLast) for one in tensors} != {True} or len({len(one.shape) for one in tensors}) > 1:
         return None
     return [one.data if isinstance(one, ChannelsLast) else one for one in args]
 

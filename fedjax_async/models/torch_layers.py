@@ -321,7 +321,9 @@ def _alike(value: Any, context: Context, x: Array, *given: Any, dtype: Any = Non
 
 def _arange(context: Context, *bounds: Any, dtype: Any = None, **_: Any) -> Array:
     whole = all(isinstance(one, int) for one in bounds)
-    return jnp.arange(*bounds, dtype=jnp.result_type(int) if whole and dtype is None else context.dtype_of(dtype))
+    start, end, step = bounds if len(bounds) == 3 else (*bounds, 1) if len(bounds) == 2 else (0, *bounds, 1)
+    kind = jnp.result_type(int) if whole and dtype is None else context.dtype_of(dtype)
+    return jnp.arange(start, end, step, dtype=kind)
 
 
 # Take and return tensors in either layout.

@@ -93,11 +93,11 @@ def _softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
 
 def _where(chosen: Array, a: Any, b: Any) -> Array:
     if not isinstance(a, jax.Array) and not isinstance(b, jax.Array):
-        return jnp.where(chosen, *(jnp.asarray(one, jnp.result_type(type(one))) for one in (a, b)))
+        a, b = (jnp.asarray(one, jnp.result_type(type(one))) for one in (a, b))
     a, b = promoted(a, b)
     rank = max(np.ndim(one) for one in (chosen, a, b))
-    chosen, *both = (jnp.reshape(one, (1,) * (rank - np.ndim(one)) + np.shape(one)) for one in (chosen, a, b))
-    return jnp.where(chosen, *both)
+    chosen, a, b = (jnp.reshape(one, (1,) * (rank - np.ndim(one)) + np.shape(one)) for one in (chosen, a, b))
+    return jnp.where(chosen, a, b)
 
 
 def _masked_fill(x: Array, mask: Array, value: Any) -> Array:

@@ -14,7 +14,7 @@ from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import Settings, objects
 
-TEXTS = ("attack", "privacy", "energy", "optimizer", "normalise", "personal", "eval_at", "decay", "memory_limit")
+TEXTS = ("attack", "privacy", "energy", "normalise", "personal", "eval_at", "decay", "memory_limit")
 
 
 class Tensor:
@@ -82,8 +82,9 @@ WANTED = {
     "topology": "a networkx graph", "exchange": "exchange\\(setup\\)", "delay": "clock.Delays",
     "availability": "clock.Availability", "faults": "clock.Faults", "network": "clock.Network",
     "dataset": "a Dataset, a Federation or FederatedData", "partition": "indices of client 0",
-    "augment": "augment\\(key, x\\)", "model": "a Model, or a flax", "initial": "a pytree of arrays",
-    "client": "a ClientAlgorithm", "compress": "a name or a Compressor", "metrics": "a dict of names and metrics",
+    "augment": "augment\\(key, x\\)", "model": "a Model, or a module of flax", "initial": "a pytree of arrays",
+    "optimizer": "an optax transformation", "client": "a ClientAlgorithm", "compress": "a name or a Compressor",
+    "metrics": "a dict of names and metrics",
 }  # fmt: skip
 
 
