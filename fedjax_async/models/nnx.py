@@ -15,7 +15,7 @@ from fedjax_async.base import check
 from fedjax_async.models.conv import conv_general_dilated
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS, row_mask
-from fedjax_async.models.wrap import Start
+from fedjax_async.models.wrap import SameStart
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 
@@ -110,7 +110,9 @@ def from_nnx(
         weights, kept, *_ = state_of(module(rngs=nnx.Rngs(key)))
         return params_of(weights, kept)
 
-    start_at = init if seeded else Start(params_of(start, statistics), "an nnx module", "lambda rngs: Net(rngs=rngs)")
+    start_at = (
+        init if seeded else SameStart(params_of(start, statistics), "an nnx module", "lambda rngs: Net(rngs=rngs)")
+    )
     return Model(start_at, apply, loss, call if statistics else None, private)
 
 

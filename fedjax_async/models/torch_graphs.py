@@ -32,7 +32,7 @@ COUNT = "num_batches_tracked"  # of BatchNorm, which does not use it
 SAMPLE = 2  # examples of the batch that is exported; PyTorch takes 0 and 1 for constants
 
 
-class Graph(NamedTuple):
+class Exported(NamedTuple):
     """An exported forward pass.
 
     nodes: of ``torch.fx``, in their order. names: placeholder -> name of a parameter or buffer; ``None`` for the input.
@@ -64,7 +64,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str]) -> Graph:
+def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str]) -> Exported:
     """The graph for inputs [B, *shape] of JAX's ``dtype``, in training or evaluation; ``statistics``: names of buffers.
 
     Raises ``ValueError`` naming what the module cannot do here.
@@ -86,7 +86,7 @@ def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, st
     inputs = program.graph_signature.input_specs
     names = {one.arg.name: None if one.kind.name == "USER_INPUT" else str(one.target) for one in inputs}
     lifted = {one.target for one in inputs if one.kind.name == "CONSTANT_TENSOR"}
-    graph = Graph(list(program.graph.nodes), names, {one: array_of(program.constants[one]) for one in lifted})
+    graph = Exported(list(program.graph.nodes), names, {one: array_of(program.constants[one]) for one in lifted})
     _check(graph, name, statistics)
     return graph
 
@@ -122,7 +122,7 @@ def _where(node: Any) -> str:
     return f"{path or 'forward'} ({str(kind).rpartition('.')[2] or 'Module'})"
 
 
-def _check(graph: Graph, module: str, statistics: set[str]) -> None:
+def _check(graph: Exported, module: str, statistics: set[str]) -> None:
     """``ValueError`` for an operation without a counterpart, and for one that changes what is used later."""
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -145,14 +145,14 @@ def _check(graph: Graph, module: str, statistics: set[str]) -> None:
     check.require(alone, "outputs of module", f"{len(results)} of {module}", "one tensor")
 
 
-def _check_batch_norm(node: Any, graph: Graph, statistics: set[str]) -> None:
+def _check_batch_norm(node: Any, graph: Exported, statistics: set[str]) -> None:
     """``ValueError`` for moments of a batch whose running statistics are not those of a layer of BatchNorm."""
     names = [graph.names.get(getattr(one, "name", "")) for one in node.args[3:5]]
     allowed = "those of a layer of BatchNorm, with track_running_stats=True"
     check.require(not node.args[5] or set(names) <= statistics, f"running statistics of {_where(node)}", names, allowed)
 
 
-def _check_in_place(node: Any, graph: Graph) -> None:
+def _check_in_place(node: Any, graph: Exported) -> None:
     """``ValueError`` where another name of a changed tensor is used later, or a buffer is changed."""
     changed = node.args[0]
     held = graph.names.get(changed.name) if changed.op == "placeholder" else None
@@ -183,7 +183,7 @@ def _root(node: Any) -> Any:
 # --- execution --------------------------------------------------------------------------------------
 
 
-def run(graph: Graph, values: Mapping[str, Array], x: Array | ChannelsLast, context: Context) -> Array:
+def run(graph: Exported, values: Mapping[str, Array], x: Array | ChannelsLast, context: Context) -> Array:
     """The output for the input ``x``; ``values``: name -> parameter, buffer or constant.
 
     ``context.statistics`` holds the running statistics afterwards.
@@ -213,7 +213,7 @@ def run(graph: Graph, values: Mapping[str, Array], x: Array | ChannelsLast, cont
     raise ValueError("module = no output: must return a tensor")
 
 
-def _counts(node: Any, graph: Graph) -> bool:
+def _counts(node: Any, graph: Exported) -> bool:
     """Whether it only counts BatchNorm's batches."""
     name = graph.names.get(getattr(node.args[0], "name", "")) if node.args else None
     return bool(node.target._schema.is_mutable and name is not None and name.rpartition(".")[2] == COUNT)

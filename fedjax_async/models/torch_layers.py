@@ -19,9 +19,8 @@ from jax import lax
 from fedjax_async.base import check
 from fedjax_async.models.conv import avg_pool, conv_general_dilated, max_pool
 from fedjax_async.models.norm import batch_normalised, standardised
+from fedjax_async.models.torch_ops import Shape
 from fedjax_async.types import Array, Key
-
-Shape = Sequence[int]
 
 
 class ChannelsLast:

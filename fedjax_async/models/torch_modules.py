@@ -20,10 +20,10 @@ import numpy as np
 from fedjax_async.base import check, lazy
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS
-from fedjax_async.models.torch_graphs import Graph, array_of, graph_of, run
+from fedjax_async.models.torch_graphs import Exported, array_of, graph_of, run
 from fedjax_async.models.torch_layers import ChannelsLast, Context
 from fedjax_async.models.weights import arrays_of
-from fedjax_async.models.wrap import Start
+from fedjax_async.models.wrap import SameStart
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 RUNNING = ("running_mean", "running_var")
@@ -106,7 +106,7 @@ def from_torch_module(
 
     one = "a torch module", "models.from_torch_module(lambda: Net()), or the class Net"
     train = network.call if network.statistics else None
-    return Model(init if seeded else Start(start, *one), apply, loss, train, private)
+    return Model(init if seeded else SameStart(start, *one), apply, loss, train, private)
 
 
 def _made(factory: Callable[[], Any], seed: int) -> Any:
@@ -177,7 +177,7 @@ class _Network:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(network: _Network, shape: tuple[int, ...], dtype: Any, train: bool) -> Graph:
+def _graph(network: _Network, shape: tuple[int, ...], dtype: Any, train: bool) -> Exported:
     return graph_of(network.module, shape, dtype, train=train, statistics=set(network.statistics))
 
 
