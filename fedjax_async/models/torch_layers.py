@@ -7,6 +7,7 @@ array whose channels are stored last, so that a chain of such layers moves them 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_async.base import check
-from fedjax_async.models.conv import avg_pool, conv_general_dilated, max_pool
+from fedjax_async.models.conv import avg_pool, conv_general_dilated, conv_pool, convolved, max_pool
 from fedjax_async.models.norm import batch_normalised, standardised
 from fedjax_async.models.torch_ops import Shape
 from fedjax_async.types import Array, Key
@@ -41,7 +42,36 @@ class ChannelsLast:
         return jnp.moveaxis(self.data, -1, 1)
 
 
+class Convolved(ChannelsLast):
+    """A convolution [B, H, W, C] that waits for the ReLU and the 2 x 2 maximum behind it, to do all in one pass.
+
+    ``relu`` and ``pooled``: which of them are there already; their order does not matter. Without both, ``data``
+    computes one after the other.
+    """
+
+    def __init__(self, x: Array, kernel: Array, bias: Array | None, padding: Any, relu: bool, pooled: bool) -> None:
+        self.given, self.relu, self.pooled = (x, kernel, bias, padding), relu, pooled
+
+    def then(self, *, relu: bool = False, pooled: bool = False) -> Convolved:
+        return Convolved(*self.given, self.relu or relu, self.pooled or pooled)
+
+    @functools.cached_property
+    def data(self) -> Array:  # type: ignore[override]
+        if self.relu and self.pooled:
+            return conv_pool(*self.given, "max")
+        x, kernel, bias, padding = self.given
+        out = convolved(x, kernel, (1, 1), padding)
+        out = out if bias is None else out + bias.reshape(1, 1, 1, -1)
+        return jax.nn.relu(out) if self.relu else max_pool(out) if self.pooled else out
+
+
 Tensor = Array | ChannelsLast
+
+
+def _relu(x: Tensor) -> Tensor:
+    if isinstance(x, Convolved):
+        return x.then(relu=True)
+    return ChannelsLast(jax.nn.relu(x.data)) if isinstance(x, ChannelsLast) else jax.nn.relu(x)
 
 
 def channels_last(x: Tensor) -> Array:
@@ -104,10 +134,13 @@ def _conv(
         pairs = tuple((n // 2, n - n // 2) if padding == "same" else (0, 0) for n in sizes)
     else:
         pairs = tuple((n, n) for n in _per_axis(padding, axes))
+    data = channels_last(x).astype(kernel.dtype)
+    if axes == 2 and groups == 1 and {*strides, *steps} == {1}:
+        return Convolved(data, kernel, bias, pairs, relu=False, pooled=False)
     letters = "HW"[:axes]
     numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
     options = (None, steps, numbers, groups) if any(step > 1 for step in steps) else (None, None, numbers, groups)
-    out = conv_general_dilated(channels_last(x).astype(kernel.dtype), kernel, strides, pairs, *options)
+    out = conv_general_dilated(data, kernel, strides, pairs, *options)
     return ChannelsLast(out if bias is None else out + bias.reshape(*(1,) * (axes + 1), -1))
 
 
@@ -129,8 +162,11 @@ def _windows(
 def _max_pool(
     x: Tensor, window: int | Shape, stride: Any = None, padding: int | Shape = 0, dilation: Any = 1, ceil: bool = False
 ) -> ChannelsLast:
-    data = channels_last(x)
     check.require(set(_per_axis(dilation, 1)) == {1}, "dilation of max_pool", dilation, "1")
+    halves = all(set(_per_axis(one, 1)) == {2} for one in (window, stride or window))
+    if isinstance(x, Convolved) and not x.pooled and halves and set(_per_axis(padding, 1)) == {0} and not ceil:
+        return x.then(pooled=True)
+    data = channels_last(x)
     return ChannelsLast(max_pool(data, *_windows(data, window, stride, padding, ceil)))  # type: ignore[arg-type]
 
 
@@ -327,10 +363,11 @@ def _arange(context: Context, *bounds: Any, dtype: Any = None, **_: Any) -> Arra
 
 # Take and return tensors in either layout.
 LAYERS: dict[str, Callable[..., Any]] = {
-    "conv1d": partial(_conv, 1), "conv2d": partial(_conv, 2), "max_pool1d": _max_pool, "max_pool2d": _max_pool,
-    "avg_pool1d": _avg_pool, "avg_pool2d": _avg_pool, "adaptive_avg_pool1d": _adaptive_avg_pool,
-    "adaptive_avg_pool2d": _adaptive_avg_pool, "adaptive_max_pool2d": _adaptive_max_pool, "group_norm": _group_norm,
-    "instance_norm": _instance_norm, "sym_size": lambda x, dim: x.shape[dim], "sym_numel": lambda x: x.size,
+    "relu": _relu, "conv1d": partial(_conv, 1), "conv2d": partial(_conv, 2), "max_pool1d": _max_pool,
+    "max_pool2d": _max_pool, "avg_pool1d": _avg_pool, "avg_pool2d": _avg_pool,
+    "adaptive_avg_pool1d": _adaptive_avg_pool, "adaptive_avg_pool2d": _adaptive_avg_pool,
+    "adaptive_max_pool2d": _adaptive_max_pool, "group_norm": _group_norm, "instance_norm": _instance_norm,
+    "sym_size": lambda x, dim: x.shape[dim], "sym_numel": lambda x: x.size,
 }  # fmt: skip
 # Take the Context too, and tensors in either layout.
 GIVEN: dict[str, Callable[..., Any]] = {

@@ -73,6 +73,20 @@ class Residual(nn.Module):
         return self.output(nn.ReLU6(inplace=True)(y).mean([2, 3]))
 
 
+class Orders(nn.Module):
+    """A pool before ReLU, an average pool, and a convolution that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 6, 2)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        y = self.conv2(x)
+        x = F.max_pool2d(y, 2) - F.avg_pool2d(F.relu(y), 2) + F.max_pool2d(F.relu(y), 2, stride=2)
+        return F.max_pool2d(self.conv3(x), 2, stride=1).amax((2, 3))
+
+
 class Many(nn.Module):
     """Many operations one after the other."""
 
