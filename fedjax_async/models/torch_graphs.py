@@ -76,7 +76,7 @@ def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, st
     name = type(module).__name__
     try:
         with _quiet(), torch.enable_grad():
-            program = torch.export.export(module, (sample,), dynamic_shapes=(free,))
+            program = torch.export.export(module, (sample,), dynamic_shapes=(free,), strict=False)
     except Exception as error:  # any kind: it is raised by the module's own code or by PyTorch
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         line = line.partition("! For more information")[0][:300]
@@ -155,14 +155,15 @@ def _check_batch_norm(node: Any, graph: Exported, statistics: set[str]) -> None:
 def _check_in_place(node: Any, graph: Exported) -> None:
     """``ValueError`` where another name of a changed tensor is used later, or a buffer is changed."""
     changed = node.args[0]
-    held = graph.names.get(changed.name) if changed.op == "placeholder" else None
-    if held is not None and held.rpartition(".")[2] == COUNT:
+    root = _root(changed)
+    held = graph.names.get(root.name) if root.op == "placeholder" else None
+    if changed is root and held is not None and held.rpartition(".")[2] == COUNT:
         return
     label, allowed = f"{node.target} in {_where(node)}", "without a change of a tensor in place"
     check.require(held is None, "operation of module", f"{label}, which changes {held}", allowed)
     when = {one: number for number, one in enumerate(graph.nodes)}
     for other in graph.nodes[: when[node]]:
-        shared = other is not changed and other.op != "output" and _root(other) is _root(changed)
+        shared = other is not changed and other.op != "output" and _root(other) is root
         later = shared and any(when[user] > when[node] for user in other.users)
         check.require(not later, "operation of module", f"{label}, of which {other.name} is another name", allowed)
 

@@ -155,7 +155,8 @@ class _Network:
         weights, kept = (params["params"], params[STATISTICS]) if self.statistics else (params, {})
         values, statistics = (_flat(part) for part in (weights, kept))
         dtype = next(iter(values.values())).dtype
-        x = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        if x.dtype != jnp.bool_:  # whole numbers have 64 bits in PyTorch
+            x = x.astype(dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.result_type(int))
         given = self._as_in_torch(x)
         graph = _graph(self, given.shape[1:], x.dtype, key is not None)
         context = Context(key, mask, dtype, statistics)

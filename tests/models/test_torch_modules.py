@@ -219,6 +219,22 @@ class Function(nn.Module):
         return self.function(self.layer(x))
 
 
+class Counting(nn.Module):
+    """Changes a buffer of its own, by itself or through a view."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if self.how == "assigned":
+            self.seen = self.seen + 1
+        else:
+            (self.seen if self.how == "changed" else self.seen.view(2, 2)).add_(1)
+        return self.layer(x)
+
+
 def shown_in_place(x):
     y = x.view(-1)
     y.add_(1)
@@ -231,6 +247,9 @@ def shown_in_place(x):
     (Function(lambda x: torch.cumprod(x, 1)), r"operation of module = 'aten.cumprod.default in forward \(Function\)'"),
     (Function(lambda x: x.view(2, 4)), "any number B of examples; it raised UserError: Constraints violated"),
     (Function(shown_in_place), "aten.add_.Tensor in .*, of which .* is another name': must be without a change"),
+    (Counting("assigned"), "operation of module = 'aten.copy_.default in forward"),
+    (Counting("changed"), "aten.add_.Tensor in .*, which changes seen': must be without a change"),
+    (Counting("shown"), "aten.add_.Tensor in .*, which changes seen': must be without a change"),
     (Function(lambda x: (x, x)), "outputs of module = '2 of Function': must be one tensor"),
     (Function(lambda x: x + torch.rand(4)), "operation of module = 'aten.rand.default"),
     (Function(nn.BatchNorm1d(4, track_running_stats=False)), "running statistics of function .BatchNorm1d. = "),
