@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
-
-# Files of tests that need a package which is no part of the extra ``test``: without it they are not collected, and the
-# summary names them.
-NEED = {"torch": ["models/test_torch_modules.py"]}
-MISSING = {package: files for package, files in NEED.items() if importlib.util.find_spec(package) is None}
-collect_ignore = [file for files in MISSING.values() for file in files]
 
 # Most of the suite's time is compilation. Optimisation level 0 compiles fastest and suits the small models of the
 # tests. The commands that tests start train longer, so level 1 pays for them. XLA's former emitters compile in half the
@@ -35,6 +29,12 @@ if os.environ.get("XLA_FLAGS", COMMANDS) == COMMANDS:
     os.environ["XLA_FLAGS"] = HERE
     jax.devices()
     os.environ["XLA_FLAGS"] = COMMANDS
+
+# Files of tests that need a package which is no part of the extra ``test``: without it they are not collected, and the
+# summary names them.
+NEED = {"torch": ["models/test_torch_modules.py"]}
+MISSING = {package: files for package, files in NEED.items() if find_spec(package) is None}
+collect_ignore = [file for files in MISSING.values() for file in files]
 
 # Tracing makes millions of short-lived objects and few cycles, so a rarer search for cycles saves time.
 gc.set_threshold(50_000, 20, 50)
