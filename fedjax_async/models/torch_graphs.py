@@ -64,25 +64,38 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def graph_of(module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str]) -> Exported:
+def graph_of(
+    module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str], batch: int | None = None
+) -> Exported | None:
     """The graph for inputs [B, *shape] of JAX's ``dtype``, in training or evaluation; ``statistics``: names of buffers.
+
+    ``batch``: B; without it the graph is for any B, and there is none (``None``) of a module that makes a constant of
+    B, as ``len(x)`` does in PyTorch, or that does different things for different B.
 
     Raises ``ValueError`` naming what the module cannot do here.
     """
     torch = sys.modules["torch"]
     kind = torch.float32 if jnp.issubdtype(dtype, jnp.floating) else torch.bool if dtype == jnp.bool_ else torch.int64
-    sample, free = torch.zeros((SAMPLE, *shape), dtype=kind), {0: torch.export.Dim.DYNAMIC}
+    sample = torch.zeros((SAMPLE if batch is None else batch, *shape), dtype=kind)
+    free = ({0: torch.export.Dim.DYNAMIC},) if batch is None else None
     module = copy.deepcopy(module).train(train)
     name = type(module).__name__
     try:
         with _quiet(), torch.enable_grad():
-            program = torch.export.export(module, (sample,), dynamic_shapes=(free,), strict=False)
+            program = torch.export.export(module, (sample,), dynamic_shapes=free, strict=False)
     except Exception as error:  # any kind: it is raised by the module's own code or by PyTorch
+        if batch is None and str(error).startswith("Constraints violated"):
+            return None
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        line = line.partition("! For more information")[0][:300]
-        shown = f"({', '.join(map(str, ('B', *shape)))})"
-        allowed = f"a module that torch.export takes, for inputs of the shape {shown} with any number B of examples"
-        raise ValueError(f"module = {name}: must be {allowed}; it raised {type(error).__name__}: {line}") from None
+        shown = f"({', '.join(map(str, ('B' if batch is None else batch, *shape)))})"
+        allowed = f"a module that torch.export takes, for inputs of the shape {shown}"
+        raise ValueError(
+            f"module = {name}: must be {allowed}; it raised {type(error).__name__}: {line[:300]}"
+        ) from None
+    if batch is None and getattr(
+        program, "_guards_code", ("not known",)
+    ):  # the conditions on B that were taken for true
+        return None
     inputs = program.graph_signature.input_specs
     names = {one.arg.name: None if one.kind.name == "USER_INPUT" else str(one.target) for one in inputs}
     lifted = {one.target for one in inputs if one.kind.name == "CONSTANT_TENSOR"}

@@ -116,6 +116,13 @@ def _per_axis(value: int | Shape, axes: int) -> tuple[int, ...]:
     return sizes * axes if len(sizes) == 1 else sizes
 
 
+def _prelu(x: Tensor, slope: Array) -> Tensor:
+    """``slope`` [C] or [1], of the second axis."""
+    data = channels_last(x)
+    out = jnp.where(data > 0, data, slope.reshape(*(1,) * (data.ndim - 1), -1) * data)
+    return ChannelsLast(out) if data.ndim > 2 else out
+
+
 def _conv(
     axes: int,
     x: Tensor,
@@ -215,13 +222,13 @@ def _adaptive_avg_pool(x: Tensor, sizes: Any) -> ChannelsLast:
     return ChannelsLast(data)
 
 
-def _adaptive_max_pool(x: Tensor, sizes: Any) -> tuple[ChannelsLast]:
+def _adaptive_max_pool(x: Tensor, sizes: Any) -> tuple[ChannelsLast, None]:
     """As one pool, where the sizes divide those of the input; the first of equal entries gets the gradient."""
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
     fits = all(size % bins == 0 for size, bins in zip(data.shape[1:-1], wanted))
     check.require(fits, "output of adaptive_max_pool", wanted, f"divisors of {data.shape[1:-1]}")
-    return (_max_pool(x, [size // bins for size, bins in zip(data.shape[1:-1], wanted)]),)
+    return (_max_pool(x, [size // bins for size, bins in zip(data.shape[1:-1], wanted)]), None)  # and no indices
 
 
 # --- normalisation ----------------------------------------------------------------------------------
@@ -363,7 +370,7 @@ def _arange(context: Context, *bounds: Any, dtype: Any = None, **_: Any) -> Arra
 
 # Take and return tensors in either layout.
 LAYERS: dict[str, Callable[..., Any]] = {
-    "relu": _relu, "conv1d": partial(_conv, 1), "conv2d": partial(_conv, 2), "max_pool1d": _max_pool,
+    "relu": _relu, "prelu": _prelu, "conv1d": partial(_conv, 1), "conv2d": partial(_conv, 2), "max_pool1d": _max_pool,
     "max_pool2d": _max_pool, "avg_pool1d": _avg_pool, "avg_pool2d": _avg_pool,
     "adaptive_avg_pool1d": _adaptive_avg_pool, "adaptive_avg_pool2d": _adaptive_avg_pool,
     "adaptive_max_pool2d": _adaptive_max_pool, "group_norm": _group_norm, "instance_norm": _instance_norm,

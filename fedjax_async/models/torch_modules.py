@@ -73,8 +73,8 @@ def from_torch_module(
       loss: in JAX, ``loss(outputs, y) -> [B]``.
       private: see ``Model``.
       channels_first: whether inputs, which are [H, W, C] or [H, W] here ([L, C] or [L] for sequences), are turned to
-        PyTorch's [C, H, W] ([C, L]). By default they are if the first layer with parameters is ``Conv2d`` or
-        ``Conv1d``.
+        PyTorch's [C, H, W] ([C, L]). By default they are if the first layer with parameters, in the order of the
+        module's attributes, is ``Conv2d`` or ``Conv1d``.
 
     Raises: ``ValueError`` for a module without trained parameters and, when it is traced, before anything is compiled,
     for inputs that the module does not take and for operations that JAX has no counterpart of here. Source of the
@@ -130,17 +130,17 @@ class _Network:
         parameters = dict(module.named_parameters())
         self.trained = [name for name, one in parameters.items() if one.requires_grad]
         kind = nn.modules.batchnorm._BatchNorm
-        layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, kind)}
-        for path, layer in layers.items():
+        norms = {path: layer for path, layer in module.named_modules() if isinstance(layer, kind)}
+        for path, layer in norms.items():
             check.require(layer.momentum is not None, f"momentum of {path}", None, "a number, as 0.1")
-        kept = [path for path, layer in layers.items() if layer.running_mean is not None]
+        kept = [path for path, layer in norms.items() if layer.running_mean is not None]
         self.statistics = [f"{path}.{name}".removeprefix(".") for path in kept for name in RUNNING]
         held = {*self.trained, *self.statistics}
         tensors = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
         self.constants = {name: array_of(one) for name, one in tensors.items() if name not in held}
         if channels_first is None:
-            layer = next((one for one in module.modules() if any(True for _ in one.parameters(recurse=False))), None)
-            self.channels_first = isinstance(layer, (nn.Conv1d, nn.Conv2d))
+            layers = (one for one in module.modules() if not list(one.children()) and list(one.parameters()))
+            self.channels_first = isinstance(next(layers, None), (nn.Conv1d, nn.Conv2d))
 
     def params_of(self, module: Any) -> Params:
         """The params with the values of a module, in NumPy."""
@@ -158,7 +158,10 @@ class _Network:
         if x.dtype != jnp.bool_:  # whole numbers have 64 bits in PyTorch
             x = x.astype(dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.result_type(int))
         given = self._as_in_torch(x)
-        graph = _graph(self, given.shape[1:], x.dtype, key is not None)
+        of = self, given.shape[1:], x.dtype, key is not None
+        graph = _graph(*of) or _graph(*of, len(x))
+        if graph is None:
+            raise ValueError(f"module = {type(self.module).__name__}: must be a module that torch.export takes")
         context = Context(key, mask, dtype, statistics)
         arrays = {**self.constants, **graph.constants}
         values |= statistics | {name: _constant(array, dtype) for name, array in arrays.items()}
@@ -178,8 +181,11 @@ class _Network:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(network: _Network, shape: tuple[int, ...], dtype: Any, train: bool) -> Exported:
-    return graph_of(network.module, shape, dtype, train=train, statistics=set(network.statistics))
+def _graph(
+    network: _Network, shape: tuple[int, ...], dtype: Any, train: bool, batch: int | None = None
+) -> Exported | None:
+    statistics = set(network.statistics)
+    return graph_of(network.module, shape, dtype, train=train, statistics=statistics, batch=batch)
 
 
 def _constant(array: np.ndarray, dtype: Any) -> Array:

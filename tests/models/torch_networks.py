@@ -93,11 +93,11 @@ class Many(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.group, self.layer = nn.Conv2d(3, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.LayerNorm(6)
-        self.own = nn.InstanceNorm2d(4, affine=True)
+        self.own, self.slope = nn.InstanceNorm2d(4, affine=True), nn.PReLU()
 
     def forward(self, x):
         x = nn.ELU()(nn.LeakyReLU(inplace=True)(nn.Hardswish()(self.group(F.gelu(self.conv(x))))))
-        y = F.adaptive_avg_pool2d(F.max_pool2d(self.own(x), 3, 2, 1), 3).flatten(1)
+        y = F.adaptive_avg_pool2d(F.max_pool2d(self.slope(self.own(x)), 3, 2, 1), 3).flatten(1)
         x = F.pad(F.avg_pool2d(F.dropout2d(x, 0.0, self.training), 2), (1, 0, 2, 1))[:, :, 1:-1, ::2]
         x = (x + 1) * torch.tensor(2.0)
         batch, channels, height, width = x.shape
@@ -107,6 +107,28 @@ class Many(nn.Module):
         x = F.normalize(x) + torch.softmax(x, -1) + x.std(1, keepdim=True) + x.max(dim=1)[0][:, None]
         x = x[:, :6] - torch.einsum("bi,bj->bij", x[:, :3], x[:, 1:4]).sum((1, 2))[:, None]
         return self.layer(x + torch.where(y[:, :6] > 0, y[:, :6] ** 2, torch.zeros(6)).clamp(-1, 1))
+
+
+class Patches(nn.Module):
+    """A vision transformer of one layer, with parameters of its own; a branch of other pools and joined channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.places = (
+            nn.Parameter(torch.ones(1, 1, 8)),
+            nn.Parameter(torch.linspace(-1, 1, 40).view(1, 5, 8)),
+        )
+        self.cut, self.deep = nn.Conv2d(3, 8, 4, stride=4), nn.Conv2d(3, 3, 3, groups=3, bias=False)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.output = nn.Linear(8 + 24, 3)
+
+    def forward(self, x):
+        y = torch.cat([self.deep(x), F.silu(x[:, :, 1:-1, 1:-1])], 1)
+        y = F.avg_pool2d(F.max_pool2d(y, 3, 2, ceil_mode=True), 2, 1, 1, count_include_pad=False)
+        y = F.adaptive_max_pool2d(y, 2).flatten(1)
+        x = self.cut(x).flatten(2).transpose(1, 2)
+        x = self.layer(torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places)
+        return self.output(torch.cat([x[:, 0], y], 1))
 
 
 class Text(nn.Module):
