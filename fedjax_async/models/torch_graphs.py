@@ -92,9 +92,8 @@ def graph_of(
         raise ValueError(
             f"module = {name}: must be {allowed}; it raised {type(error).__name__}: {line[:300]}"
         ) from None
-    if batch is None and getattr(
-        program, "_guards_code", ("not known",)
-    ):  # the conditions on B that were taken for true
+    conditions: Any = getattr(program, "_guards_code", "not known")  # on B, which PyTorch took for true
+    if batch is None and conditions:
         return None
     inputs = program.graph_signature.input_specs
     names = {one.arg.name: None if one.kind.name == "USER_INPUT" else str(one.target) for one in inputs}
