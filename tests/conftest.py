@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,12 @@ if os.environ.get("XLA_FLAGS", COMMANDS) == COMMANDS:
     os.environ["XLA_FLAGS"] = HERE
     jax.devices()
     os.environ["XLA_FLAGS"] = COMMANDS
+
+# Files of tests that need a package which is no part of the extra ``test``: without it they are not collected, and the
+# summary names them.
+NEED = {"torch": ["models/test_torch_modules.py"]}
+MISSING = {package: files for package, files in NEED.items() if find_spec(package) is None}
+collect_ignore = [file for files in MISSING.values() for file in files]
 
 # Tracing makes millions of short-lived objects and few cycles, so a rarer search for cycles saves time.
 gc.set_threshold(50_000, 20, 50)
@@ -189,7 +196,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how many pairs of values the drawn worlds have covered (``test_worlds.py``)."""
+    """Name the files that were not collected, and show how many pairs of values the drawn worlds have covered."""
+    for package, files in MISSING.items():
+        terminalreporter.write_line(f"not run without {package} (pip install {package}): {', '.join(files)}")
     passed = [report.user_properties for report in terminalreporter.getreports("passed") if report.when == "call"]
     found = [one for given in passed for name, text in given if name == "worlds" for one in json.loads(text)]
     if found:

@@ -167,7 +167,7 @@ def _array(thing: Any) -> Contents:
     if isinstance(thing, np.memmap) and (found := inputs.mapped(thing)) is not None:
         yield found.encode()
         return
-    array = np.asarray(thing)
+    array = np.asarray(thing.detach().cpu().numpy() if hasattr(thing, "detach") else thing)  # PyTorch
     yield f"array {array.dtype.str} {array.dtype} {array.shape}".encode()
     if array.dtype.hasobject:
         yield "entries", array.tolist()

@@ -24,10 +24,10 @@ from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Schedule
 
 def caution(s: Settings, model: Model, data: FederatedData) -> None:
     """Warn of start weights that no seed changes, and of batches that leave running statistics as they are."""
-    if s.initial is None and starts_alike(model):
+    if s.initial is None and (start := starts_alike(model)) is not None:
         warnings.warn(
-            "model: an nnx module starts from the weights that it was made with, the same for every seed; for start "
-            "weights by the seed, give a factory, lambda rngs: Net(rngs=rngs)",
+            f"model: {start.kind} starts from the weights that it was made with, the same for every seed; for start "
+            f"weights by the seed, give a factory, {start.factory}",
             RunWarning,
             stacklevel=2,
         )

@@ -7,6 +7,7 @@ the error names the setting, what was given and what it takes.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 }  # all others are functions
 _TAKES = {
     "method": "a name or a Method, or the Spec of a rule",
-    "model": "a name, a Model, or a flax.linen or flax.nnx module",
+    "model": "a name, a Model, or a module of flax.linen, flax.nnx or torch.nn",
     "initial": f"a text, or {objects.KINDS['initial']}",
     "client": "a ClientAlgorithm, a factory of one, f(model, *, ...), its Spec, or a name registered for a factory",
     "metrics": f"a text, or {objects.KINDS['metrics']}",
@@ -76,11 +77,11 @@ def require_kind(field: str, thing: Any) -> None:
 def require_some_kind(thing: Any) -> None:
     """``ValueError`` unless at least one setting takes the object."""
     good = isinstance(thing, Spec) or any(_FITS.get(field, _is_function)(thing) for field in objects.KINDS)
-    allowed = "an object of your own that a setting takes, such as a Method, a Model, a flax module or FederatedData"
+    allowed = "an object of your own that a setting takes, such as a Method, a Model, a module or FederatedData"
     check.require(good, "object", objects.shown(thing), f"{allowed}{_advice('', thing)}")
 
 
-def _advice(field: str, thing: Any) -> str:
+def _advice(field: str, thing: Any) -> str:  # noqa: PLR0911 (a line for each kind)
     """What to do instead, for objects that are often given in place of another; ``field``: empty if not known."""
     if field in ("method", "") and isinstance(thing, ServerAlgorithm):
         return "; wrap the rule: Method(rule, timing='every')"
@@ -91,5 +92,7 @@ def _advice(field: str, thing: Any) -> str:
     if field == "model" and isinstance(thing, type):
         return f"; make one: {thing.__name__}(...)"
     if field in ("model", "") and _is_torch(thing):
-        return "; a network of PyTorch is written again in flax, and its weights may be read by initial=FILE"
+        return "; of PyTorch's objects, a torch.nn.Module"
+    if field == "model" and callable(thing) and "torch" in sys.modules:
+        return "; of a function that makes modules of PyTorch, models.from_torch_module(f)"
     return f"; give what the factory returns: {thing.__name__}(...)" if field and _is_factory(thing) else ""

@@ -21,7 +21,7 @@ KINDS = {
     "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one from arrays)",
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
     "augment": "a function of raw images, augment(key, x) -> x",
-    "model": "a Model, or a flax module (of flax.nnx also a factory, f(rngs))",
+    "model": "a Model, or a module of flax (of flax.nnx also a factory, f(rngs)) or torch.nn",
     "initial": "a pytree of arrays, as Run.params",
     "optimizer": "an optax transformation, or a factory of one, f(lr), such as optax.adam",
     "client": "a ClientAlgorithm, or a factory of one, f(model, *, ...)",

@@ -176,7 +176,7 @@ def _augment(spec: Chosen | None) -> Any:
 
 @registry.cached_by_name(maxsize=16)
 def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Model:
-    """The model that a spec names, or the object that the setting holds; a flax module becomes a classifier."""
+    """The model that a spec names, or the object that the setting holds; a module becomes a classifier."""
     given = own.thing_of("model", spec)
     if given is None:
         try:
@@ -195,7 +195,7 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
     check.require(
-        isinstance(given, Model), "model", objects.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
+        isinstance(given, Model), "model", objects.shown(given), "a name, a Model, or a module of flax or torch.nn"
     )
     for name in ("init", "apply", "loss"):
         function = getattr(given, name)

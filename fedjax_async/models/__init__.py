@@ -1,7 +1,7 @@
-"""Models: flax in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax.
+"""Models: modules in, ``Model(init, apply, loss)`` out. No other folder of the package imports flax or runs PyTorch.
 
 Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of a flax.linen module; ``nnx.py`` does the same for
-flax.nnx modules. :func:`make` makes one by name.
+flax.nnx modules, ``torch_modules.py`` for those of PyTorch, ``modules.py`` for any. :func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks; they share ``blocks.py`` and ``norm.py``
@@ -11,6 +11,7 @@ flax.nnx modules. :func:`make` makes one by name.
 - ``characters.py``: models of text, character by character;
 - ``weights.py``: params by name, and files of weights; ``safetensors.py``: one of the file formats;
   ``state_dicts.py``: params under PyTorch's names; ``personal.py``: layers that stay with their client;
+- ``torch_graphs.py``: the forward pass of a PyTorch module, of ``torch_ops.py`` and ``torch_layers.py``;
 - ``labels.py``: loss and accuracy of labels; ``metrics.py``: other metrics of outputs;
 - ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py``, ``winograd.py`` and
   ``winograd_tiles.py`` compute them; ``choice.py`` selects the fastest.
@@ -32,8 +33,8 @@ from fedjax_async.models.lora import lora as lora
 from fedjax_async.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_async.models.metrics import METRICS as METRICS, Metric as Metric
 from fedjax_async.models.mobilenet import mobilenetv2
-from fedjax_async.models.nnx import (from_module as from_module, from_nnx as from_nnx, is_module as is_module,
-    starts_alike as starts_alike)
+from fedjax_async.models.modules import from_module as from_module, is_module as is_module
+from fedjax_async.models.nnx import from_nnx as from_nnx
 from fedjax_async.models.norm import (NORMS as NORMS, STATISTICS as STATISTICS, BatchNorm as BatchNorm,
     GroupNorm as GroupNorm)
 from fedjax_async.models.resnet import resnet18, resnet18_1d
@@ -41,10 +42,11 @@ from fedjax_async.models.safetensors import read_safetensors as read_safetensors
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear as linear, logistic, mlp
 from fedjax_async.models.state_dicts import (flattened as flattened, from_torch as from_torch,
     layer_names as layer_names, to_torch as to_torch)
+from fedjax_async.models.torch_modules import from_torch_module as from_torch_module
 from fedjax_async.models.weights import (arrays_of as arrays_of, filled as filled, read_arrays as read_arrays,
     write_arrays as write_arrays)
 from fedjax_async.models.wrap import (augmented as augmented, decoded as decoded, from_flax as from_flax,
-    in_dtype as in_dtype, rematerialised as rematerialised)
+    in_dtype as in_dtype, rematerialised as rematerialised, starts_alike as starts_alike)
 from fedjax_async.types import Model
 # fmt: on
 

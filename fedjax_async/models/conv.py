@@ -180,19 +180,26 @@ class ConvPool(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         size = _sizes(self.kernel_size, 2)
-        pool = registry.find("pool", POOLS, self.pool)
+        registry.find("pool", POOLS, self.pool)
         kernel = self.param("kernel", self.kernel_init, (*size, x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
-        x = x.astype(kernel.dtype)
-        top, left = _padding_pairs(self.padding, x.shape[1:3], size, (1, 1))
-        padding = (top, left)
-        _check_size(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
-        name = self.lowering or default_lowering(kernel.shape, outputs=_outputs(x, kernel, (1, 1), padding))
-        lower = registry.find("lowering", LOWERINGS, name)
-        if name in FUSED:
-            return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
-        out = lower(x, kernel, (1, 1), padding)
-        return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
+        return conv_pool(x.astype(kernel.dtype), kernel, bias, self.padding, self.pool, self.lowering)
+
+
+def conv_pool(
+    x: Array, kernel: Array, bias: Array | None, padding: str | int | Padding, pool: str, lowering: str | None = None
+) -> Array:
+    """The outputs of :class:`ConvPool`."""
+    size = kernel.shape[:2]
+    top, left = _padding_pairs(padding, x.shape[1:3], size, (1, 1))
+    pairs = (top, left)
+    _check_size(x.shape[1:3], pairs, (size[0] + 1, size[1] + 1))
+    name = lowering or default_lowering(kernel.shape, outputs=_outputs(x, kernel, (1, 1), pairs))
+    lower = registry.find("lowering", LOWERINGS, name)
+    if name in FUSED:
+        return FUSED[name](pad_spatial(x, pairs), kernel, bias, pool)
+    out = lower(x, kernel, (1, 1), pairs)
+    return POOLS[pool](nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
 
 
 def _outputs(x: Array, kernel: Array, strides: tuple[int, ...], padding: Padding) -> Pair:

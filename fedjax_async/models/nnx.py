@@ -1,4 +1,4 @@
-"""From a flax module of either kind to a ``Model``: ``flax.linen`` by ``from_flax``, ``flax.nnx`` by ``from_nnx``."""
+"""From a ``flax.nnx`` module, or a factory of such modules, to a ``Model``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen
 
 from fedjax_async.base import check
 from fedjax_async.models.conv import conv_general_dilated
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS, row_mask
-from fedjax_async.models.wrap import from_flax
+from fedjax_async.models.wrap import SameStart
 from fedjax_async.types import Array, Key, Model, Params, Path
-
-
-def is_module(thing: object) -> bool:
-    """Whether ``thing`` is a ``flax.linen`` or ``flax.nnx`` module, or a factory of nnx modules."""
-    nnx = sys.modules.get("flax.nnx")  # an nnx module exists only if flax.nnx is imported
-    return isinstance(thing, linen.Module) or (nnx is not None and isinstance(thing, nnx.Module)) or makes_nnx(thing)
 
 
 def makes_nnx(thing: object) -> bool:
@@ -50,13 +43,6 @@ def _needed(thing: Any) -> list[str]:
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     own = accepted[1:] if isinstance(thing, type) else accepted
     return [p.name for p in own if p.default is p.empty and p.kind not in several]
-
-
-def from_module(module: object, *, input_shape: tuple[int, ...]) -> Model:
-    """A classifier from a module of either kind, with the cross entropy as its loss; ``input_shape`` is for linen."""
-    if isinstance(module, linen.Module):
-        return from_flax(module, input_shape=input_shape)
-    return from_nnx(module)
 
 
 def from_nnx(
@@ -124,7 +110,9 @@ def from_nnx(
         weights, kept, *_ = state_of(module(rngs=nnx.Rngs(key)))
         return params_of(weights, kept)
 
-    start_at = init if seeded else _Start(params_of(start, statistics))
+    start_at = (
+        init if seeded else SameStart(params_of(start, statistics), "an nnx module", "lambda rngs: Net(rngs=rngs)")
+    )
     return Model(start_at, apply, loss, call if statistics else None, private)
 
 
@@ -209,22 +197,6 @@ def _masked(layer: Any) -> Any:
             return outputs
 
     return Masked
-
-
-class _Start:
-    """``init`` of a module that already has its values; a class, so that :func:`starts_alike` can tell it."""
-
-    def __init__(self, values: Params) -> None:
-        self._values = values
-
-    def __call__(self, key: Key) -> Params:
-        del key
-        return jax.tree.map(jnp.asarray, self._values)
-
-
-def starts_alike(model: Model) -> bool:
-    """Whether the model starts from the weights of an nnx module, the same for every seed."""
-    return isinstance(inspect.unwrap(model.init), _Start)
 
 
 def _renamed(values: object, name: Callable[[object], str]) -> Any:

@@ -68,6 +68,9 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     channels_first = len(input_shape) > 1  # whether PyTorch's last output with positions has its channels first
     channels = input_shape[-1] if channels_first else 0  # their number in that output; 0 if they are last
     found: dict[str, int] = {}
+    shapes = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))
+    if not any(name.rpartition("/")[2] == "kernel" for name in arrays_of(shapes)):
+        return found  # such as a module of PyTorch, whose params are in its own layouts
 
     def follow(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
         nonlocal channels, channels_first

@@ -135,6 +135,26 @@ def _as_here(mask: Array | None = None) -> Callable[..., Any]:
     return call
 
 
+class SameStart:
+    """``init`` of a module that already has its values; a class, so that :func:`starts_alike` can tell it.
+
+    ``kind``, ``factory``: for the warning, what the module is and what to give for start weights by the seed.
+    """
+
+    def __init__(self, values: Params, kind: str, factory: str) -> None:
+        self._values, self.kind, self.factory = values, kind, factory
+
+    def __call__(self, key: Key) -> Params:
+        del key
+        return jax.tree.map(jnp.asarray, self._values)
+
+
+def starts_alike(model: Model) -> SameStart | None:
+    """The start of a model that has the weights of a module, the same for every seed; ``None`` for other models."""
+    start = inspect.unwrap(model.init)
+    return start if isinstance(start, SameStart) else None
+
+
 Train = Callable[[Params, Array, Key, Array], tuple[Array, Params]]
 
 

@@ -14,7 +14,7 @@ from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import Settings, objects
 
-TEXTS = ("attack", "privacy", "energy", "optimizer", "normalise", "personal", "eval_at", "decay", "memory_limit")
+TEXTS = ("attack", "privacy", "energy", "normalise", "personal", "eval_at", "decay", "memory_limit")
 
 
 class Tensor:
@@ -82,8 +82,9 @@ WANTED = {
     "topology": "a networkx graph", "exchange": "exchange\\(setup\\)", "delay": "clock.Delays",
     "availability": "clock.Availability", "faults": "clock.Faults", "network": "clock.Network",
     "dataset": "a Dataset, a Federation or FederatedData", "partition": "indices of client 0",
-    "augment": "augment\\(key, x\\)", "model": "a Model, or a flax", "initial": "a pytree of arrays",
-    "client": "a ClientAlgorithm", "compress": "a name or a Compressor", "metrics": "a dict of names and metrics",
+    "augment": "augment\\(key, x\\)", "model": "a Model, or a module of flax", "initial": "a pytree of arrays",
+    "optimizer": "an optax transformation", "client": "a ClientAlgorithm", "compress": "a name or a Compressor",
+    "metrics": "a dict of names and metrics",
 }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_settings_that_take_no_object_say_so(field, kind):
 
 
 SMALL = {"updates": 2, "clients": 2, "model": "logistic"}
-ADVICE = "written again in flax, and its weights may be read by initial=FILE"
+ADVICE = "of PyTorch's objects, a torch.nn.Module"
 CALLS = [
     # a name around the object hides nothing
     (lambda: named("mine", server.fedasync()), r"^object = 'a ServerAlgorithm': .*; wrap the rule: Method\(rule"),
@@ -104,7 +105,7 @@ CALLS = [
     (lambda: Settings(dataset=named("mine", abs)), "^dataset = 'a builtin_function_or_method': must be "),
     (lambda: Settings(attack=named("mine", lambda: None)),
      "^attack = 'a function': must be a text: this setting takes no object"),
-    (lambda: named("net", OfTorch()), f"^object = 'a OfTorch': must be .* a Model, a flax module .*{ADVICE}"),
+    (lambda: named("net", OfTorch()), f"^object = 'a OfTorch': must be .* a Model, a module .*{ADVICE}"),
     (lambda: simulate(model=OfTorch(), updates=1), f"^model = 'a OfTorch': must be .*; .*{ADVICE}"),
     (lambda: simulate(model=linen.Dense, updates=1), r"model = 'the class Dense': .*; make one: Dense\(\.\.\.\)"),
     (lambda: simulate(model=WithDropout(), updates=1), "^model.apply: must be .*; it raised TypeError: dot_general"),
