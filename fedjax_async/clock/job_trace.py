@@ -17,15 +17,15 @@ def trace(*, path: str) -> DelayModel:
     Other columns are refused. Steps and bytes of a job change nothing.
     """
     file = str(path)
+    rows = csv_tables.read(file, ("client", "device", "seconds"), required=("seconds",))
+    of_clients = "client" in rows[0][1]
+    recorded: dict[object, list[float]] = {}
+    for row in rows:
+        owner = csv_tables.client(row) if of_clients else csv_tables.label(row, "device")
+        recorded.setdefault(owner, []).append(csv_tables.number(row, "seconds", above_zero=True))
+    owners = list(recorded)
 
     def model(num_clients: int, seed: int) -> Delays:
-        rows = csv_tables.read(file, ("client", "device", "seconds"), required=("seconds",))
-        of_clients = "client" in rows[0][1]
-        recorded: dict[object, list[float]] = {}
-        for row in rows:
-            owner = csv_tables.client(row) if of_clients else csv_tables.label(row, "device")
-            recorded.setdefault(owner, []).append(csv_tables.number(row, "seconds", above_zero=True))
-        owners = list(recorded)
         if of_clients:
             chosen = csv_tables.rows_of(np.array(owners, np.int64), num_clients, file)
         else:

@@ -80,6 +80,12 @@ def parquet(folder, value=1):
     return {"dataset": f"parquet:path={folder / 'rows.parquet'},test={folder / 'held_out.parquet'}"}
 
 
+def rows(folder, value=1):
+    lines = "".join(f"{i},{i % 2},{i % CLIENTS}\n" for i in range(6))
+    (folder / "rows.csv").write_text(f"a,y,who\n{lines}9,{value},0\n")
+    return {"dataset": f"csv:path={folder / 'rows.csv'},x=a,y=y,client=who", "test_fraction": 0.5}
+
+
 def hugging_face(folder, value=1):
     shutil.rmtree(folder / "set", ignore_errors=True)
     saved(folder / "set", table(value))
@@ -121,6 +127,7 @@ def encoder(folder, value=2):
 CLASSES, SHARES = ",".join("0123456789"), "{client},{value}" + ",1" * 9
 MADE = {
     ("delay", "csv"): delays,
+    ("delay", "trace"): of_table("delay", "jobs.csv", "client,seconds", "{client},{value}", 5, "trace:path="),
     ("availability", "csv"): of_table("availability", "online.csv", "client,start,end", "{client},0,{value}", 9000),
     ("network", "csv"): of_table("network", "links.csv", "client,down,up,latency", "{client},{value},9,0", 100),
     ("energy", "csv"): of_table("energy", "watts.csv", "client,training", "{client},{value}", 5),
@@ -128,6 +135,7 @@ MADE = {
     ("network", "edges"): edges,
     ("topology", "csv"): topology,
     ("dataset", "parquet"): parquet,
+    ("dataset", "csv"): rows,
     ("dataset", "hugging_face"): hugging_face,
     ("dataset", "flower"): flower,
     ("dataset", "leaf"): leaf,

@@ -44,14 +44,12 @@ def csv(
     if separator is not None:
         require(separator in tuple(SEPARATORS), "separator", separator, "one of , ; | or a tab")
     columns = columns._replace(client=client)
-    file = existing(path)
+    file, other = existing(path), None if test is None else existing(test, "test")
     table = _read(file, separator)
     columns = _named(file, table.column_names, columns, split)
-    if test is not None:
-        other = existing(test, "test")
-        return dataset_of(
-            file.stem, [rows_of(file, table, columns)], [rows_of(other, _read(other, separator), columns)], columns
-        )
+    if other is not None:
+        tests = rows_of(other, _read(other, separator), columns)
+        return dataset_of(file.stem, [rows_of(file, table, columns)], [tests], columns)
     if split is None:
         return dataset_of(file.stem, [rows_of(file, table, columns)], [], columns)
     held_out = _held_out(file, table, split)
