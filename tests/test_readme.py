@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
+from fedjax_async.base import registry
 from fedjax_async.cli import flags, sweep_file
 from notebooks import gallery, generate
 from tests import forked
@@ -106,7 +107,8 @@ def test_paths_and_anchors_exist(name):
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
-def test_the_tables_of_the_book_are_those_of_the_code(name):
+def test_the_tables_of_the_book_are_those_of_the_code(name, monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})  # doctests of the same process register names
     assert TEXTS[f"notebooks/{name}"] == generate.PAGES[name](), "run: python notebooks/generate.py"
 
 
