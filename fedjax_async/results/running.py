@@ -18,6 +18,7 @@ from fedjax_async.config import Experiment, Settings, sweeping
 from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Watch
+from fedjax_async.engine.checkpoint import completed
 from fedjax_async.results import begun, files, provenance, store, streams
 from fedjax_async.results import callbacks as looking
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
@@ -87,6 +88,7 @@ def run(
             own = runs[group.members[0]].folder if group.alone else None
             place = checkpoints if own is None else own / CHECKPOINTS
             with claimed(own):
+                _say_where(own, group.updates)
                 experiments = [one.experiment or one.settings for one in runs]
                 sweeping.execute_group(experiments, group, on_finished=finish, folder=place, **options)
             before += group.updates
@@ -94,6 +96,12 @@ def run(
         meter.close()
         for each in watches:
             each.close()
+
+
+def _say_where(folder: Path | None, updates: int) -> None:
+    """Say from where a run with checkpoints in its folder goes on."""
+    if folder is not None and (done := completed(folder / CHECKPOINTS)):
+        print(f"{folder}: goes on from update {done[-1]:,} of {updates:,}")
 
 
 # --- runs in folders of their own ---------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_without_class_labels_the_loss_counts():
 
 
 @pytest.mark.parametrize("checkpoint", [4, None])
-def test_a_killed_run_ends_with_the_same_files(tmp_path, checkpoint):
+def test_a_killed_run_ends_with_the_same_files(tmp_path, checkpoint, capsys):
     watching = {"stream": "csv", "keep_best": True}
     simulate(**SMALL, checkpoint=checkpoint, **watching, out=tmp_path / "whole", plots=False)
     killed_run(tmp_path / "cut", 14, **SMALL, checkpoint=checkpoint, **watching)
@@ -233,7 +233,9 @@ def test_a_killed_run_ends_with_the_same_files(tmp_path, checkpoint):
     begun = file.read_bytes()
     assert begun and (tmp_path / "whole" / "stream.csv").read_bytes().startswith(begun)
     file.write_bytes(begun[:-5])  # half a line, as after a loss of power
+    capsys.readouterr()
     resume(tmp_path / "cut", plots=False)  # streams and keep_best are restored
+    assert ("goes on from update" in capsys.readouterr().out) == (checkpoint is not None)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
