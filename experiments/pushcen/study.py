@@ -29,6 +29,7 @@ from fedjax_async.types import Run
 __all__ = [
     "HERE",
     "METHODS",
+    "PARTITION",
     "SEEDS",
     "TASKS",
     "Rows",
@@ -50,6 +51,7 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 1}
 EVALUATIONS = {"smoke": 4, "laptop": 12, "paper": 60}  # number of evaluations in a run
+PARTITION = "dirichlet:alpha={:g},min_size=10"
 LATE = "joins:share=0.1,by={:g}"  # the paper's late clients join up to 32.2 of 60 seconds
 
 # {0} is the number of receivers, {1} a fifth of it: a DivShare node sends each of its five fragments to two receivers,
@@ -145,7 +147,8 @@ def missing(task: str, scale: str) -> str | None:
         setting = setting_of(task, scale)[0]
     except ValueError as error:  # the data set is not available here
         return str(error)
-    return shared.missing(setting | {"method": "independent"}, time=setting["time"])
+    parts = {"method": "independent", "partition": PARTITION.format(1.0)}  # the tables' own: sizes decide what can run
+    return shared.missing(setting | parts, time=setting["time"])
 
 
 def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) -> dict[str, list[Run]]:

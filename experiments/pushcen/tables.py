@@ -17,6 +17,7 @@ from typing import Any
 from late import catching_up, late_curves
 from study import (
     METHODS,
+    PARTITION,
     SEEDS,
     TASKS,
     Rows,
@@ -38,7 +39,7 @@ BANDWIDTHS = {"1 Mbit/s": 125e3, "10 Mbit/s": 1.25e6, "100 Mbit/s": 12.5e6}  # b
 
 def row(name: str, kind: str = "pushcen", /, *, alpha: float = 0.4, picture: str = "", **changes: Any) -> Variant:
     """A row: a method of ``METHODS`` with changes. All rows set the same keys, so equal runs are trained only once."""
-    usual = METHODS[kind] | {"partition": f"dirichlet:alpha={alpha:g},min_size=10", "exchange": None, "network": None}
+    usual = METHODS[kind] | {"partition": PARTITION.format(alpha), "exchange": None, "network": None}
     return Variant(name, usual | changes, picture)
 
 
