@@ -107,7 +107,8 @@ TIMING = ["every:concurrency=3", "buffer:size=2,concurrency=4,sampling=round_rob
 ABSENCE = ["sessions:on=3,off=2,leaving=pause", "sessions:on=3,off=2,leaving=lose",
            "joins:share=0.4,by=3+leaves:share=0.4,by=6"]  # fmt: skip
 EXCHANGE = [*(f"push_sum:capacity=2,policy={policy}" for policy in ("carry", "merge", "discard")),
-            "mean:policy=merge,aggregate_at=end", "swift:every=2"]  # fmt: skip
+            "mean:policy=merge,aggregate_at=end", "swift:every=2",
+            "push_sum:reference=baseline,late_mass=0,policy=merge"]  # fmt: skip
 CLOCK: dict[str, list[str]] = {
     "delay": specs("delay", DELAYS),
     "availability": [*specs("availability", AVAILABILITY, "always"), *ABSENCE],
@@ -142,7 +143,8 @@ ALIKE: dict[str, list[str]] = {
         "scaffold feddyn",  # a state of each client
         "floco asynccurve",  # messages and uploads of more than one model
         "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",
-        "pushcen_full_models async_dfedavg swift independent dpsgd",  # an exchange is an axis of its own
+        # an exchange is an axis of its own
+        "pushcen_full_models async_dfedavg swift swift_adflab push_sum_adflab independent dpsgd",
     ],
     "part": ["dominance momentum", "cyclic geodesic"],  # at one place
     "attack": ["sign_flip scaled", "alie inner_product"],

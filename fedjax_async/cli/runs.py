@@ -177,7 +177,7 @@ def nodes_text(run: Run) -> str:
     parts = [f"{names[name]} {shown(value)}" for name, value in found.items() if not np.isnan(value)]
     parts.append(f"consensus distance {last['consensus']:.4g}")
     if "total_mass" in last:
-        parts.append(f"mass {last['total_mass']:.4g} of {run.schedule.num_clients}")
+        parts.append(f"mass {last['total_mass']:.4g} of {last['total_mass'] + last['lost_mass']:.4g}")
         parts.append(f"from {last['smallest_mass']:.3g} to {last['largest_mass']:.3g} a node")
     return ", ".join(parts)
 

@@ -13,6 +13,7 @@ from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.peers import Delivery, PeerSchedule, ages, masses
+from fedjax_async.peers.schedule import first_masses
 from fedjax_async.peers.statistics import readers
 from fedjax_async.types import FederatedData, Run
 
@@ -48,10 +49,11 @@ def planned_columns(schedule: PeerSchedule, points: EvaluationPoints) -> dict[st
 
 
 def _masses_of_nodes(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
-    """The mass of each node after its last event by each time, float64[V, N]; 1 before its first."""
+    """The mass of each node after its last event by each time, float64[V, N]; what it begins with before its first."""
     order = np.argsort(schedule.end, kind="stable")
     visible = at_or_before(schedule.end[order], times)
-    held, now, done = np.empty((len(times), schedule.num_clients)), np.ones(schedule.num_clients), 0
+    held, done = np.empty((len(times), schedule.num_clients)), 0
+    now = first_masses(schedule.joined, schedule.late_mass)
     for row, count in enumerate(visible.tolist()):
         events = order[done:count]
         now[schedule.client[events]] = schedule.mass[events]  # a node's last event counts: it is written last

@@ -12,7 +12,7 @@ from fedjax_async.base import check
 from fedjax_async.clock.budget import budget_text, host_memory
 from fedjax_async.peers.inboxes import BUFFER_POLICIES, Inboxes, fill_inboxes
 from fedjax_async.peers.pushes import Events, Pushes, make_pushes
-from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
+from fedjax_async.peers.schedule import PeerScenario, PeerSchedule, first_masses
 from fedjax_async.peers.timelines import Computes, Presence, compute_events, end_of_run, order_of, presence
 from fedjax_async.peers.topologies import Topology
 
@@ -101,19 +101,19 @@ def rows_of(bounds: np.ndarray) -> np.ndarray:
 
 
 def push_sum_masses(
-    num_clients: int, client: np.ndarray, parts: np.ndarray, bounds: np.ndarray, source: np.ndarray
+    first: np.ndarray, client: np.ndarray, parts: np.ndarray, bounds: np.ndarray, source: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mass S with which each event mixes, and the share of it for each receiver and the node; float64[E] both.
 
-    Every node begins with mass 1. An event adds the masses of its inbox to the node's own, ``S = s + sum_j sigma_j``,
-    mixes each message with the coefficient ``sigma_j / S``, and splits S into equal parts for its receivers and itself.
-    Event e splits its mass into ``parts[e]`` and gets that of the events ``source[bounds[e]:bounds[e + 1]]``, which
-    come before it.
+    Node i begins with mass ``first[i]``, usually 1. An event adds the masses of its inbox to the node's own,
+    ``S = s + sum_j sigma_j``, mixes each message with the coefficient ``sigma_j / S``, and splits S into equal parts
+    for its receivers and itself. Event e splits its mass into ``parts[e]`` and gets that of the events
+    ``source[bounds[e]:bounds[e + 1]]``, which come before it.
 
     Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information" (2003); Assran et al.,
     "Stochastic gradient push for distributed deep learning" (2019).
     """
-    masses = [1.0] * num_clients
+    masses = first.tolist()
     total, share = array("d"), array("d")
     for begin in range(0, len(client), _CHUNK):
         stop = min(begin + _CHUNK, len(client))
@@ -133,19 +133,26 @@ def push_sum_masses(
 
 
 def with_masses(
-    setup: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
+    setup: PeerScenario,
+    exchanged: Exchanged,
+    parts: np.ndarray | None = None,
+    carries: bool = False,
+    late_mass: float = 1.0,
 ) -> PeerSchedule:
-    """The schedule with push-sum masses.
+    """The schedule with push-sum masses; a message without mass is not mixed.
 
     ``parts``, int64[E]: into how many parts each event splits its mass, by default one for each receiver and for the
-    node. ``carries``: see ``PeerSchedule``.
+    node. ``carries``, ``late_mass``: see ``PeerSchedule``.
     """
     events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
     parts = pushes.degree + 1 if parts is None else parts
     source = pushes.event[boxes.contribution]
-    total, share = push_sum_masses(setup.scenario.num_clients, events.client, parts, boxes.contributed, source)
-    weight = np.bincount(boxes.entry, share[source], len(boxes.push)) / total[rows_of(boxes.bounds)]
-    return schedule_of(setup, exchanged, weight, share, share[pushes.event])._replace(carries=carries)
+    first = first_masses(exchanged.present.joined, late_mass)
+    total, share = push_sum_masses(first, events.client, parts, boxes.contributed, source)
+    received = np.bincount(boxes.entry, share[source], len(boxes.push))
+    weight = received / np.where(total > 0, total, 1)[rows_of(boxes.bounds)]
+    schedule = schedule_of(setup, exchanged, weight, share, share[pushes.event])
+    return schedule._replace(carries=carries, late_mass=late_mass)
 
 
 def without_masses(setup: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:

@@ -21,6 +21,7 @@ from fedjax_async.peers.exchange_parts import (
     with_masses,
     without_masses,
 )
+from fedjax_async.peers.kept_mean import kept_mean
 from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
 from fedjax_async.peers.swift import swift
 from fedjax_async.peers.synchronous import dpsgd, sgp
@@ -36,6 +37,7 @@ def push_sum(
     policy: str = "carry",
     aggregate_at: str = "start",
     reference: str = "paper",
+    late_mass: float = 1.0,
 ) -> Exchange:
     """Push-sum: models carry masses, so that mixing keeps the mass-weighted mean on directed graphs too.
 
@@ -47,19 +49,23 @@ def push_sum(
     divided by the number of wanted receivers plus one, even if fewer are online, the first event of a node replaces its
     model by the plain mean of its messages, and simultaneous events come in the order in which they were scheduled
     (after nodes that come online) instead of that of the clients, as in the code released with PushCen-ADFL.
+    `reference` = `baseline`: as `released`, but the first event mixes like all others, as in the push-sum baseline of
+    that code. `late_mass`: of a node that joins after the start, 1 or 0; in that baseline it is 0, so that the first
+    messages of a late node replace its model.
 
     Source: PushCen-ADFL, Algorithms 1 and 5.
     """
     check_buffer(capacity, newest, policy, aggregate_at)
-    check.one_of("reference", reference, ("paper", "released"))
+    check.one_of("reference", reference, ("paper", "released", "baseline"))
+    check.one_of("late_mass", late_mass, (0, 1))
 
     def plan(setup: PeerScenario) -> PeerSchedule:
         ties = "client" if reference == "paper" else "scheduled"
         exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy, ties=ties)
-        if reference == "paper":
-            return with_masses(setup, exchanged, carries=policy == "carry")
-        parts = wanted(setup.topology, exchanged.events) + 1
-        schedule = with_masses(setup, exchanged, parts, carries=policy == "carry")
+        parts = None if reference == "paper" else wanted(setup.topology, exchanged.events) + 1
+        schedule = with_masses(setup, exchanged, parts, carries=policy == "carry", late_mass=float(late_mass))
+        if reference != "released":
+            return schedule
         row = rows_of(schedule.inbox_bounds)
         plain = 1 / np.maximum(1, np.diff(schedule.inbox_bounds))
         return schedule._replace(weight=np.where(schedule.number[row] == 0, plain[row], schedule.weight))
@@ -130,6 +136,7 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "mean": mean,
     "swift": swift,
     "divshare": divshare,
+    "kept_mean": kept_mean,
     "dpsgd": dpsgd,
     "sgp": sgp,
     "alone": alone,

@@ -11,6 +11,7 @@ from fedjax_async.peers.choco_sgd import choco
 from fedjax_async.peers.divshare_fragments import divshare
 from fedjax_async.peers.full_mixing import full_models, sgp
 from fedjax_async.peers.pushcen_adfl import pushcen
+from fedjax_async.peers.tensor_fragments import tensor_fragments
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.001}
 
@@ -77,6 +78,27 @@ METHODS: dict[str, Method] = {
         exchange="divshare",
         topology="gossip",
         about="Fragments of models, each to its own receivers (Biswas et al. 2025).",
+        **ADAM,
+    ),
+    "swift_adflab": Method(
+        full_models,
+        exchange="kept_mean",
+        topology="gossip",
+        about="SWIFT as in the code released with PushCen-ADFL: means over messages that stay.",
+        **ADAM,
+    ),
+    "divshare_adflab": Method(
+        tensor_fragments,
+        exchange="mean:capacity=16,newest=false,aggregate_at=end",
+        topology="gossip",
+        about="DivShare as in the code released with PushCen-ADFL: whole tensors, drawn by the receiver.",
+        **ADAM,
+    ),
+    "push_sum_adflab": Method(
+        full_models,
+        exchange="push_sum:newest=false,policy=merge,aggregate_at=end,reference=baseline,late_mass=0",
+        topology="gossip",
+        about="Push-sum of full models as in the code released with PushCen-ADFL: late nodes have mass 0.",
         **ADAM,
     ),
     "independent": Method(

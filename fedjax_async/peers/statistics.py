@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.record import SLACK, at_or_before, order_by_client
 from fedjax_async.peers.inboxes import first_reader
-from fedjax_async.peers.schedule import Delivery, PeerSchedule
+from fedjax_async.peers.schedule import Delivery, PeerSchedule, first_masses
 from fedjax_async.peers.segments import bounds_of, search
 from fedjax_async.peers.waves import peer_slots, peer_waves, previous_events
 
@@ -36,9 +36,9 @@ class PeerStatistics(NamedTuple):
 
 
 class Masses(NamedTuple):
-    """Push-sum masses at V given times, float64[V] each; together N, the number of nodes."""
+    """Push-sum masses at V given times, float64[V] each; together what nodes begin with, N unless late ones have 0."""
 
-    nodes: np.ndarray  # of the nodes; those that join later count with their 1 from the beginning
+    nodes: np.ndarray  # of the nodes; those that join later count with their first mass from the beginning
     on_the_way: np.ndarray
     buffered: np.ndarray
     lost: np.ndarray
@@ -128,7 +128,8 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
         dropped |= schedule.outcome == Delivery.SUPERSEDED
     taken = (reader < events) & ~dropped
     gained = np.bincount(reader[taken], mass[taken], events)
-    held = np.where(before >= 0, schedule.mass[before], 1.0)
+    first = first_masses(schedule.joined, schedule.late_mass)
+    held = np.where(before >= 0, schedule.mass[before], first[schedule.client])
     given = held + gained - schedule.mass  # by each event at its end, sent or not
     unsent = given - np.bincount(schedule.push_event, mass, events)
     leaves = np.append(schedule.mixed_at, 0.0)[reader]
@@ -142,7 +143,7 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
     mixed, gone = by(schedule.mixed_at, gained), by(leaves[dropped], mass[dropped])
     wasted, astray = by(schedule.end, unsent), by(pushed[lost], mass[lost])
     return Masses(
-        schedule.num_clients + mixed - by(schedule.end, given),
+        first.sum() + mixed - by(schedule.end, given),
         by(pushed, mass) - astray - received,
         received - mixed - gone,
         astray + gone + wasted,

@@ -22,7 +22,10 @@ _PUSHES = {
     "arrival": np.float64, "outcome": np.int8, "mixed_by": np.int64, "corrupt": np.bool_,
 }  # fmt: skip
 _NODES = {"joined": np.float64, "left": np.float64}
-_NUMBERS = {"num_clients": int, "fragments": int, "message_bytes": int, "carries": bool, "exhausted": bool}
+_NUMBERS = {
+    "num_clients": int, "fragments": int, "message_bytes": int, "carries": bool, "late_mass": float, "exhausted": bool,
+}  # fmt: skip
+_NEWER = {"exhausted": np.array(False), "late_mass": np.array(1.0)}  # what older files lack
 
 
 def save_peer_schedule(path: str | Path, schedule: PeerSchedule) -> None:
@@ -38,7 +41,7 @@ def is_peer_schedule(path: str | Path) -> bool:
 
 def load_peer_schedule(path: str | Path) -> PeerSchedule:
     """Read what ``save_peer_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    columns = read_archive(path, _FORMAT, PeerSchedule._fields, {"exhausted": np.array(False)})
+    columns = read_archive(path, _FORMAT, PeerSchedule._fields, _NEWER)
     schedule = PeerSchedule(**(columns | single_numbers(path, columns, _NUMBERS)))
     _check(path, schedule)
     return schedule

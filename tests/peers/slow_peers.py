@@ -72,6 +72,11 @@ def events_of(scenario, ties, enough=400):
     return events[: int(min(most, len(events)))]
 
 
+def here_from_the_start(scenario):
+    window = together([source.interval for source in scenario.conditions.availability])
+    return [window is None or window(node, 0.0)[0] <= 0 for node in range(scenario.num_clients)]
+
+
 def is_online(scenario):
     window = together([source.interval for source in scenario.conditions.availability])
     if window is None:
@@ -126,9 +131,10 @@ class Pushing:
 
 
 def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, in one piece)
-    """``kind``: push_sum, mean, divshare, swift, alone. The columns of a ``PeerSchedule``, as lists."""
+    """``kind``: push_sum, mean, kept_mean, divshare, swift, alone. The columns of a ``PeerSchedule``, as lists."""
     scenario = world.scenario
-    ties = "scheduled" if options.get("reference") == "released" else "client"
+    wasteful = options.get("reference") in ("released", "baseline")  # divides the mass for absent receivers too
+    ties = "scheduled" if wasteful or kind == "kept_mean" else "client"
     found = events_of(scenario, ties)
     at = 2 if aggregate_at == "start" else 3
     ordered = scheduled(found, aggregate_at) if ties == "scheduled" else sorted(found, key=lambda e: (e[at], e[0]))
@@ -137,7 +143,9 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
         for c, n, a, b in ordered
     ]
     fragments = int(1 / options["omega"]) if kind == "divshare" else 1
-    nodes = [SimpleNamespace(mass=1.0, buffer=[], aside=[], last={}) for _ in range(scenario.num_clients)]
+    late = [not early for early in here_from_the_start(scenario)]
+    masses = [options.get("late_mass", 1.0) if later else 1.0 for later in late]
+    nodes = [SimpleNamespace(mass=mass, buffer=[], aside=[], last={}) for mass in masses]
     online, pushing = is_online(scenario), Pushing(world, fragments)
     heap = []
     for index, event in enumerate(events):
@@ -154,7 +162,7 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
         sent = [] if kind == "alone" else pushing.messages(event, online, end, deadline)
         event.degree = len(sent)
         parts = len(sent) + 1
-        if options.get("reference") == "released":
+        if wasteful:
             graphs = world.topology.graphs
             graph = graphs[event.turn % len(graphs)] if graphs else None
             parts = 1 + (world.topology.random if graph is None else int(graph.degrees[event.client]))
@@ -203,13 +211,20 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
             if event.number % options.get("every", 1) == 0:
                 weights = coefficients_by_hand(world.topology.graphs[0])[event.client]
                 event.inbox = [(message, weights[sender]) for sender, message in sorted(node.last.items())]
+        elif kind == "kept_mean":
+            own = 1.0
+            for _ in range(options["times"]):
+                own /= len(node.buffer) + 1
+            event.inbox = [(message, (1 - own) / len(node.buffer)) for message in node.buffer]
         else:
             inbox = node.aside + node.buffer
             node.aside, node.buffer = [], []
             event.total = node.mass = node.mass + sum(message.mass for message in inbox)
             for message in inbox:
                 alike = sum(message.fragment == other.fragment for other in inbox)
-                weight = message.mass / event.total if kind == "push_sum" else 1 / (1 + alike)
+                weight = 1 / (1 + alike)
+                if kind == "push_sum":
+                    weight = message.mass / event.total if event.total else 0.0
                 if options.get("reference") == "released" and event.number == 0:
                     weight = 1 / len(inbox)
                 event.inbox.append((message, weight))

@@ -20,6 +20,7 @@ from fedjax_async.peers.choco_sgd import choco
 from fedjax_async.peers.divshare_fragments import cut, divshare
 from fedjax_async.peers.full_mixing import full_models, sgp
 from fedjax_async.peers.pushcen_adfl import pushcen
+from fedjax_async.peers.tensor_fragments import fragment_numbers, tensor_fragments
 from fedjax_async.types import Event, Model
 from tests.engine.problem import CLASSES, FEATURES, data
 from tests.peers import textbook
@@ -112,6 +113,28 @@ def test_divshare(omega):
     assert sorted(np.concatenate([p[0] for p in pieces])) == list(range(w.size)), "each entry is in one fragment"
     nodes = [textbook.DivShare(w, b, pieces) for _ in range(5)]
     compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_tensor_fragments(fragments):
+    """With one fragment the mean of whole models; with two, of one tensor of each message."""
+    schedule = planned("mean:capacity=3,newest=false,aggregate_at=end", events=60)
+    found, w, b = run(tensor_fragments(nothing_stays, fragments=fragments), plain(), schedule)
+    nodes = [textbook.TensorFragments(w, b, fragments) for _ in range(5)]
+    compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2)))
+    if fragments == 1:
+        plain_mean = run(full_models(nothing_stays), plain(), schedule)[0]
+        np.testing.assert_allclose(found.params["w"], plain_mean.params["w"], rtol=1e-10)
+
+
+def test_parts_of_tensors_are_as_equal_as_they_can_be():
+    """11 tensors in 4 parts: three of three and one of two, in an order of chance."""
+    drawn = np.stack([fragment_numbers(jnp.uint32(n), 11, 4) for n in range(200)])
+    for row in drawn:
+        np.testing.assert_array_equal(np.bincount(row), [3, 3, 3, 2])
+    share = np.mean(drawn == 3, axis=0)
+    assert np.all(np.abs(share - 2 / 11) < 0.12) and len(np.unique(drawn, axis=0)) > 190
 
 
 @pytest.mark.float64

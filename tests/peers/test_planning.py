@@ -16,7 +16,7 @@ from fedjax_async.clock.scenario import NO_LIMITS, Scenario
 from fedjax_async.peers import plan_peers, topologies
 from fedjax_async.peers.planning import _message_faults
 from fedjax_async.peers.schedule import PeerScenario
-from tests.peers.slow_peers import plan_slowly
+from tests.peers.slow_peers import here_from_the_start, plan_slowly
 
 DELAYS = ["constant", "constant:mean=0.5,reference_steps=1", "lognormal:heterogeneity=0.5", "exponential"]
 STEPS = np.array([1, 2, 3, 4, 1, 2, 6])  # of the nodes: they often end at the same moments, but not always
@@ -84,15 +84,17 @@ def check_equal(settings, spec, kind, **options):
     st.sampled_from([1, 2, 3, None]),
     st.booleans(),
     st.sampled_from(["start", "end"]),
-    st.sampled_from(["paper", "released"]),
+    st.sampled_from(["paper", "released", "baseline"]),
+    st.sampled_from([0, 1]),
 )
-def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregate_at, reference):
+def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregate_at, reference, late_mass):
     options = {"policy": policy, "capacity": capacity, "newest": newest}
-    options |= {"aggregate_at": aggregate_at, "reference": reference}
+    options |= {"aggregate_at": aggregate_at, "reference": reference, "late_mass": late_mass}
     spec = spec_of("push_sum", options)
     _, accounts = check_equal(settings, spec, "push_sum", **options)
     for _, account in accounts:  # after every event of the run
-        assert sum(account) == pytest.approx(settings["num_clients"], rel=1e-12)
+        first = [1 if early else late_mass for early in here_from_the_start(world_of(**settings).scenario)]
+        assert sum(account) == pytest.approx(sum(first), rel=1e-12, abs=1e-12)
         assert account[-1] == 0 or policy == "discard" or settings["availability"] or settings["faults"]
 
 
@@ -108,6 +110,13 @@ def test_mean_and_alone_are_their_definition(settings, newest, capacity, aggrega
 @given(worlds(topology=st.sampled_from(["ring", "star", "complete", "small_world:neighbours=2"])), st.integers(1, 3))
 def test_swift_is_its_definition(settings, every):
     check_equal(settings, f"swift:every={every}", "swift", every=every)
+
+
+@profile(max_examples=25)
+@given(worlds(), st.sampled_from([1, 3, 16]), st.integers(1, 3), st.sampled_from(["start", "end"]))
+def test_kept_mean_is_its_definition(settings, capacity, times, aggregate_at):
+    options = {"capacity": capacity, "times": times, "aggregate_at": aggregate_at}
+    check_equal(settings, spec_of("kept_mean", options), "kept_mean", newest=False, **options)
 
 
 @profile(max_examples=25)

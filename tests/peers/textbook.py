@@ -17,6 +17,7 @@ from fedjax_async.local import job_key
 from fedjax_async.local.anchored import _CLUSTERING
 from fedjax_async.local.batches import seed_of
 from fedjax_async.peers.pushcen_adfl import _FIRST
+from fedjax_async.peers.tensor_fragments import _NUMBERED
 from tests.compress.textbook import released_clusters
 from tests.local.textbook import batches, gradient
 
@@ -186,6 +187,29 @@ class DivShare(Full):
         return [
             tuple({int(d): v.ravel()[d] for d in p} for v, p in zip((self.w, self.b), piece)) for piece in self.pieces
         ]
+
+
+class TensorFragments(Full):
+    """Of each message one of two tensors, or both where there is one fragment; the draws are the package's."""
+
+    def __init__(self, w, b, fragments):
+        super().__init__(w, b)
+        self.fragments, self.number = fragments, 0
+
+    def mix(self, inbox, key):
+        kept = {"b": [self.b], "w": [self.w]}  # in the order of the leaves
+        for position, ((w, b, number), _) in enumerate(inbox):
+            chance = jax.random.fold_in(jax.random.fold_in(jax.random.key(number), self.number), position)
+            drawn = int(jax.random.randint(chance, (), 0, self.fragments, jnp.int32))
+            shuffled = np.argsort(np.asarray(jax.random.bits(jax.random.key(number), (2,), jnp.uint32)))
+            parts = np.array_split(shuffled, self.fragments)
+            for tensor in parts[drawn]:
+                kept["bw"[tensor]].append((b, w)[tensor])
+        self.w, self.b = np.mean(kept["w"], axis=0), np.mean(kept["b"], axis=0)
+
+    def send(self, key):
+        self.number = np.uint32(jax.random.bits(jax.random.fold_in(key, _NUMBERED), (1,), jnp.uint32)[0])
+        return [(self.w, self.b, self.number)]
 
 
 class Choco(Full):
