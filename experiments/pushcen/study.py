@@ -30,6 +30,7 @@ __all__ = [
     "HERE",
     "METHODS",
     "PARTITION",
+    "RELEASED",
     "SEEDS",
     "TASKS",
     "Rows",
@@ -62,6 +63,18 @@ METHODS: dict[str, dict[str, str]] = {
     "async_dfedavg": {"method": "async_dfedavg", "topology": "gossip:receivers={0}"},
     "swift": {"method": "swift", "topology": "random_regular:degree={0}"},
     "independent": {"method": "independent"},
+}
+# The methods as the code has them with which the paper's Table 1 was made.
+RELEASED: dict[str, dict[str, str]] = {
+    "pushcen_released": {"method": "pushcen_released", "topology": "gossip:receivers={0}"},
+    "push_sum_adflab": {"method": "push_sum_adflab", "topology": "gossip:receivers={0}"},
+    "divshare_adflab": {"method": "divshare_adflab", "topology": "gossip:receivers={0}"},
+    "async_dfedavg, released": {
+        "method": "async_dfedavg",
+        "topology": "gossip:receivers={0}",
+        "exchange": "mean:capacity=16,newest=false,aggregate_at=end",
+    },
+    "swift_adflab": {"method": "swift_adflab", "topology": "gossip:receivers={0}"},
 }
 
 

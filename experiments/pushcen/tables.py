@@ -18,6 +18,7 @@ from late import catching_up, late_curves
 from study import (
     METHODS,
     PARTITION,
+    RELEASED,
     SEEDS,
     TASKS,
     Rows,
@@ -39,7 +40,7 @@ BANDWIDTHS = {"1 Mbit/s": 125e3, "10 Mbit/s": 1.25e6, "100 Mbit/s": 12.5e6}  # b
 
 def row(name: str, kind: str = "pushcen", /, *, alpha: float = 0.4, picture: str = "", **changes: Any) -> Variant:
     """A row: a method of ``METHODS`` with changes. All rows set the same keys, so equal runs are trained only once."""
-    usual = METHODS[kind] | {"partition": PARTITION.format(alpha), "exchange": None, "network": None}
+    usual = {"partition": PARTITION.format(alpha), "exchange": None, "network": None} | (METHODS | RELEASED)[kind]
     return Variant(name, usual | changes, picture)
 
 
@@ -48,6 +49,13 @@ def table_1(alphas: Sequence[float]) -> Iterable[Variant]:
     for alpha in alphas:
         for method in METHODS:
             yield row(f"{method}, alpha={alpha:g}", method, alpha=alpha, picture=f"alpha={alpha:g}")
+
+
+def released(alphas: Sequence[float]) -> Iterable[Variant]:
+    """Table 1 with the methods as the code has them that made it."""
+    for alpha in alphas:
+        for method in RELEASED:
+            yield row(f"{method}, alpha={alpha:g}", method, alpha=alpha, picture=f"released, alpha={alpha:g}")
 
 
 def table_4() -> Iterable[Variant]:
@@ -97,6 +105,7 @@ def bandwidths() -> Iterable[Variant]:
             yield row(f"{method}, {title}", method, picture=title, network=link)
 
 
+BY_ALPHA: dict[str, Callable[[Sequence[float]], Iterable[Variant]]] = {"1": table_1, "released": released}
 TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
     "4": table_4,
     "6": table_6,
@@ -110,8 +119,10 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
 def parsed() -> argparse.Namespace:
     """The parsed options."""
     parser = options(__doc__, "tables")
-    parser.add_argument("--tables", nargs="+", choices=["1", *TABLES], default=["1", *TABLES])
-    parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS, help="of Table 1 [all]")
+    parser.add_argument("--tables", nargs="+", choices=[*BY_ALPHA, *TABLES], default=[*BY_ALPHA, *TABLES])
+    parser.add_argument(
+        "--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS, help="of Table 1 and released [all]"
+    )
     return parse_tasks(parser, TASKS, ["fashion_mnist_6k"], SEEDS)
 
 
@@ -122,7 +133,7 @@ def main() -> None:
     def rows(task: str) -> Rows:
         found: Rows = []
         for table in given.tables:
-            chosen = list(table_1(given.alphas) if table == "1" else TABLES[table]())
+            chosen = list(BY_ALPHA[table](given.alphas) if table in BY_ALPHA else TABLES[table]())
             chosen = chosen[:2] if given.scale == "smoke" else chosen
             runs = run_task(task, chosen, given)
             drawn = [variant for variant in chosen if variant.picture]

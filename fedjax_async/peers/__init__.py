@@ -5,8 +5,8 @@ Order of reading:
 1. When, :func:`plan_peers` (``planning.py``), NumPy only as in ``clock``: ``topologies.py`` (registry ``TOPOLOGIES``);
    ``exchanges.py`` (registry ``EXCHANGES``) and its parts ``swift.py``, ``kept_mean.py``, ``synchronous.py``,
    ``timelines.py``, ``receivers.py``, ``pushes.py``, ``inboxes.py``, ``exchange_parts.py`` (masses) and
-   ``segments.py``; ``schedule.py``: the plan; ``waves.py``: its batches; ``statistics.py`` describes it, ``trace.py``
-   writes and reads it.
+   ``segments.py``; ``schedule.py``: the plan; ``waves.py``: its batches; ``statistics.py`` and ``ergodicity.py``
+   describe it, ``trace.py`` writes and reads it.
 2. What: an algorithm is a ``PeerAlgorithm`` (``types.py``), written for one node; ``engine`` executes the plan with it.
    ``full_mixing.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
    ``divshare_fragments.py`` and ``tensor_fragments.py`` cut models into fragments, ``pushcen_adfl.py`` sends centroids,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     # fmt: off
     from fedjax_async.peers.choco_sgd import choco as choco
     from fedjax_async.peers.divshare_fragments import divshare as divshare
+    from fedjax_async.peers.ergodicity import Contraction as Contraction, contraction as contraction
     from fedjax_async.peers.exchanges import EXCHANGES as EXCHANGES, Exchange as Exchange
     from fedjax_async.peers.full_mixing import full_models as full_models, sgp as sgp
     from fedjax_async.peers.methods import METHODS as METHODS

@@ -137,7 +137,7 @@ def with_masses(
     exchanged: Exchanged,
     parts: np.ndarray | None = None,
     carries: bool = False,
-    late_mass: float = 1.0,
+    late_mass: int = 1,
 ) -> PeerSchedule:
     """The schedule with push-sum masses; a message without mass is not mixed.
 

@@ -37,7 +37,7 @@ def push_sum(
     policy: str = "carry",
     aggregate_at: str = "start",
     reference: str = "paper",
-    late_mass: float = 1.0,
+    late_mass: int = 1,
 ) -> Exchange:
     """Push-sum: models carry masses, so that mixing keeps the mass-weighted mean on directed graphs too.
 
@@ -63,7 +63,7 @@ def push_sum(
         ties = "client" if reference == "paper" else "scheduled"
         exchanged = exchange(setup, aggregate_at, capacity=capacity, newest=newest, policy=policy, ties=ties)
         parts = None if reference == "paper" else wanted(setup.topology, exchanged.events) + 1
-        schedule = with_masses(setup, exchanged, parts, carries=policy == "carry", late_mass=float(late_mass))
+        schedule = with_masses(setup, exchanged, parts, carries=policy == "carry", late_mass=int(late_mass))
         if reference != "released":
             return schedule
         row = rows_of(schedule.inbox_bounds)

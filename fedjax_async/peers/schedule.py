@@ -88,10 +88,10 @@ class PeerSchedule(NamedTuple):
     fragments: int = 1
     message_bytes: int = 0  # of one message (of one fragment), as the plan timed it
     carries: bool = False  # whether the mass of a superseded message moves to the newer one; else it is lost
-    late_mass: float = 1.0  # push-sum mass of nodes that join after the start
+    late_mass: int = 1  # push-sum mass of nodes that join after the start
     exhausted: bool = False  # as in ``Schedule``: the budget is not spent, but no node can train until the end
 
 
-def first_masses(joined: np.ndarray, late_mass: float) -> np.ndarray:
+def first_masses(joined: np.ndarray, late_mass: int) -> np.ndarray:
     """The push-sum mass with which each node begins, float64[N]: 1, or ``late_mass`` if it joins after the start."""
     return np.where(joined > 0, late_mass, 1.0)

@@ -23,9 +23,9 @@ _PUSHES = {
 }  # fmt: skip
 _NODES = {"joined": np.float64, "left": np.float64}
 _NUMBERS = {
-    "num_clients": int, "fragments": int, "message_bytes": int, "carries": bool, "late_mass": float, "exhausted": bool,
+    "num_clients": int, "fragments": int, "message_bytes": int, "carries": bool, "late_mass": int, "exhausted": bool,
 }  # fmt: skip
-_NEWER = {"exhausted": np.array(False), "late_mass": np.array(1.0)}  # what older files lack
+_NEWER = {"exhausted": np.array(False), "late_mass": np.array(1)}  # what older files lack
 
 
 def save_peer_schedule(path: str | Path, schedule: PeerSchedule) -> None:

@@ -15,7 +15,8 @@ probe along a run.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
 learns a curve of low loss between two of them. ``asyncmanifold_rate.py`` has AsyncManifold's bound and rate,
-``curve_quality.py`` estimates its constants along a run. ``pushcen_rate.py`` has PushCen-ADFL's bound.
+``curve_quality.py`` estimates its constants along a run. ``pushcen_rate.py`` has PushCen-ADFL's bound,
+``pushcen_lemmas.py`` its lemmas on the anchor and on consensus.
 
 The bounds, all for smooth losses. A run or :func:`estimate` measures the constants, except those marked with a star:
 
@@ -89,6 +90,9 @@ from fedjax_async.theory.lifting import (drifting_loss as drifting_loss,
 from fedjax_async.theory.orders import (LearningRates as LearningRates, corollary_1 as corollary_1,
     corollary_2 as corollary_2, corollary_3 as corollary_3, corollary_4 as corollary_4, fast_lrs as fast_lrs,
     residual_order as residual_order, slow_lrs as slow_lrs)
+from fedjax_async.theory.pushcen_lemmas import (ConsensusConstants as ConsensusConstants,
+    anchor_distances as anchor_distances, anchor_sum_bound as anchor_sum_bound,
+    consensus_constants as consensus_constants, training_over_clustering as training_over_clustering)
 from fedjax_async.theory.pushcen_rate import (PushCenBound as PushCenBound, PushCenConstants as PushCenConstants,
     largest_lr_pushcen as largest_lr_pushcen, pushcen_bound as pushcen_bound, shares_of_masses as shares_of_masses)
 from fedjax_async.theory.rates import (Bound as Bound, Constants as Constants, asynfl_bound as asynfl_bound,
