@@ -27,9 +27,10 @@ from study import HERE, parse_costs, report
 
 from fedjax_async.compress import centroids, most_bits, values_bits
 from fedjax_async.models import make
+from fedjax_async.theory import training_over_clustering
 from fedjax_async.types import Model, Params
 
-RECEIVERS, BATCH, FRAGMENTS = 10, 32, 5
+RECEIVERS, BATCH, FRAGMENTS, CENTROIDS, ITERATIONS = 10, 32, 5, 32, 3
 
 # data set -> model, its options, and the mean number of training examples of a client (80 % of its part)
 NETWORKS = {
@@ -167,6 +168,7 @@ def operations(dataset: str, model: Model, shape: tuple[int, ...], examples: int
         "ours": update / 1e9,
         "paper": theirs,
         "ours / paper": None if theirs is None else update / 1e9 / theirs,
+        "training / clustering (eq. 21)": training_over_clustering(examples, 1, ITERATIONS, CENTROIDS),
         "paper, in forward passes": None if theirs is None else theirs * 1e9 / (forward / BATCH),
     }
 

@@ -21,6 +21,7 @@ from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery
 from fedjax_async.results import tables
 
+WINDOW = 5  # events a node, on average, in the windows over which Lemma C.3's rho is estimated
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
 CLASSES = {"cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}  # number of classes
 EACH = {"cifar10": 5000, "cifar100": 500, "tiny_imagenet": 500}
@@ -81,6 +82,7 @@ def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict
         "mass left": len(size) - lost,
         "of": len(size),
         "smallest": float(plan.mass.min()),
+        "rho": peers.contraction(plan, WINDOW * len(size)).rate if len(plan.client) >= WINDOW * len(size) else np.nan,
         "largest weight of a late node": float(plan.weight[theirs].max(initial=0.0)),
     }
 
@@ -100,7 +102,7 @@ def rows(scale: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Plan, print, write."""
     given = parse_costs(__doc__, "mass_plans")
-    decimals = {"smallest": 4, "largest weight of a late node": 3, "mass left": 3, "of": 0}
+    decimals = {"smallest": 4, "rho": 5, "largest weight of a late node": 3, "mass left": 3, "of": 0}
     decimals |= dict.fromkeys(("updates", "local steps", "messages", "superseded", "overflowed"), 0)
     report(list(rows(given.scale)), given, decimals=decimals)
 

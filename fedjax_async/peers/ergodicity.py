@@ -24,8 +24,8 @@ def contraction(schedule: PeerSchedule, window: int) -> Contraction:
 
     Models after a window are averages of those before it: of the nodes, and of the messages sent before the window and
     mixed in it. ``tau = max_{p,q} sum_k |A_pk - A_qk| / 2`` over the rows of these coefficients. The largest distance
-    between two nodes' models after the window is at most tau times that between any two models before it, and the
-    coefficient of two windows together at most the product. Only whole windows count.
+    between two nodes' models after the window is at most tau times that between any two models before it. p and q are
+    the nodes that are online when the window begins and when it ends. Only whole windows count.
 
     Args:
       window: events, at least 1 (B of the paper's assumption A5).
@@ -57,11 +57,13 @@ def contraction(schedule: PeerSchedule, window: int) -> Contraction:
                 mixed += schedule.weight[entry] * (sent[int(schedule.source[entry])] - rows[node])
                 entry += 1
             rows[node] = sent[event] = mixed
-        found.append(max(_distance(rows, p) for p in range(nodes)))
+        first, last = schedule.mixed_at[[begin, begin + window - 1]]
+        there = rows[(schedule.joined <= first) & (schedule.left > last)]
+        found.append(max((_distance(there, row) for row in there), default=0.0))
     coefficient = np.minimum(found, 1.0)  # above by rounding only
     return Contraction(begins, coefficient, float(coefficient.max() ** (1 / window)))
 
 
-def _distance(rows: np.ndarray, p: int) -> float:
-    """The largest total variation between row p and another."""
-    return float(np.abs(rows - rows[p]).sum(axis=1).max() / 2)
+def _distance(rows: np.ndarray, one: np.ndarray) -> float:
+    """The largest total variation between one row and another."""
+    return float(np.abs(rows - one).sum(axis=1).max() / 2)
