@@ -16,7 +16,7 @@ from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm
 _NUMBERED = 2**31 + 4  # folded into the key of an event: the number by which chance goes
 
 
-class Whole(NamedTuple):
+class Numbered(NamedTuple):
     """A message: the sender's model, and a random number from which its fragments follow."""
 
     params: Params
@@ -49,7 +49,7 @@ def fragment_numbers(number: Array, tensors: int, fragments: int) -> Array:
 
 
 def tensor_fragments(stays: Stays, *, fragments: int = 10) -> PeerAlgorithm:
-    """Whole models are sent; a receiver takes one random fragment of each, and averages tensor by tensor.
+    """Numbered models are sent; a receiver takes one random fragment of each, and averages tensor by tensor.
 
     A sender divides the tensors of its model at random into ``fragments`` parts (or as many as there are tensors).
     For each message of its inbox a receiver draws one part, of the others it takes nothing:
@@ -73,7 +73,7 @@ def tensor_fragments(stays: Stays, *, fragments: int = 10) -> PeerAlgorithm:
     def open_inbox(row: Node) -> Inbox:
         return Inbox(no_change(row.params, stays), jnp.zeros(count_of(row.params), jnp.int32), jnp.int32(0))
 
-    def add(inbox: Inbox, row: Node, message: Whole, weight: Array) -> Inbox:
+    def add(inbox: Inbox, row: Node, message: Numbered, weight: Array) -> Inbox:
         del weight
         tensors = count_of(row.params)
         parts = min(fragments, tensors)
@@ -95,11 +95,11 @@ def tensor_fragments(stays: Stays, *, fragments: int = 10) -> PeerAlgorithm:
         mean = jax.tree.map(lambda total, count: total / (1 + count).astype(total.dtype), inbox.change, counts)
         return row._replace(params=changed(row.params, mean))
 
-    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Whole, Mapping[str, Array]]:
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Numbered, Mapping[str, Array]]:
         number = jax.random.bits(jax.random.fold_in(event.key, _NUMBERED), (1,), jnp.uint32)
         params = jax.tree.map(jnp.add, row.params, upload)
         sent = jax.tree.map(lambda leaf: leaf[None], tree.split(params, stays)[0])
-        return Node(params, number[0]), Whole(sent, number), {}
+        return Node(params, number[0]), Numbered(sent, number), {}
 
     return PeerAlgorithm(
         init=lambda params: Node(params, jnp.uint32(0)),
