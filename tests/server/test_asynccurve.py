@@ -113,6 +113,24 @@ def test_steps_have_the_control_points_of_curves():
     assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
 
+@pytest.mark.float64
+@pytest.mark.parametrize("control", ["rotation", "none"])
+def test_a_quadratic_curve_given_as_a_cubic_one_takes_the_same_steps(control):
+    """Degree elevation: both inner points of the cubic curve have two thirds of the control point's offset."""
+    uploads = random_uploads(5)
+    arrivals = uploading("asynccurve", stacked(uploads))
+    raised = jax.tree.map(lambda leaf: np.stack([2 / 3 * leaf] * 2, axis=1), arrivals.upload.offset)
+    arrivals_of = {"quadratic": arrivals, "cubic": arrivals._replace(upload=arrivals.upload._replace(offset=raised))}
+    have = [plain_path(asynccurve(curve=c, control=control), uploads, each)[0] for c, each in arrivals_of.items()]
+    np.testing.assert_allclose(have[1], have[0], rtol=1e-11, atol=1e-13)
+
+
+def test_curves_of_another_family_than_the_servers_are_refused():
+    upload = Curve(unflat(np.ones(D)), unflat(np.zeros(D)))
+    with pytest.raises(ValueError, match=r"shapes of the curve's offsets = .*: must be .*the curve that clients train"):
+        one(asynccurve(curve="cubic"), 0, np.ones(D), extra=unflat(np.zeros(D)), upload=upload)
+
+
 def test_outside_a_run_nothing_is_averaged():
     server = averaged(asgd(), start=0.0)
     state, info = one(server, 0, np.ones(9), extra=(), upload=unflat(np.ones(9)))
@@ -143,6 +161,9 @@ test_bad_options_are_refused = refusals(
     (lambda: asynccurve(correction="orthopos", decay=0.5), "^decay = 0.5: must be left out"),
     (lambda: asynccurve(control="turn"), "^control = 'turn': unknown"),
     (lambda: asynccurve(step="jump"), "^step = 'jump': unknown"),
+    (lambda: asynccurve(curve="quartic"), "^curve = 'quartic': unknown"),
+    (lambda: asynccurve(curve="cubic", bends=2), "^bends = 2: must be left out unless curve=chain"),
+    (lambda: asynccurve(curve="chain", bends=0), "^bends = 0: must be"),
 )
 
 
