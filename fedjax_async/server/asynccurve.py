@@ -117,6 +117,7 @@ def asynccurve(
     lowest: Traced = 0.2,
     cycle: int = 10,
     dominance: bool = True,
+    weighting: str = "uniform",
     corrected: Correction,
     control: str | None = "rotation",
     step: str = "curve",
@@ -141,6 +142,8 @@ def asynccurve(
       lowest: eta at the end of a cycle, as a share of ``server_lr`` in (0, 1].
       cycle: c, accepted arrivals in a cycle of eta, and server steps from one averaged model to the next.
       dominance: whether a is divided by ``N p_i``, with p_i the client's share of all accepted arrivals so far.
+      weighting: ``uniform``, or ``examples`` to multiply a by ``N w_i``, with w_i the client's share of all examples
+        (eq. 32, which Algorithm 1 leaves out; see ``step_size``).
       control: how the control point follows the chord: ``rotation`` turns its offset from the midpoint with the chord,
         ``none`` keeps the offset. In a spec, ``control=none`` is read as ``None``, which means the same. If a curve has
         several inner points, the offset of each is turned or kept.
@@ -165,7 +168,7 @@ def asynccurve(
     check.in_range("swa", swa, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
     rate = cyclic(highest=server_lr, lowest=lowest, length=cycle)
-    size = step_size(rate, dominance=dominance)
+    size = step_size(rate, dominance=dominance, weighting=weighting)
     still = isinstance(momentum, (int, float)) and momentum == 0
     before = [] if still or momentum_on == "space" else [moving_on(momentum)]
     moves = rule(

@@ -252,6 +252,7 @@ SWEEPS = [
         lambda lr: textbook_loops.asynccurve(lr, step="line", correct=orthodyn((0.3,), share=True)),
     ),
     ("asynccurve", {"curve": "cubic"} | LR, lambda lr: textbook_loops.asynccurve(lr, inner=2)),
+    ("asynccurve", {"weighting": "examples"} | LR, lambda lr: textbook_loops.asynccurve(lr, by_examples=True)),
     (
         "asynccurve",
         {"curve": "chain", "bends": 3, "control": "none"} | LR,

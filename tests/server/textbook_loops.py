@@ -242,6 +242,7 @@ def asynccurve(
     overwrite: int | None = None,
     curve: Callable[[list[np.ndarray], float], np.ndarray] = geometry.bezier,
     inner: int = 1,
+    by_examples: bool = False,
 ) -> Rule:
     """Algorithm 1; ``curve`` through ``inner`` points beside its ends."""
 
@@ -249,6 +250,7 @@ def asynccurve(
         def begin(self, x, uploads):
             super().begin(x, uploads)
             self.counts, self.average, self.models, self.tau = np.zeros(CLIENTS), x, 0, 0
+            self.sizes: dict[int, float] = {}
             self.velocity = self.along = np.zeros_like(x)
             self.begins = swa * sum(u.closes for u in uploads)
 
@@ -257,6 +259,9 @@ def asynccurve(
             accepted = self.counts.sum()
             eta = server_lr * (1 + (lowest - 1) * (accepted % cycle) / max(cycle - 1, 1))
             self.counts[client] += 1
+            self.sizes[client] = u.examples
+            if by_examples:  # eq. 32, times N
+                eta *= u.examples / np.mean([size for size in self.sizes.values() if size > 0])
             return min(1.0, eta / (CLIENTS * self.counts[client] / (accepted + 1)) if dominance else eta)
 
         def taken(self, x, u, client, direction, scale):
