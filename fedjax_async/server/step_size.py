@@ -64,7 +64,7 @@ def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
 def _relative_size(sizes: Array, arrival: Arrival) -> tuple[Array, Array]:
     """``N w_i`` of the arriving client, and the sizes n_i of the clients seen so far, float[N] (0: not seen).
 
-    ``N w_i`` is n_i over the mean of the sizes of the clients seen; 1 for a client without examples, whose arrivals are rejected.
+    ``N w_i`` is n_i over the mean of the sizes of the clients seen; 1 for a rejected arrival, whose n_i is 0.
     """
     own = arrival.weight.astype(sizes.dtype)
     sizes = sizes.at[arrival.client].set(own)
