@@ -10,6 +10,7 @@ from fedjax_async.base import factories, tree
 from fedjax_async.local import Curve
 from fedjax_async.server import begun, closed
 from fedjax_async.server.floco import Simplex
+from fedjax_async.server.regions import Region
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
@@ -77,10 +78,10 @@ def arrival(upload, start, staleness=0, client=0, *, weight=1.0, closes=True, **
     return Arrival(upload, start, jnp.int32(staleness), weight, jnp.int32(client), time, jnp.bool_(closes), **more)
 
 
-def uploading(name, arrivals, inner=1):
+def uploading(name, arrivals, inner=1, regions=False):
     """The same arrivals in the form that rule ``name`` takes: clients of some rules upload two trees.
 
-    ``inner``: inner points of the curves that clients of asynccurve upload.
+    ``inner``: inner points of the curves that clients of asynccurve upload; ``regions``: those of floco are sent.
     """
     change, weights = arrivals.upload, weights_of(arrivals.upload)
     if name == "scaffold":
@@ -96,7 +97,11 @@ def uploading(name, arrivals, inner=1):
     if name == "floco":  # offsets that do not change, of three vertices
         axis = jnp.ndim(arrivals.weight)
         none = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.stack([leaf, leaf], axis=axis)), weights)
-        return arrivals._replace(upload=Simplex(change, none), extra=none)
+        given = arrivals._replace(upload=Simplex(change, none), extra=none)
+        if not regions:
+            return given
+        shape = jnp.shape(arrivals.weight)
+        return given._replace(extra=Region(none, jnp.full((*shape, 3), 1 / 3), jnp.ones(shape)))
     return arrivals
 
 

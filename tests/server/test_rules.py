@@ -108,7 +108,7 @@ GUARDED = [
 def swept(name, uploads, fixed, values):
     """Params [V, E, D] and weights [V, E] of a sweep over the columns of ``values``, in one program."""
     inner = family(fixed.get("curve", "quadratic"), fixed.get("bends")).inner
-    arrivals = uploading(name, stacked(uploads), inner)
+    arrivals = uploading(name, stacked(uploads), inner, "regions" in fixed)
 
     @jax.jit
     @jax.vmap
@@ -212,6 +212,7 @@ SWEEPS = [
         for switch in SWITCHES
     ],
     ("floco", UNIFORM | {"vertices": 3} | LR | {"spread": [0.0, 1.0]}, lambda lr, spread: averaging(lr)),
+    ("floco", UNIFORM | {"regions": 0.5, "signal": 7, "radius": [0.3, 1.0]} | LR, lambda radius, lr: averaging(lr)),
     ("fedmrur", LR, reaggregated),
     (
         "asynccurve",
