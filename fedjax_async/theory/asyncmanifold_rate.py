@@ -7,8 +7,9 @@ participation, in a Euclidean ambient space (C = 0) or on an embedded manifold, 
 A curved ambient manifold M, whose second fundamental form is at most C in norm. There the printed theorem fails. Eq. 36
 to 41 compare the steps with the gradient in the surrounding space; the steps are tangent to M, and at a minimum on M
 the gradient keeps its normal part. On the unit circle (C = 1), ``|x - (2, 0)|^2 / 2`` has its minimum at (1, 0) with a
-gradient of length 1, while the right-hand side tends to 0. The bound holds for the Riemannian gradient ``grad L = P grad
-L``, P the projection on the tangent space, if the server steps along the geodesic, to ``exp_Theta(-eta_g P Delta)``:
+gradient of length 1, while the right-hand side tends to 0. The bound holds for the Riemannian gradient, the projection
+P of the gradient on the tangent space, if the server steps along the geodesic, to ``exp_Theta(-eta_g P Delta)``; Q and
+D then compare its curve with this geodesic:
 
 - ``|exp_x(v) - x - v| <= C |v|^2 / 2``, since a geodesic of unit speed has an acceleration of at most C. This replaces
   the Taylor expansion of eqs. 45 to 48: no term in eta_l^6, no bound of the derivative of the second fundamental form.
