@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import geometry
-from fedjax_async.geometry import Correction
+from fedjax_async.geometry import Correction, Family
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
 from fedjax_async.server import begun, closed
@@ -84,25 +84,30 @@ def corrected(now: Params, state: Observed, arrival: Arrival) -> dict[str, tuple
     return {name: end.correct(change, drift, state.corrections[name]) for name, end in ENDS.items()}
 
 
-def proposals(now: Params, state: Observed, arrival: Arrival, position: float) -> dict[str, Params]:
+def proposals(
+    now: Params, state: Observed, arrival: Arrival, position: float, family: Family | None = None
+) -> dict[str, Params]:
     """Name -> the model that the server would move to: ``position`` of the way to each corrected end.
 
     ``CORRECTION`` is on the line to it. If the client uploads a curve, there are also ``CORRECTION, curve`` (the
     control point keeps its offset), ``CORRECTION, rotated curve`` (the control point turns with the chord), and
-    ``fresh`` and ``fresh, curve`` on the client's own line and curve, from its start.
+    ``fresh`` and ``fresh, curve`` on the client's own line and curve, from its start. ``family``: of the curves,
+    quadratic by default.
     """
+    family = geometry.quadratic() if family is None else family
     s, change = jnp.asarray(position, jnp.result_type(float)), change_of(arrival)
     made: dict[str, Params] = {}
 
     def keep(name: str, start: Params, chord: Params, bend: Params | None = None) -> None:
-        bend = jax.tree.map(jnp.zeros_like, chord) if bend is None else bend
-        made[name] = jax.tree.map(jnp.add, start, along_curve(start, chord, bend, s))
+        aside = jax.tree.map(jnp.zeros_like, chord) if bend is None else family.aside(bend, s)
+        made[name] = jax.tree.map(jnp.add, start, along_curve(start, chord, aside, s))
 
     for name, (chord, _) in corrected(now, state, arrival).items():
         keep(name, now, chord)
         if isinstance(arrival.upload, Curve) and name in CURVED:
             for control, title in CONTROL.items():
-                keep(f"{name}, {title}", now, chord, CONTROLS[control](arrival.upload.offset, change, chord))
+                bend = family.each(CONTROLS[control])(arrival.upload.offset, change, chord)
+                keep(f"{name}, {title}", now, chord, bend)
     if isinstance(arrival.upload, Curve):
         keep("fresh", arrival.start, change)
         keep("fresh, curve", arrival.start, change, arrival.upload.offset)
@@ -110,18 +115,22 @@ def proposals(now: Params, state: Observed, arrival: Arrival, position: float) -
 
 
 def probe(
-    observing: ServerAlgorithm, model: Model, examples: Mapping[str, tuple[Any, Any]], position: float
+    observing: ServerAlgorithm,
+    model: Model,
+    examples: Mapping[str, tuple[Any, Any]],
+    position: float,
+    family: Family | None = None,
 ) -> Callable[[Observed, State, Arrival, DataParts], dict[str, Array]]:
     """A probe of :func:`proposals`: columns ``PROPOSAL | PART``, its mean loss on each part of ``examples``.
 
-    ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). There is also a column
-    ``staleness``.
+    ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). ``family``: as there.
+    There is also a column ``staleness``.
     """
     parts = {name: _whole(x, y) for name, (x, y) in examples.items()}
 
     def measured(state: Observed, memory: State, arrival: Arrival, own: DataParts) -> dict[str, Array]:
         del memory, own
-        made = proposals(observing.params(state), state, arrival, position)
+        made = proposals(observing.params(state), state, arrival, position, family)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made.values())
         columns: dict[str, Array] = {"staleness": arrival.staleness}
         for part, data in parts.items():

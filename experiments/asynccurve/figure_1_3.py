@@ -2,6 +2,7 @@
 
     python experiments/asynccurve/figure_1_3.py --scale laptop
     python experiments/asynccurve/figure_1_3.py --scale paper --tasks femnist --leaf FOLDER
+    python experiments/asynccurve/figure_1_3.py --scale laptop --curve cubic
 
 LeNet-5 on eight clients with amounts of data proportional to 1, ..., 8, one local epoch, job times proportional to the
 examples. The runs are FedAsync and AsyncCurve without delay correction. At every tenth arrival a probe measures, for
@@ -12,6 +13,7 @@ normalised and averaged as in the paper (``phases.py``); the script then searche
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +22,9 @@ from typing import Any
 import corrections
 import numpy as np
 import phases
-from study import options, report, shared
+from study import add_curve, curve_suffix, options, report, shared
 
-from fedjax_async import Method, Settings, Spec, named, results, simulate
+from fedjax_async import Method, Settings, Spec, geometry, named, results, simulate
 from fedjax_async.config import prepare
 from fedjax_async.data import Dataset, formats, load
 from fedjax_async.data.federated import check_dataset
@@ -57,25 +59,44 @@ SETTING: dict[str, Any] = {
 }
 
 
-def methods(control_epochs: int) -> dict[str, Method]:
+def methods(control_epochs: int, curve: str = "quadratic", bends: int | None = None) -> dict[str, Method]:
     """The methods of the two runs; each rule also keeps the states of all corrections."""
+    shape: dict[str, Any] = {} if curve == "quadratic" else {"curve": curve, "bends": bends}
     still: dict[str, Any] = {"lowest": 1.0, "correction": "asgd", "swa": 1.0, "warm": "off"}
-    curve = asynccurve(server_lr=POSITION, **still)
-    client = Spec(curve_training, order="after", control_epochs=control_epochs, warm="off")
+    rule = asynccurve(server_lr=POSITION, **still, **shape)
+    client = Spec(curve_training, order="after", control_epochs=control_epochs, warm="off", **shape)
     return {
         "fedasync": Method(corrections.observed(fedasync(mixing=POSITION, staleness="constant"))),
-        "asynccurve": Method(corrections.observed(curve), client=client),
+        "asynccurve": Method(corrections.observed(rule), client=client),
     }
 
 
 def dataset_of(task: str, given: argparse.Namespace) -> Dataset:
     """The data set, with a random part of its training examples and evenly spaced test examples."""
-    whole = formats.leaf(path=str(given.leaf)) if task == "femnist" else load(NAMES.get(task, task))
-    scale = SCALES[given.scale]
+    return _part_of(task, given.leaf, given.scale)[0]
+
+
+def used_of(task: str, given: argparse.Namespace) -> dict[str, str]:
+    """How many of the data set's images :func:`dataset_of` takes: ``{"training images": "4500 of 60000", ...}``."""
+    return _part_of(task, given.leaf, given.scale)[1]
+
+
+@functools.lru_cache(maxsize=1)
+def _part_of(task: str, folder: Path | None, size: str) -> tuple[Dataset, dict[str, str]]:
+    whole = formats.leaf(path=str(folder)) if task == "femnist" else load(NAMES.get(task, task))
+    scale = SCALES[size]
     rows = np.random.default_rng(0).permutation(len(whole.y))[: scale["examples"]]
     tests = np.linspace(0, len(whole.test_y), min(scale["measured"], len(whole.test_y)), endpoint=False).astype(int)
     part = whole._replace(x=whole.x[rows], y=whole.y[rows], test_x=whole.test_x[tests], test_y=whole.test_y[tests])
-    return check_dataset(part._replace(groups=None, test_groups=None))
+    used = {"training images": (rows, whole.y), "test images": (tests, whole.test_y)}
+    said = {name: f"{len(some)} of {len(every)}" for name, (some, every) in used.items()}
+    return check_dataset(part._replace(groups=None, test_groups=None)), said
+
+
+def add_leaf(parser: argparse.ArgumentParser) -> None:
+    """Add ``--leaf``."""
+    text = "LEAF's femnist, for that task; at --scale smoke, its first examples in place of the package's images"
+    parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help=text)
 
 
 def missing(task: str, given: argparse.Namespace) -> str | None:
@@ -91,19 +112,21 @@ def missing(task: str, given: argparse.Namespace) -> str | None:
 
 def run_of(task: str, name: str, given: argparse.Namespace) -> Run:
     """One run with its probe; a finished one is loaded, an interrupted one continues."""
-    folder = given.out / "runs" / f"{task}-{name}"
+    called = name + (given.suffix if name == "asynccurve" else "")
+    folder = given.out / "runs" / f"{task}-{called}"
     if not (folder / MANIFEST).exists():
         scale = SCALES[given.scale]
-        method = methods(scale["control_epochs"])[name]
+        method = methods(scale["control_epochs"], given.curve, given.bends)[name]
         parts: dict[str, Any] = {
             "dataset": named(task, dataset_of(task, given)),
-            "method": named(f"{name}-observed", method),
+            "method": named(f"{called}-observed", method),
         }
         budget = {"updates": scale["updates"], "eval_updates": max(1, scale["updates"] // 20), "seed": given.seed}
         setting = {**SETTING, **parts, **budget, "model": scale["model"]}
         components = prepare(Settings(**setting)).components
         examples = examples_of(components.data, scale["measured"])
-        measured = corrections.probe(method.rule, components.model, examples, POSITION)
+        family = geometry.family(given.curve, given.bends)
+        measured = corrections.probe(method.rule, components.model, examples, POSITION, family)
         simulate(**setting, out=folder, plots=False, checkpoint=200, probes={"corrections": Probe(measured, EVERY)})
     return results.load(folder)
 
@@ -238,16 +261,17 @@ def draw(relative: Mapping[str, np.ndarray], axes: Any, title: str) -> None:
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def pictures(task: str, runs: Mapping[str, Run], out: Path) -> None:
+def pictures(task: str, runs: Mapping[str, Run], given: argparse.Namespace) -> None:
     """Draw Figure 1 (corrections, both runs) and Figure 3 (curves, after corrections of either family)."""
+    name = f"{task}{given.suffix}.png"
     figure, axes = canvas.new(7.0, 3.6)
     draw(ends_of(runs, "test"), axes, f"{TASKS[task]}: corrections of the end, both runs")
-    save_figure(figure, out / f"figure_1_{task}.png")
+    save_figure(figure, given.out / f"figure_1_{name}")
     figure = canvas.empty(7.0, 6.4)
     families = {"trusting the displacement": corrections.GRADIENT, "trusting the position": corrections.POSITION}
     for (title, family), axes in zip(families.items(), figure.subplots(2), strict=True):
         draw(curves_of(runs["asynccurve"], "test", family), axes, f"{TASKS[task]}: {title}")
-    save_figure(figure, out / f"figure_3_{task}.png")
+    save_figure(figure, given.out / f"figure_3_{name}")
 
 
 def main() -> None:
@@ -257,24 +281,28 @@ def main() -> None:
         "--tasks", nargs="+", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "fashion_mnist"]
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of data, delays and learning [0]")
-    parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help="LEAF's femnist, for that task")
+    add_leaf(parser)
+    add_curve(parser)
     given = shared.parse(parser)
+    given.suffix = curve_suffix(parser, given)
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": [], "_losses": []}
-    for task in ["smoke"] if given.scale == "smoke" else given.tasks:
+    for task in ["smoke"] if given.scale == "smoke" and given.leaf is None else given.tasks:
         reason = missing(task, given)
         if reason is not None:
             print(f"{task}: not run: {reason}", file=sys.stderr)
             tables[""].append({"task": task, "correction": "not run"})
             continue
+        print(f"{task}: {used_of(task, given)}", file=sys.stderr)
         runs = {name: run_of(task, name, given) for name in ("fedasync", "asynccurve")}
         tables[""] += end_rows(task, runs)
         tables["_phases"] += phase_rows(task, runs)
         tables["_q"] += quality_rows(task, runs["asynccurve"])
         tables["_losses"] += loss_rows(task, runs)
-        pictures(task, runs, given.out)
+        pictures(task, runs, given)
         for ending, rows in tables.items():
             if rows:
-                report(rows, argparse.Namespace(**{**vars(given), "name": f"{given.name}{ending}"}), decimals=DECIMALS)
+                name = f"{given.name}{given.suffix}{ending}"
+                report(rows, argparse.Namespace(**{**vars(given), "name": name}), decimals=DECIMALS)
 
 
 DECIMALS = {"Q": 4, "99 % +-": 4, "paper's Q": 4, "paper's +-": 4, "test loss": 4}

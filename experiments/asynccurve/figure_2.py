@@ -1,15 +1,18 @@
 """Figure 2: the loss in the plane through a client's start, its end and the control point of its curve.
 
     python experiments/asynccurve/figure_2.py --scale laptop
+    python experiments/asynccurve/figure_2.py --scale paper --task femnist --leaf FOLDER
 
 The start is the global model after some server steps of FedAsync in the setting of Figures 1 and 3. One client trains
 for 10 and for 250 local epochs, in turn with epochs of its control point (Algorithm 2). The loss is measured on the
-client's training set and on the global test set: four landscapes, with the line and the curve.
+client's training set and on the global test set: four landscapes, with the line and the curve. With ``--curve`` other
+curves are learned; the plane of a curve with several inner points goes through its middle, and the curve is projected.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from study import options, parse, report
+from study import add_curve, curve_suffix, options, parse, report
 
 from fedjax_async import Settings, geometry, named, results, simulate, theory
 from fedjax_async.config import prepare
@@ -40,11 +43,18 @@ PARTS = {"train": "training set of the client", "test": "global test set"}
 
 
 class Trained(NamedTuple):
-    """A client's quadratic curve."""
+    """A client's curve."""
 
-    start: Params
-    control: Params
-    end: Params
+    points: tuple[Params, ...]  # the start, the inner points and the end
+    family: geometry.Family
+
+    @property
+    def models(self) -> dict[str, Params]:
+        """The three models that span the plane."""
+        start, *inner, end = self.points
+        if len(inner) == 1:
+            return {"start": start, "control point": inner[0], "end": end}
+        return {"start": start, "middle of the curve": self.family.path(self.points, 0.5), "end": end}
 
 
 def global_model(task: str, given: argparse.Namespace, setting: Mapping[str, Any]) -> Params:
@@ -55,47 +65,53 @@ def global_model(task: str, given: argparse.Namespace, setting: Mapping[str, Any
     return results.load(folder).params
 
 
-def train(model: Model, data: FederatedData, start: Params, epochs: int) -> Trained:
+def train(model: Model, data: FederatedData, start: Params, epochs: int, given: argparse.Namespace) -> Trained:
     """The client's curve after ``epochs`` epochs of its end and as many of its control point."""
+    shape = {"curve": given.curve, "bends": given.bends}
     batch_size = int(figure_1_3.SETTING["batch_size"])
     adam = optax.adam(figure_1_3.SETTING["lr"])
-    client = curve_training(model, optimizer=adam, batch_size=batch_size, warm="off")
+    client = curve_training(model, optimizer=adam, batch_size=batch_size, warm="off", **shape)
     own = ClientData(*map(jnp.asarray, (data.x, data.y, data.order, data.offset[CLIENT], data.size[CLIENT])))
     steps = int(local_steps(data.size, batch_size=batch_size, epochs=epochs)[CLIENT])
     job = jax.jit(lambda params, steps: run_job(client, jax.random.key(0), Message(params), (), own, steps)[0])
     curve = job(start, steps)
     end = jax.tree.map(jnp.add, start, curve.params)
-    return Trained(start, jax.tree.map(jnp.add, geometry.line(start, end, 0.5), curve.offset), end)
+    family = geometry.family(**shape)
+    return Trained(family.points(start, end, curve.offset), family)
 
 
 def landscape(measure: Any, rows: tuple[Any, Any], curve: Trained, size: int) -> dict[str, Any]:
     """Coordinates and losses on the grid, at the three models, and along the line and the curve."""
-    plane = geometry.plane(curve.start, curve.end, curve.control)
-    at = np.array([geometry.plane_coordinates(plane, params) for params in curve], np.float64)
+    start, middle, end = curve.models.values()
+    plane = geometry.plane(start, end, middle)
+    at = np.array([geometry.plane_coordinates(plane, params) for params in (start, middle, end)], np.float64)
     low, high = at.min(axis=0), at.max(axis=0)
     margin = MARGIN * float(np.max(high - low))
     x, y = (np.linspace(low[axis] - margin, high[axis] + margin, size) for axis in (0, 1))
     s = np.linspace(0.0, 1.0, POINTS)
-    paths = {"line": (curve.start, curve.end), "curve": tuple(curve)}
-    found: dict[str, Any] = {"x": x, "y": y, "at": at, "s": s}
+    paths = {"line": ((start, end), geometry.bezier), "curve": (curve.points, curve.family.path)}
+    found: dict[str, Any] = {"x": x, "y": y, "at": at, "s": s, "names": tuple(curve.models)}
     found["loss"] = theory.loss_surface(measure, plane, x, y, rows)["loss"]
-    found["models"] = np.array([float(measure(params, *rows)["loss"]) for params in curve])
-    for name, points in paths.items():
-        found[f"{name} loss"] = theory.loss_along(measure, points, s, rows)["loss"]
-        inside = jax.vmap(lambda params: geometry.plane_coordinates(plane, params))(
-            geometry.bezier_points(points, POINTS)
-        )
+    found["models"] = np.array([float(measure(params, *rows)["loss"]) for params in (start, middle, end)])
+    for name, (points, path) in paths.items():
+        found[f"{name} loss"] = theory.loss_along(measure, points, s, rows, path=path)["loss"]
+        on_path = jax.vmap(lambda at, points=points, path=path: path(points, at))(jnp.linspace(0.0, 1.0, POINTS))
+        inside = jax.vmap(lambda params: geometry.plane_coordinates(plane, params))(on_path)
         found[f"{name} position"] = np.asarray(inside)
-        found[f"{name} length"] = float(geometry.bezier_length(points))
+        found[f"{name} length"] = length_of(points, path)
     return found
+
+
+def length_of(points: tuple[Params, ...], path: Any) -> float:
+    """The length of a curve; of a chain, the sum of its sides."""
+    pieces = list(itertools.pairwise(points)) if path is geometry.polygon else [points]
+    return sum(float(geometry.bezier_length(piece)) for piece in pieces)
 
 
 def picture(found: Mapping[str, Any], title: str) -> Any:
     """The landscape with its models and paths."""
-    names = ("start", "control point", "end")
-    models = {
-        n: (float(a), float(b), float(h)) for n, (a, b), h in zip(names, found["at"], found["models"], strict=True)
-    }
+    rows = zip(found["names"], found["at"], found["models"], strict=True)
+    models = {name: (float(a), float(b), float(height)) for name, (a, b), height in rows}
     lines = {name: tuple(found[f"{name} position"].T) for name in ("line", "curve")}
     return plane_picture(found["x"], found["y"], found["loss"], models, lines, title=title)
 
@@ -123,10 +139,15 @@ def row_of(task: str, epochs: int, part: str, found: Mapping[str, Any]) -> dict[
 def main() -> None:
     """Train, measure, draw and write."""
     parser = options(__doc__, "figure_2")
-    parser.add_argument("--task", choices=["mnist", "fashion_mnist"], default="fashion_mnist")
+    tasks = [task for task in figure_1_3.TASKS if task != "smoke"]
+    parser.add_argument("--task", choices=tasks, default="fashion_mnist", help="data set [fashion_mnist]")
+    figure_1_3.add_leaf(parser)
+    add_curve(parser)
     given = parse(parser)
-    task = "smoke" if given.scale == "smoke" else given.task
-    given.leaf = None
+    suffix = curve_suffix(parser, given)
+    task = "smoke" if given.scale == "smoke" and given.leaf is None else given.task
+    if (reason := figure_1_3.missing(task, given)) is not None:
+        parser.error(f"argument --task: {task}: {reason}")
     scale = figure_1_3.SCALES[given.scale]
     updates = STEPS[given.scale]
     dataset = named(task, figure_1_3.dataset_of(task, given))
@@ -144,14 +165,15 @@ def main() -> None:
     rows_by_part = {"train": (data.x[own], data.y[own]), "test": (data.test_x, data.test_y)}
     rows = []
     for epochs in EPOCHS[given.scale]:
-        curve = train(components.model, data, start, epochs)
+        curve = train(components.model, data, start, epochs, given)
         for part, pair in rows_by_part.items():
             measure = theory.scores(components.model, len(pair[1]))
             found = landscape(measure, tuple(map(jnp.asarray, pair)), curve, GRID[given.scale])
             title = f"loss on the {PARTS[part]}, {epochs} epochs"
-            save_figure(picture(found, title), given.out / f"figure_2_{part}_{epochs}.png")
-            rows.append(row_of(task, epochs, part, found))
-    report(rows, given, decimals=dict.fromkeys(rows[0], 4))
+            save_figure(picture(found, title), given.out / f"figure_2_{part}_{epochs}{suffix}.png")
+            rows.append(row_of(task, epochs, part, found) | figure_1_3.used_of(task, given))
+    named_so = argparse.Namespace(**{**vars(given), "name": f"{given.name}{suffix}"})
+    report(rows, named_so, decimals=dict.fromkeys(rows[0], 4))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import variants as shared
 from variants import parse, report
 
 from fedjax_async import register
-from fedjax_async.geometry import PHASE_COLUMN
+from fedjax_async.geometry import FAMILIES, PHASE_COLUMN, family
 from fedjax_async.results import choose, sweep, tables
 from fedjax_async.results.metrics import final_accuracy, to_target
 from fedjax_async.server import fedasync
@@ -119,6 +119,11 @@ ABLATIONS: dict[str, str] = {
     "warm moments as printed": "warm=printed",
     "no proximal term": "proximal=0",
 }
+CURVES: dict[str, str] = {  # other curves than the quadratic one, at the same rates
+    "cubic curve": "curve=cubic",
+    "chain of one bend": "curve=chain",
+    "chain of three bends": "curve=chain,bends=3",
+}
 LOCAL_RATES = {"sgd": (0.03, 0.1), "adam": (3e-4, 1e-3), "sam:base=adam": (3e-4, 1e-3)}
 SERVER_RATES = (0.4, 0.8)
 
@@ -126,6 +131,23 @@ SERVER_RATES = (0.4, 0.8)
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
     """The parser of the options that all scripts share; ``name`` is the script's."""
     return shared.options(about, "asynccurve", name)
+
+
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    """Add ``--curve`` and ``--bends``, the curves that AsyncCurve's clients learn."""
+    parser.add_argument("--curve", choices=list(FAMILIES), default="quadratic", help="of the clients [quadratic]")
+    parser.add_argument("--bends", type=int, default=None, metavar="M", help="inner points of a chain [1]")
+
+
+def curve_suffix(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
+    """What names of files have more than those of the paper's curve: nothing for ``quadratic``, ``_chain_3``."""
+    try:
+        inner = family(given.curve, given.bends).inner
+    except ValueError as error:
+        parser.error(f"argument --bends: {error}")
+    if given.curve == "quadratic":
+        return ""
+    return f"_{given.curve}_{inner}" if given.curve == "chain" else f"_{given.curve}"
 
 
 def setting_of(task: str, scale: str) -> dict[str, Any]:

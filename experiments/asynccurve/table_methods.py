@@ -4,8 +4,8 @@
 
 For each row, two local rates times two server rates are tried on seed 0, and the best on the validation part of the
 training data is run with all seeds: the same effort for each method. The ablations use the rates of the whole
-AsyncCurve with Adam. ``table_methods.csv`` is rewritten after each data set. ``table_methods_seeds.csv`` and
-``table_ablation_seeds.csv`` have a row for each run.
+AsyncCurve with Adam; with ``--curves`` they also have rows with other curves. ``table_methods.csv`` is rewritten after
+each data set. ``table_methods_seeds.csv`` and ``table_ablation_seeds.csv`` have a row for each run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from study import (
     ABLATIONS,
+    CURVES,
     FINAL,
     METHODS,
     SEEDS,
@@ -58,7 +59,8 @@ def ablation(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
     """AsyncCurve as a whole, and with one part removed at a time, all at the rates of the whole; rows as above."""
     whole, tried = tuned(task, METHODS, given)
     chosen = {WHOLE: whole[WHOLE]}
-    chosen |= {name: without(whole[WHOLE], option) for name, option in ABLATIONS.items()}
+    changes = ABLATIONS | (CURVES if given.curves else {})
+    chosen |= {name: without(whole[WHOLE], option) for name, option in changes.items()}
     runs = runs_of(task, chosen, given, tried)
     return rows_of(task, runs, chosen, TASKS[task].target), rows_of_seeds(task, runs, TASKS[task].target)
 
@@ -74,6 +76,7 @@ def main() -> None:
     """Run data set after data set, then the ablations; write the tables after each."""
     parser = options(__doc__, "table_methods")
     parser.add_argument("--ablate", nargs="*", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "har"])
+    parser.add_argument("--curves", action="store_true", help="cubic curves and chains too, in the ablation")
     given = shared.parse_tasks(parser, TASKS, [t for t in TASKS if t != "smoke"], SEEDS)
     rows: Rows = []
     seeds: Rows = []

@@ -2,7 +2,8 @@
 
 Start with :func:`project_out` (``projection.py``): the part of one change orthogonal to another, as one vector, by
 layer or by tensor. Then read ``corrections.py`` (delay corrections of stale changes), ``bezier.py`` (curves through
-models), ``plane.py`` (the plane through three models), ``rotation.py`` (a curve's control point when its ends move),
+models), ``families.py`` (curves between two models, by name), ``plane.py`` (the plane through three models),
+``rotation.py`` (a curve's control point when its ends move),
 ``hyperbolic.py`` (distance and penalty of the Lorentz model), ``manifold.py`` (exponential and logarithm maps,
 Riemannian SGD) and ``simplex.py`` (mixtures of several models). ``vectors.py`` holds the scalar products and lengths
 that all of them use.
@@ -18,6 +19,8 @@ from fedjax_async.geometry.corrections import (CORRECTIONS as CORRECTIONS, PHASE
     dc_asgd_a as dc_asgd_a, fedasync as fedasync, gradient_surgery as gradient_surgery, norm_falls as norm_falls,
     ortho_correct as ortho_correct, orthocorrect as orthocorrect, orthodyn as orthodyn, orthograd as orthograd,
     orthopos as orthopos, orthostrict as orthostrict, share_passes as share_passes, steps_pass as steps_pass)
+from fedjax_async.geometry.families import (FAMILIES as FAMILIES, Family as Family, chain as chain, cubic as cubic,
+    family as family, quadratic as quadratic)
 from fedjax_async.geometry.hyperbolic import (LorentzPoint as LorentzPoint, lorentz_distance as lorentz_distance,
     lorentz_inner as lorentz_inner, lorentz_penalty as lorentz_penalty, lorentz_project as lorentz_project)
 from fedjax_async.geometry.manifold import (MANIFOLDS as MANIFOLDS, Manifold as Manifold, euclidean as euclidean,

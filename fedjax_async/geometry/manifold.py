@@ -114,14 +114,14 @@ def geodesic(manifold: Manifold, start: Params, end: Params, s: Number) -> Param
     return manifold.exp(start, rebuild([share * v for v in leaves(way)], way))
 
 
-def riemannian_sgd(lr: Traced, manifold: Manifold) -> optax.GradientTransformation:
+def riemannian_sgd(lr: Traced | Callable[[Array], Array], manifold: Manifold) -> optax.GradientTransformation:
     """Riemannian gradient descent: ``x <- exp(x, -lr grad f(x))``.
 
     An optax transformation: its updates are ``exp(x, -lr grad) - x``, so ``optax.apply_updates`` makes the step. On the
     Euclidean manifold it is SGD.
 
     Args:
-      lr: the step size, > 0.
+      lr: the step size, > 0; or a schedule of optax, a function of the number of steps taken before.
       manifold: the manifold of the params.
 
     Raises: ``ValueError`` if its update gets no params.
@@ -132,12 +132,17 @@ def riemannian_sgd(lr: Traced, manifold: Manifold) -> optax.GradientTransformati
 
     def update(partials: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
         check.require(params is not None, "params", params, "given: a step along a geodesic depends on where it starts")
-        rate = jnp.asarray(lr, jnp.result_type(float))
+        rate = jnp.asarray(lr(state.count) if callable(lr) else lr, jnp.result_type(float))
         slope = manifold.gradient(params, partials)
         step = rebuild([-rate * g for g in leaves(slope)], slope)
-        return jax.tree.map(jnp.subtract, manifold.exp(params, step), params), state
+        after = optax.ScaleByScheduleState(state.count + 1) if callable(lr) else state
+        return jax.tree.map(jnp.subtract, manifold.exp(params, step), params), after
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    def init(params: Params) -> State:
+        del params
+        return optax.ScaleByScheduleState(jnp.int32(0)) if callable(lr) else optax.EmptyState()
+
+    return optax.GradientTransformation(init, update)
 
 
 def _sinh_over(x: Array) -> Array:

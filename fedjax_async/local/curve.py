@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_async.base import check, tree
+from fedjax_async.geometry import Family, family
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
@@ -34,10 +35,10 @@ ORDERS = ("alternate", "after")
 
 
 class Curve(NamedTuple):
-    """The upload of a client: the quadratic curve from its start to its end."""
+    """The upload of a client: the curve from its start to its end."""
 
     params: Params  # Theta_i - Theta^t
-    offset: Params  # of the control point from the midpoint of start and end, phi - M; of the weights alone
+    offset: Params  # of the inner points from the chord (``geometry.families``), quadratic: phi - M; weights alone
 
 
 class Chord(NamedTuple):
@@ -52,7 +53,7 @@ class Work(NamedTuple):
 
     params: Params  # theta
     optimizer: State
-    displacement: Array  # dphi, of the trained weights; float[D]
+    displacement: Array  # dphi, of the trained weights; float[D], or [m, D] for a curve with m > 1 inner points
     control: State  # of the control point's optimiser
     chord: Chord  # of the curve that the control point is trained on
     keys: tuple[Key, Key]  # of the end's steps and of the control point's
@@ -82,6 +83,8 @@ def curve_training(
     order: str = "alternate",
     control_epochs: int | None = None,
     warm: str = "corrected",
+    curve: str = "quadratic",
+    bends: int | None = None,
 ) -> ClientAlgorithm:
     """Train the end of a curve and its control point; uploads a :class:`Curve` (AsyncManifold 2025, Algorithm 2).
 
@@ -104,24 +107,30 @@ def curve_training(
         length, so JAX can differentiate it in forward mode only.
       warm: how Adam's moments start: ``corrected`` or ``printed``, from the server's last step in the message (see
         :func:`warmed`; ``optimizer`` must contain Adam), or ``off``, from zero.
+      curve: ``quadratic``, ``cubic`` or ``chain``, see ``geometry.families``. With m inner points the displacement is
+        one vector for each, trained together, and ``B(s) = w_0 + s c + sum_j b_j(s) (dphi_j - gamma P_c(dphi_j))``.
+      bends: inner points of ``chain``, 1 by default.
 
     Source: AsyncManifold (2025), Algorithm 2. Deviations: the factor 2 in B; the uploaded offset is that of eq. 30,
-    with the last chord; Adam adds eps to the root of the second moment.
+    with the last chord; Adam adds eps to the root of the second moment. Curves other than the quadratic one are ours,
+    by section 5.1, which leaves the family of curves open.
     """
     require_parts(model, optimizer, batch_size, scale)
     _check_options(control_lr, gamma, warm, optimizer)
     epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
-    parts = _Parts(model, optimizer, optax.adam(control_lr), pulled, batch_size, gamma, scale)
+    shape = family(curve, bends)
+    parts = _Parts(model, optimizer, optax.adam(control_lr), pulled, batch_size, gamma, scale, shape)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
         start, other = without_statistics(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
         zero = jnp.zeros_like(joined(start))
-        curve = (zero, parts.control.init(zero), _chord(zero))
-        return Work(message.params, state, *curve, (key, other), (seed_of(key), seed_of(other)))
+        still = zero if shape.inner == 1 else jnp.zeros((shape.inner, *zero.shape), zero.dtype)
+        straight = (still, parts.control.init(still), _chord(zero))
+        return Work(message.params, state, *straight, (key, other), (seed_of(key), seed_of(other)))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
@@ -138,7 +147,8 @@ def curve_training(
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
         chord = shared_part(model, without_statistics(model, delta))
-        offset = parted(_bent(work.displacement, _chord(joined(chord)), gamma), chord)
+        last = _chord(joined(chord))
+        offset = shape.each(lambda dphi: parted(_bent(dphi, last, gamma), chord))(work.displacement)
         return Curve(delta, offset if model.train is None else {"params": offset}), client_state
 
     def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
@@ -171,6 +181,7 @@ class _Parts(NamedTuple):
     batch_size: int
     gamma: Traced
     scale: Scale
+    shape: Family
 
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
@@ -178,7 +189,6 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     model, weights = parts.model, without_statistics(parts.model, work.params)
     old = joined(weights)
     s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
-    sway = 2.0 * s * (1.0 - s)
     factor = decay_factor(parts.scale, message, phase.number, phase.total)
 
     def of_now(_: Chord) -> Chord:
@@ -186,7 +196,8 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
         return _chord(change if model.private is None else joined(shared_part(model, parted(change, weights))))
 
     def on_curve() -> Array:
-        return start + s * (old - start) + sway * _bent(work.displacement, chord, parts.gamma)
+        bent = parts.shape.each(lambda dphi: _bent(dphi, chord, parts.gamma))(work.displacement)
+        return start + s * (old - start) + parts.shape.aside(bent, s)
 
     chord = _when(phase.anew, of_now, work.chord)
     # one gradient for both, so that jobs in different phases batch; a single job skips the rest by conditionals
@@ -206,7 +217,8 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
         return replaced(model, after, moved), state
 
     def control_moves(control: tuple[Array, State]) -> tuple[Array, State]:
-        slope = sway * _bent(joined(shared_part(model, gradient)), chord, parts.gamma)
+        sideways = _bent(joined(shared_part(model, gradient)), chord, parts.gamma)
+        slope = parts.shape.spread(sideways, s)
         fresh = tree.where(phase.fresh, parts.control.init(slope), control[1])
         return tree.optimize(parts.control, slope, fresh, control[0], factor)
 

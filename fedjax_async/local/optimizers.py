@@ -7,7 +7,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from fedjax_async.base import check, registry
+from fedjax_async.base import check, factories, registry
+from fedjax_async.geometry import MANIFOLDS
+from fedjax_async.geometry import manifold as manifolds
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.local.training import WithinJob
 from fedjax_async.types import Array, Number, Traced
@@ -88,7 +90,36 @@ def asam(lr: LearningRate, *, rho: Traced = 0.5, eta: Traced = 0.01, base: str =
     return sharpness_aware(registry.find("base", BASES, base)(lr), nearby_in_scale(rho, eta))
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {**BASES, "sam": sam, "asam": asam}
+def riemannian_sgd(
+    lr: LearningRate, *, manifold: str = "lorentz", beta: Traced | None = None
+) -> optax.GradientTransformation:
+    """Riemannian SGD (Bonnabel 2013): steps along geodesics, ``w <- exp_w(-lr grad F(w))``.
+
+    The weights of the model are one point of the manifold. On ``lorentz``, hyperbolic space in the coordinates of
+    AsyncManifold's eq. 27, the gradient is ``g + w <w, g> / beta``: its part along the weights is ``1 + |w|^2 / beta``
+    times that of SGD, so stable rates are lower. A decay multiplies the step in coordinates.
+
+    Args:
+      manifold: ``lorentz`` or ``euclidean``, on which it is SGD.
+      beta: of ``lorentz`` alone, minus one over the curvature, > 0; 1 by default.
+
+    Source: AsyncManifold (2025), sections 2.3 and 5.1, which leave the ambient manifold of the local steps open and
+    name hyperbolic space (Nickel and Kiela 2018) as the example. So metric and exact exponential map are those of the
+    Lorentz model, without a retraction. The paper's AsyncCurve takes no such steps.
+    """
+    check.positive("lr", lr)
+    make = registry.find("manifold", MANIFOLDS, manifold)
+    curved = "beta" in factories.options_of(make)
+    check.require(curved or beta is None, "beta", beta, f"left out: manifold {manifold} has no curvature")
+    return manifolds.riemannian_sgd(lr, make() if beta is None else make(beta=beta))
+
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    **BASES,
+    "sam": sam,
+    "asam": asam,
+    "riemannian_sgd": riemannian_sgd,
+}
 
 
 def _of_version(schedule: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -5,7 +5,8 @@ On the arrival of ``(Theta^t, phi, Theta_i)`` at the server's ``Theta^tau``:
 1. correct the end for delay: ``E = Theta^tau + d``, where d is the client's change, corrected by OrthoDyn;
 2. turn the control point with the chord: ``phi' = (Theta^tau + E) / 2 + R (phi - (Theta^t + Theta_i) / 2)``;
 3. choose the position on the curve: ``a = min(1, eta(tau) / (N p_i))``, p_i the client's share of accepted arrivals;
-4. move: ``Theta^{tau+1} = B(a)`` on the curve from Theta^tau with control point phi' to E;
+4. move: ``Theta^{tau+1} = B(a)`` on the curve from Theta^tau with control point phi' to E (or another curve, with
+   several points like phi');
 5. average the models (SWA) from ``tau >= sigma T`` on;
 6. send ``Theta^{tau+1}``, and ``Theta^tau - Theta^{tau+1}`` for the moments of the client's Adam.
 
@@ -23,7 +24,7 @@ import optax
 
 from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.base.factories import takes
-from fedjax_async.geometry import CORRECTIONS, Correction
+from fedjax_async.geometry import CORRECTIONS, Correction, family
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
 from fedjax_async.server.delay_correction import SWITCHES, delay_corrected
@@ -116,9 +117,12 @@ def asynccurve(
     lowest: Traced = 0.2,
     cycle: int = 10,
     dominance: bool = True,
+    weighting: str = "uniform",
     corrected: Correction,
     control: str | None = "rotation",
     step: str = "curve",
+    curve: str = "quadratic",
+    bends: int | None = None,
     momentum: Traced = 0.0,
     momentum_on: str = "curve",
     swa: Traced = 0.75,
@@ -128,7 +132,7 @@ def asynccurve(
 ) -> ServerAlgorithm:
     """Move along the curves that clients have learned, corrected for delay (AsyncManifold 2025, AsyncCurve).
 
-    ``Theta <- B(a)`` on the quadratic curve from Theta to the corrected end, see the top of this file. If a server step
+    ``Theta <- B(a)`` on the client's curve from Theta to the corrected end, see the top of this file. If a server step
     has several arrivals, each is corrected and stepped from the same Theta, and their steps are averaged. The paper
     gives no values for these options; all defaults are ours. ``updates`` have the phase of OrthoDyn of each arrival in
     the column ``correction_phase`` (0: OrthoGrad), and a run that never leaves the first phase warns.
@@ -138,9 +142,16 @@ def asynccurve(
       lowest: eta at the end of a cycle, as a share of ``server_lr`` in (0, 1].
       cycle: c, accepted arrivals in a cycle of eta, and server steps from one averaged model to the next.
       dominance: whether a is divided by ``N p_i``, with p_i the client's share of all accepted arrivals so far.
+      weighting: ``uniform``, or ``examples`` to multiply a by ``N w_i``, with w_i the client's share of all examples
+        (eq. 32, which Algorithm 1 leaves out; see ``step_size``).
       control: how the control point follows the chord: ``rotation`` turns its offset from the midpoint with the chord,
-        ``none`` keeps the offset. In a spec, ``control=none`` is read as ``None``, which means the same.
+        ``none`` keeps the offset. In a spec, ``control=none`` is read as ``None``, which means the same. If a curve has
+        several inner points, the offset of each is turned or kept.
       step: ``curve``, ``line`` (the curve is not used) or ``geodesic`` (of hyperbolic space, instead of the line).
+      curve: that clients learn: ``quadratic`` as in the paper; ``cubic``, which has two control points; or ``chain``,
+        straight pieces between ``bends`` points. An upload holds the end and each of these points. The clients'
+        training has the same options; a method's name sets both.
+      bends: of ``chain`` alone, >= 1; 1 by default.
       momentum: beta in [0, 1).
       momentum_on: ``curve``: of the change, before the step, which then follows a curve along the momentum; or
         ``space``: of the steps themselves.
@@ -157,14 +168,14 @@ def asynccurve(
     check.in_range("swa", swa, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
     rate = cyclic(highest=server_lr, lowest=lowest, length=cycle)
-    size = step_size(rate, dominance=dominance)
+    size = step_size(rate, dominance=dominance, weighting=weighting)
     still = isinstance(momentum, (int, float)) and momentum == 0
     before = [] if still or momentum_on == "space" else [moving_on(momentum)]
     moves = rule(
         delay_corrected(corrected),
         guards,
         *before,
-        stepping(size, registry.find("step", STEPS, step), control or "none"),
+        stepping(size, registry.find("step", STEPS, step), control or "none", family(curve, bends)),
         optimizer=optax.sgd(1.0, momentum=None if still or momentum_on == "curve" else momentum),
     )
     return averaged(on_curves(moves, sends_steps=warm != "off"), start=swa, every=cycle, overwrite=overwrite)

@@ -1,9 +1,10 @@
 """FLOCO: clients train a simplex of models, the server averages its vertices and evaluates its centroid.
 
-Source: Grinwald et al., "Federated learning with solution simplices" (2025), first stage; AsyncManifold (2025), section
-5.1.1. A simplex of V vertices is its centroid c and the offsets of the vertices ``1 .. V-1`` from it; the offset of
-vertex 0 is minus their sum. So the point with weights lambda is ``c + sum_v (lambda_v - lambda_0) o_v``, a message has
-the size of V models, and means of vertices are means of centroids and offsets.
+Source: Grinwald et al., "Federated learning with solution simplices" (2025); AsyncManifold (2025), section 5.1.1. The
+second stage, in which every client trains a region of its own, is in ``regions.py``. A simplex of V vertices is its
+centroid c and the offsets of the vertices ``1 .. V-1`` from it; the offset of vertex 0 is minus their sum. So the point
+with weights lambda is ``c + sum_v (lambda_v - lambda_0) o_v``, a message has the size of V models, and means of
+vertices are means of centroids and offsets.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fedjax_async.local.training import (
     shared_part,
     without_statistics,
 )
+from fedjax_async.server.regions import in_regions, within
 from fedjax_async.server.rule import closed, guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
@@ -70,13 +72,20 @@ def floco(
     vertices: int = 3,
     spread: Traced = 1.0,
     weighting: str = "examples",
+    regions: float = 1.0,
+    radius: Traced = 0.3,
+    signal: int = 4096,
     guards: Transform,
 ) -> ServerAlgorithm:
     """Mean of the clients' simplices; the centroid is evaluated (Grinwald et al. 2025).
 
     ``Phi_v <- Phi_v + eta sum_i p_i (Phi_iv - Phi_v)`` for every vertex v. The clients run :func:`floco_client`. With
-    one vertex it is FedAvg. ``clip`` bounds the change of centroid and offsets together. FLOCO's second stage is not
-    implemented: there each client trains a region of the simplex of its own.
+    one vertex it is FedAvg. ``clip`` bounds the change of centroid and offsets together.
+
+    With ``regions < 1`` the second stage follows. The server places all clients in the simplex by the principal
+    components of their latest changes, so that clients with similar changes are near each other; each then trains at
+    points of its region, and its own model is the one at its centre. Measure it as a personal model
+    (``per_client=True``); the centroid stays the model of the server.
 
     Args:
       server_lr: ``eta > 0``.
@@ -86,6 +95,15 @@ def floco(
         initialisation (``pi_0`` changes nothing). So the centroid starts at x, as in all methods. With 0 all vertices
         start at x; use it for pretrained models.
       weighting: ``p_i`` by ``examples`` or ``uniform``.
+      regions: the share of the run's server steps before the second stage, in [0, 1]; 1: never. The authors have 0.5.
+      radius: rho > 0 of a region: the simplex shrunk by ``rho / 2`` around the client's centre, which lies within rho
+        of it in the 1-norm; the whole simplex from rho = 2 on.
+      signal: the most numbers that the server keeps of a client's change, >= 1; more are summed with random signs.
+
+    Deviations in the second stage: the server uses the latest change of each client so far, of all weights, where the
+    authors' code asks all clients in one round and takes the last layer's; clients without an accepted upload stay at
+    the centroid. Regions lie within the simplex; the authors' code draws from the ball around the centre, which leaves
+    it.
     """
     check.positive("server_lr", server_lr)
     check.whole("vertices", vertices)
@@ -107,7 +125,11 @@ def floco(
         message, memory = inner.dispatch(state, memory, request)
         return message._replace(params=_centre(message.params), extra=message.params["offsets"]), memory
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close)
+    plain = ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close)
+    check.in_range("regions", regions, 0.0, 1.0)
+    if regions == 1:
+        return plain
+    return in_regions(plain, vertices=vertices, start=regions, radius=radius, signal=signal)
 
 
 def _joined(params: Params, offsets: Params) -> Params:
@@ -151,20 +173,27 @@ def floco_client(
     batch_size: int = 32,
     proximal: Traced = 0.0,
     scale: Scale = None,
+    regions: float = 1.0,
 ) -> ClientAlgorithm:
     """Train all vertices of a simplex; uploads the change of the simplex, a :class:`Simplex`.
 
     For each minibatch a point of the simplex is drawn uniformly, ``lambda ~ Dirichlet(1, ..., 1)``, and vertex v steps
     along ``lambda_v g``, with g the gradient at that point. The proximal term pulls each vertex to where it started.
     Options as in ``local_training``. With one vertex it is ``local_training``. Private leaves are the same in all
-    vertices; they are trained with g itself, and stay with their client.
+    vertices; they are trained with g itself, and stay with their client. With ``regions < 1``, as the server has it,
+    points are drawn in the region of the message, and the client's own model is that at the region's centre.
     """
     check.whole("batch_size", batch_size)
+    check.in_range("regions", regions, 0.0, 1.0)
+    has_regions = regions < 1
     pulled = proximal_term(proximal, None)
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
+    def sent(message: Message) -> Params:
+        return message.extra.offsets if has_regions else message.extra
+
     def corners(message: Message) -> Params:
-        offsets = jax.vmap(lambda row: shared_part(model, row))(without_statistics(model, message.extra))
+        offsets = jax.vmap(lambda row: shared_part(model, row))(without_statistics(model, sent(message)))
         return jax.tree.map(_corners, without_statistics(model, message.params), offsets)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
@@ -175,6 +204,8 @@ def floco_client(
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         count = jax.tree.leaves(work.vertices)[0].shape[0]
         weights = sample_weights(jax.random.fold_in(jax.random.fold_in(work.key, _POINT), k), count)
+        if has_regions:
+            weights = within(message.extra, weights)
         gradient_at = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size)
         start = corners(message)
 
@@ -205,10 +236,21 @@ def floco_client(
         offsets = jax.tree.map(lambda leaf, c: leaf[1:] - c[None], work.vertices, centre)
         whole = offsets if model.train is None else {"params": offsets}
         params = replaced(model, centre, work.params)
-        change = Simplex(*jax.tree.map(jnp.subtract, (params, whole), (message.params, message.extra)))
+        change = Simplex(*jax.tree.map(jnp.subtract, (params, whole), (message.params, sent(message))))
         return change, client_state
 
-    plain = ClientAlgorithm(lambda params: (), begin, step, finish, gradients=lambda steps, examples: each * steps)
+    def own(message: Message, client_state: State) -> Params:
+        del client_state
+        return replaced(model, simplex_point(corners(message), message.extra.centre), message.params)
+
+    plain = ClientAlgorithm(
+        lambda params: (),
+        begin,
+        step,
+        finish,
+        own=own if has_regions else None,
+        gradients=lambda steps, examples: each * steps,
+    )
     return plain if model.private is None else keeping(plain, model.private, part="params")
 
 

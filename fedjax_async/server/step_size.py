@@ -61,6 +61,21 @@ def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
     return total.astype(real) / (own * len(counts)), Participation(counts, total)
 
 
+def _relative_size(sizes: Array, arrival: Arrival) -> tuple[Array, Array]:
+    """``N w_i`` of the arriving client, and the sizes n_i of the clients seen so far, float[N] (0: not seen).
+
+    ``N w_i`` is n_i over the mean of the sizes of the clients seen; 1 for a rejected arrival, whose n_i is 0.
+    """
+    own = arrival.weight.astype(sizes.dtype)
+    sizes = sizes.at[arrival.client].set(own)
+    seen = jnp.maximum(jnp.sum((sizes > 0).astype(sizes.dtype)), 1.0)
+    mean = jnp.sum(sizes) / seen
+    return jnp.where(own > 0, own / jnp.where(mean > 0, mean, 1.0), 1.0), sizes
+
+
+WEIGHTINGS = ("uniform", "examples")
+
+
 class StepSize(NamedTuple):
     """``init(facts) -> state``; ``of(arrival, state) -> (position in [0, 1], state if the arrival is accepted)``."""
 
@@ -68,28 +83,39 @@ class StepSize(NamedTuple):
     of: Callable[[Arrival, State], tuple[Array, State]]
 
 
-def step_size(rate: Callable[[Array], Array], *, dominance: bool = True) -> StepSize:
+def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, weighting: str = "uniform") -> StepSize:
     """The position ``min(1, eta(tau) / (N p_i))``, with p_i the client's share of all accepted arrivals so far.
 
     A client with p_i > 1 / N dominates and takes shorter steps, a rare client longer ones: the dominance penalty.
-    ``tau`` is the number of arrivals accepted before.
+    ``tau`` is the number of arrivals accepted before. With ``weighting="examples"`` the position is
+    ``min(1, w_i eta(tau) / p_i)``, with w_i the client's share of the examples, and without the penalty
+    ``min(1, N w_i eta(tau))``. Eq. 32 prints ``w_i eta(tau)``: it is the latter with eta over N.
 
     Args:
       rate: eta, a function of int32[], such as :func:`cyclic`.
       dominance: whether to divide by ``N p_i``.
+      weighting: ``uniform``, or ``examples`` to multiply by ``N w_i``. The server learns a client's number of examples
+        at its first arrival; until all clients have arrived, the others count as the mean of those that have.
 
-    Source: AsyncManifold (2025), section 5.1 and Algorithm 1, after Leconte et al. (2024). Deviation: the step is
-    bounded by 1, the end of the curve.
+    Source: AsyncManifold (2025), section 5.1 and Algorithm 1, after Leconte et al. (2024); eq. 32 for ``examples``.
+    Deviations: the step is bounded by 1, the end of the curve; N w_i in place of w_i, so that equal clients step as
+    with ``uniform``. Eq. 32 refers to eq. 1 for w_i, which has none; shares of the examples are the usual ones.
     """
     check.one_of("dominance", dominance, (True, False))
+    check.one_of("weighting", weighting, WEIGHTINGS)
+    by_size = weighting == "examples"
 
     def init(facts: Facts) -> State:
-        return jnp.int32(0), _nobody(facts) if dominance else ()
+        seen = _nobody(facts) if dominance else ()
+        return jnp.int32(0), seen, jnp.zeros(facts.num_clients) if by_size else ()
 
     def of(arrival: Arrival, state: State) -> tuple[Array, State]:
-        tau, seen = state
+        tau, seen, sizes = state
         factor, seen = _counted(seen, arrival.client) if dominance else (jnp.ones((), jnp.result_type(float)), ())
-        return jnp.minimum(rate(tau) * factor, 1.0), (tau + 1, seen)
+        if by_size:
+            share, sizes = _relative_size(sizes, arrival)
+            factor = factor * share
+        return jnp.minimum(rate(tau) * factor, 1.0), (tau + 1, seen, sizes)
 
     return StepSize(init, of)
 

@@ -27,7 +27,7 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | ``asynflc_ef_bound`` | same, error feedback | eta up to ``largest_lr_asynflc_ef`` | as above, gamma |
 | ``fedbuff_bound`` | mean squared gradient | G finite, clients equally likely | as ``asynfl_bound``, G |
 | ``fedasync_gap_bound`` | F - F* | one strongly convex loss for all | gap*, mu*, L, sigma, S |
-| ``manifold_bound`` | mean squared gradient | G finite, equal participation | gap*, L, G, sigma, S, Q, D |
+| ``manifold_bound`` | mean squared gradient | G finite, equal participation | gap*, L, G, sigma, S, Q, D, C |
 | ``pushcen_bound`` | mean squared gradient | G finite, no lost mass, no mask | gap*, L, G, zeta, eps_c, shares |
 | ``fedavg_distance_bound`` | distance to x_s* | k-conservative, strongly convex | alpha*, beta, k, distance |
 | ``fedavg_sharp_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |

@@ -1,8 +1,24 @@
 """AsyncManifold's convergence bound (eq. 69) and rate (Theorem 1), as printed and as derived again from its proof.
 
 The bound is on ``(1/T) sum_s E ||grad L(Theta^s)||^2`` over T server steps along the uncorrected displacement. As
-printed, ``O(...)`` has the constant 1 here. Derived again, the bound has the constants of the proof; it holds for a
-Euclidean ambient space (C = 0) and equal participation.
+printed, ``O(...)`` has the constant 1 here. Derived again, the bound has the constants of the proof; it holds for equal
+participation, in a Euclidean ambient space (C = 0) or on an embedded manifold, as follows.
+
+A curved ambient manifold M, whose second fundamental form is at most C in norm. There the printed theorem fails. Eq. 36
+to 41 compare the steps with the gradient in the surrounding space; the steps are tangent to M, and at a minimum on M
+the gradient keeps its normal part. On the unit circle (C = 1), ``|x - (2, 0)|^2 / 2`` has its minimum at (1, 0) with a
+gradient of length 1, while the right-hand side tends to 0. The bound holds for the Riemannian gradient, the projection
+P of the gradient on the tangent space, if the server steps along the geodesic, to ``exp_Theta(-eta_g P Delta)``; Q and
+D then compare its curve with this geodesic:
+
+- ``|exp_x(v) - x - v| <= C |v|^2 / 2``, since a geodesic of unit speed has an acceleration of at most C. This replaces
+  the Taylor expansion of eqs. 45 to 48: no term in eta_l^6, no bound of the derivative of the second fundamental form.
+- ``|P_x - P_y| <= C d(x, y)``, so ``|grad L(x) - grad L(y)| <= (L_F + C G) d(x, y)`` for the Riemannian gradients, and
+  the Riemannian Hessian is at most ``L_F + C G``. So this replaces L_F in the descent lemma and in the drift.
+- Distances on M are at most the lengths of the paths. So eqs. 56 to 64 hold for them, with G_2 the bound of the
+  minibatch gradients with the proximal term, and L_N that of the proximal gradient on M.
+
+The curvature adds ``eta_l^2 C^2 G_2^4 / 2`` to the bound. With C = 0 it is that of Euclidean space.
 
 What the paper does not say, each shown by a test:
 
@@ -53,8 +69,8 @@ class ManifoldConstants(NamedTuple):
     divergence: Quantity = 1.0  # D, the distance along the curve over that along the line
     mu: Quantity = 0.0  # the weight of the proximal term [l/w^2]
     proximal_smoothness: Quantity = 1.0  # L_N, Lipschitz constant of the gradient of the squared proximal distance
-    curvature: Quantity = 0.0  # C, of the ambient manifold; 0: Euclidean [1/w]
-    penalised_gradient: Quantity = 0.0  # G_2, bound of the gradients of the losses with the proximal term [l/w]
+    curvature: Quantity = 0.0  # C, bound of the second fundamental form of the ambient manifold; 0: Euclidean [1/w]
+    penalised_gradient: Quantity = 0.0  # G_2, bound of the (minibatch) gradients with the proximal term [l/w]
 
 
 class ManifoldBound(NamedTuple):
@@ -113,6 +129,9 @@ def quality_term(c: ManifoldConstants) -> Quantity:
 def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyond: bool = False) -> ManifoldBound:
     """Eq. 69, derived again; or as ``printed``, with the constant 1 in place of each O.
 
+    With ``curvature`` > 0 it bounds the mean squared Riemannian gradient, see the top of this file; the printed formula
+    then bounds nothing.
+
     ``beyond``: compute it for learning rates above :func:`largest_lr_manifold` too, where it claims nothing.
 
     Raises: ``ValueError`` with the first constant that is out of range (in an array, with its index), or with eta_l and
@@ -125,13 +144,15 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyon
     noisy = 4 * c.gradient**2 + c.variance
     of_penalty = c.gradient**2 if printed else noisy
     move = c.local_steps * c.server_lr * c.lr
-    late = c.smoothness**2 * (1 + (c.staleness * c.divergence * c.server_lr) ** 2) * noisy
+    smoothness = c.smoothness if printed else c.smoothness + c.curvature * c.gradient
+    late = smoothness**2 * (1 + (c.staleness * c.divergence * c.server_lr) ** 2) * noisy
     drift = of_clients * late + of_prox * (c.mu * c.proximal_smoothness) ** 2 * of_penalty
-    bent = c.penalised_gradient**4 * c.curvature**2 * (1 + (c.lr * c.penalised_gradient) ** 2)
+    bent = c.penalised_gradient**4 * c.curvature**2
+    bent = bent * (1 + (c.lr * c.penalised_gradient) ** 2) if printed else bent / 2
     return ManifoldBound(
         optimisation * (c.first - c.least) / (c.server_steps * move),
         optimisation * quality_term(c) / move,
-        step * c.smoothness * move * noisy,
+        step * smoothness * move * noisy,
         (c.local_steps * c.lr) ** 2 * drift,
         c.lr**2 * bent,
     )

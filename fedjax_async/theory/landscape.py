@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from fedjax_async.base import check
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.geometry import Plane, bezier, plane_point
+from fedjax_async.geometry.families import Path
 from fedjax_async.types import Array, Model, Params
 
 Measure = Callable[..., Any]  # measure(params, *data) -> a pytree of scalars
@@ -71,20 +72,27 @@ def loss_surface(
 
 
 def loss_along(
-    measure: Measure, points: Sequence[Params], s: ArrayLike, data: Sequence[Any] = (), *, batch: int = 1
+    measure: Measure,
+    points: Sequence[Params],
+    s: ArrayLike,
+    data: Sequence[Any] = (),
+    *,
+    batch: int = 1,
+    path: Path = bezier,
 ) -> Any:
     """``measure`` along the Bezier curve of ``points``: two of them are a line, three a quadratic curve.
 
     Args:
       s: positions on the curve [P], 0 to 1 between the ends.
       measure, data, batch: as in :func:`loss_surface`.
+      path: ``geometry.polygon`` for the polygonal chain through ``points`` instead.
 
     Returns: a pytree like the result of ``measure``, with NumPy arrays [P].
     """
     check.whole("batch", batch)
     at = jnp.asarray(s, jnp.result_type(float))
     check.require(at.ndim == 1 and at.size > 0, "s.shape", at.shape, "(n,) with n > 0")
-    return jax.tree.map(np.asarray, _measured(measure, bezier, tuple(points), at, tuple(data), batch))
+    return jax.tree.map(np.asarray, _measured(measure, path, tuple(points), at, tuple(data), batch))
 
 
 def barrier(s: ArrayLike, loss: ArrayLike) -> float:

@@ -14,6 +14,7 @@ from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
 from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
+from tests.geometry import textbook as textbook_geometry
 from tests.local.made_up import MODEL, SIZES, client_data, flat, groups, slope, start_params, start_vector
 from tests.local.textbook import Adam
 from tests.refusals import refusals
@@ -37,11 +38,17 @@ def job(client, steps, *, extra=(), who=0):
     """``(delta, offset)`` of a job, as vectors."""
     message = Message(start_params(), extra, jnp.int32(0))
     upload, _ = jax.jit(lambda message, data: run_job(client, KEY, message, (), data, steps))(message, client_data(who))
-    return flat(upload.params), flat(upload.offset)
+    inner = jax.tree.leaves(upload.offset)[0].ndim - jax.tree.leaves(upload.params)[0].ndim
+    rows = [jax.tree.map(lambda leaf, j=j: leaf[j], upload.offset) for j in range(len(upload.offset["b"]) * inner)]
+    return flat(upload.params), np.stack(list(map(flat, rows))) if inner else flat(upload.offset)
 
 
-def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0):
-    """Algorithm 2, epoch by epoch; ``moments``: those at the start, ``floor``: of a decay within the job."""
+def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0, curve=None, inner=1):
+    """Algorithm 2, epoch by epoch; ``moments``: those at the start, ``floor``: of a decay within the job.
+
+    ``curve(points, s)``: another curve than the quadratic one, through ``inner`` points beside its ends.
+    """
+    curve = curve or textbook_geometry.bezier
     batches, control_key = -(-SIZES[who] // BATCH), jax.random.fold_in(KEY, _CONTROL)
 
     def bent(v, chord):
@@ -49,7 +56,7 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
         return v - gamma * (v @ chord) / square * chord if square > 0 else v
 
     start = theta = start_vector()
-    dphi = np.zeros_like(start)
+    dphi = np.zeros((inner, len(start)))
     end = Adam(LR, **(moments or {}))
     control_steps = steps if order == "alternate" else epochs * batches
     ends, controls = groups(KEY, who, BATCH, steps), groups(control_key, who, BATCH, control_steps)
@@ -64,9 +71,11 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
         adam, chord = Adam(CONTROL_LR), theta - start
         for k in ks:
             s = float(jax.random.uniform(jax.random.fold_in(control_key, k), dtype=jnp.float64))
-            phi = (start + theta) / 2 + bent(dphi, chord)
-            at = (1 - s) ** 2 * start + 2 * s * (1 - s) * phi + s**2 * theta
-            turn = 2 * s * (1 - s) * bent(slope(at, controls[k]), chord)
+            shares = np.arange(1, inner + 1) / (inner + 1)
+            phi = [start + share * (theta - start) + bent(v, chord) for share, v in zip(shares, dphi, strict=True)]
+            at = curve([start, *phi, theta], s)
+            unit = [[float(j == i) for j in range(-1, inner + 1)] for i in range(inner)]  # weights of single points
+            turn = np.stack([curve(np.array(e), s) * bent(slope(at, controls[k]), chord) for e in unit])
             dphi = adam.step(dphi, turn, 1 - (1 - floor) * k / control_steps)
 
     if order == "after":
@@ -76,7 +85,8 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
         for low in range(0, steps, batches):
             train_end(range(low, min(low + batches, steps)))
             train_control(range(low, min(low + batches, steps)))
-    return theta - start, bent(dphi, theta - start)
+    offsets = np.stack([bent(v, theta - start) for v in dphi])
+    return theta - start, offsets[0] if inner == 1 else offsets
 
 
 CASES = {
@@ -84,13 +94,19 @@ CASES = {
     "a part of an epoch": (2, {"gamma": 0.0}), "one batch an epoch": (3, {"who": 1}),
     "after, fewer": (4, {"order": "after", "epochs": 1, "floor": 0.25}),
     "after, more": (2, {"order": "after"}),
+    "cubic": (6, {"curve": "cubic", "inner": 2, "gamma": 0.3}),
+    "chain": (4, {"curve": "chain", "bends": 3, "inner": 3}),
+    "chain, one bend": (4, {"curve": "chain", "inner": 1, "order": "after", "epochs": 1}),
 }  # fmt: skip
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize(("steps", "how"), CASES.values(), ids=CASES)
 def test_a_job_is_algorithm_2(steps, how):
-    options = {key: how[key] for key in ("gamma", "order") if key in how}
+    options = {key: how[key] for key in ("gamma", "order", "curve", "bends") if key in how}
+    how = {key: value for key, value in how.items() if key != "bends"}
+    if how.get("curve") is not None:
+        how["curve"] = textbook_geometry.polygon if how["curve"] == "chain" else textbook_geometry.bezier
     if "epochs" in how:
         options["control_epochs"] = how["epochs"]
     if "floor" in how:
@@ -174,7 +190,9 @@ def test_private_leaves_stay_with_the_client_and_off_the_curve():
     client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off")
     state = client.init(start_params())
     upload, (_, kept) = run_job(client, KEY, Message(start_params()), state, client_data(), 6)
-    for each in (upload.params, upload.offset):
+    cubic = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off", curve="cubic")
+    bent = run_job(cubic, KEY, Message(start_params()), state, client_data(), 6)[0].offset
+    for each in (upload.params, upload.offset, bent):
         assert not np.any(each["b"]) and np.any(each["w"])
     assert np.abs(kept["b"] - start_params()["b"]).max() > 0.01
     product = np.vdot(upload.params["w"], upload.offset["w"])
@@ -186,7 +204,8 @@ test_bad_options_are_refused = refusals(
     ({"order": "both"}, "^order = 'both'"), ({"warm": "hot"}, "^warm = 'hot'"),
     ({"control_epochs": 2}, "^control_epochs = 2: must be left out unless order=after"),
     ({"scale": 2.0}, "^scale = 2.0: must be a function of the message's version, or WithinJob"),
-    ({"order": "after", "control_epochs": 0}, "^control_epochs = 0"),
+    ({"order": "after", "control_epochs": 0}, "^control_epochs = 0"), ({"curve": "arc"}, "^curve = 'arc': unknown"),
+    ({"bends": 2}, "^bends = 2: must be left out unless curve=chain"), ({"curve": "chain", "bends": 0}, "^bends = 0"),
     ({"metric": "taxi"}, "^metric = 'taxi': unknown"), ({"sigma": 2.0}, "^sigma = 2.0: must be left out"),
     ({"metric": "hyperbolic", "sigma": 0.0}, "^sigma = 0.0"), ({"metric": "hyperbolic", "beta": -1.0}, "^beta = -1.0"),
     by=lambda options: made(**options),

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_async.base import factories, tree
 from fedjax_async.local import DECAYS, OPTIMIZERS
+from tests.geometry.textbook import lift, lorentz_exp, lorentz_product
 from tests.local import textbook
 from tests.refusals import refusals
 
@@ -39,7 +40,18 @@ def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
     return w
 
 
+def along_geodesics(lr, beta=1.0):
+    """In R^(D+1): the gradient (0, g) of a function of the space part, made tangent in the Lorentz product."""
+    w = START
+    for g in GRADIENTS:
+        point, slope = lift(w, beta), np.concatenate([[0.0], g])
+        tangent = slope + lorentz_product(point, slope) / beta * point
+        w = lorentz_exp(w, -lr * tangent[1:], beta)
+    return w
+
+
 OPTIMISED = [
+    ("riemannian_sgd", {}, along_geodesics(0.1)), ("riemannian_sgd", {"beta": 3.0}, along_geodesics(0.1, 3.0)),
     ("sgd", {}, momentum_sgd(0.1)), ("sgd", {"momentum": 0.9}, momentum_sgd(0.1, 0.9)),
     ("sgd", {"momentum": 0.9, "nesterov": True}, momentum_sgd(0.1, 0.9, True)),
     ("sgd", {"momentum": 0.5, "weight_decay": 0.2}, momentum_sgd(0.1, 0.5, weight_decay=0.2)),
@@ -49,7 +61,8 @@ OPTIMISED = [
     ("adamw", {"weight_decay": 0.3}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=0.3)),
     ("adamw", {"clip": 1.5}, textbook.adam(START, CLIPPED, lr=0.1, weight_decay=1e-4)),
 ]  # fmt: skip
-TRACED = [one for one in OPTIMISED if not {"nesterov", "clip"} & one[1].keys()]
+OPTIMISED.append(("riemannian_sgd", {"manifold": "euclidean"}, momentum_sgd(0.1)))
+TRACED = [one for one in OPTIMISED if not {"nesterov", "clip", "manifold"} & one[1].keys()]
 
 
 @pytest.mark.float64
@@ -84,7 +97,7 @@ BAD = [
     *[(name, "weight_decay", value) for name in ("sgd", "adamw") for value in (-0.1, float("inf"))],
     *[(name, field, value) for name in ("adam", "adamw") for field in ("b1", "b2") for value in BELOW_1],
     *[(name, "eps", value) for name in ("adam", "adamw") for value in (0, -1e-8)],
-    ("adamw", "clip", 0),
+    ("adamw", "clip", 0), ("riemannian_sgd", "beta", 0.0), ("riemannian_sgd", "beta", "much"),
 ]  # fmt: skip
 
 
@@ -92,6 +105,22 @@ BAD = [
 def test_bad_optimiser_options_are_refused(name, field, value):
     with pytest.raises(ValueError, match=rf"^{field} = .*: must be "):
         OPTIMIZERS[name](**{"lr": 0.1, field: value})
+
+
+test_other_manifolds_are_refused = refusals(
+    (lambda: OPTIMIZERS["riemannian_sgd"](0.1, manifold="sphere"), "^manifold = 'sphere': unknown"),
+    (lambda: OPTIMIZERS["riemannian_sgd"](0.1, manifold="euclidean", beta=1.0), "^beta = 1.0: must be left out"),
+)
+
+
+@pytest.mark.float64
+def test_a_riemannian_step_takes_its_rate_from_a_schedule():
+    rates = 0.1 * 0.5 ** np.arange(len(GRADIENTS))
+    w = START
+    for rate, g in zip(rates, GRADIENTS, strict=True):
+        w = lorentz_exp(w, -rate * (g + w * (w @ g)))
+    found = descend(OPTIMIZERS["riemannian_sgd"](lambda count: 0.1 * 0.5**count))
+    np.testing.assert_allclose(found, w, rtol=1e-9)
 
 
 VERSIONS = np.array([0, 1, 5, 10, 40, 1000])

@@ -10,6 +10,7 @@ from fedjax_async.base import factories, tree
 from fedjax_async.local import Curve
 from fedjax_async.server import begun, closed
 from fedjax_async.server.floco import Simplex
+from fedjax_async.server.regions import Region
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
@@ -77,18 +78,30 @@ def arrival(upload, start, staleness=0, client=0, *, weight=1.0, closes=True, **
     return Arrival(upload, start, jnp.int32(staleness), weight, jnp.int32(client), time, jnp.bool_(closes), **more)
 
 
-def uploading(name, arrivals):
-    """The same arrivals in the form that rule ``name`` takes: clients of some rules upload two trees."""
+def uploading(name, arrivals, inner=1, regions=False):
+    """The same arrivals in the form that rule ``name`` takes: clients of some rules upload two trees.
+
+    ``inner``: inner points of the curves that clients of asynccurve upload; ``regions``: those of floco are sent.
+    """
     change, weights = arrivals.upload, weights_of(arrivals.upload)
     if name == "scaffold":
         return arrivals._replace(upload=Change(change, weights))
     if name == "asynccurve":  # the offsets of ``textbook_loops``
-        offset = jax.tree.map(lambda leaf: (0.5 * jnp.sin(3.0 * leaf)).astype(leaf.dtype), weights)
+        of_point = [
+            jax.tree.map(lambda leaf, j=j: (0.5 * jnp.sin((3.0 + j) * leaf)).astype(leaf.dtype), weights)
+            for j in range(inner)
+        ]
+        axis = jnp.ndim(arrivals.weight)
+        offset = of_point[0] if inner == 1 else jax.tree.map(lambda *rows: jnp.stack(rows, axis=axis), *of_point)
         return arrivals._replace(upload=Curve(change, offset), extra=jax.tree.map(jnp.zeros_like, weights))
     if name == "floco":  # offsets that do not change, of three vertices
         axis = jnp.ndim(arrivals.weight)
         none = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.stack([leaf, leaf], axis=axis)), weights)
-        return arrivals._replace(upload=Simplex(change, none), extra=none)
+        given = arrivals._replace(upload=Simplex(change, none), extra=none)
+        if not regions:
+            return given
+        shape = jnp.shape(arrivals.weight)
+        return given._replace(extra=Region(none, jnp.full((*shape, 3), 1 / 3), jnp.ones(shape)))
     return arrivals
 
 

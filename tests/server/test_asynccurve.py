@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from fedjax_async.server import (
     feddyn,
     orthofl,
     scale_by_dominance,
+    step_size,
 )
 from fedjax_async.server.steps import CONTROLS
 from fedjax_async.server.swa import with_params
@@ -109,8 +111,45 @@ def test_messages_hold_the_last_step_that_moved():
     assert off.dispatch(off.init(start_params())[0], (), Request())[0].extra == ()
 
 
+@pytest.mark.float64
+def test_positions_by_examples_are_eq_32_once_all_clients_have_arrived():
+    """``w_i eta`` with eta over N and without the penalty; ``w_i eta / p_i`` with it."""
+    sizes, who = np.array([10.0, 30.0, 60.0]), [0, 1, 2, 2, 0, 2, 1]
+    for dominance in (False, True):
+        size = step_size(lambda tau: jnp.asarray(0.2), dominance=dominance, weighting="examples")
+        state, of, found = size.init(Facts(3)), jax.jit(size.of), []
+        for client in who:
+            one_arrival = arrival((), (), client=client, weight=sizes[client])
+            position, state = of(one_arrival, state)
+            found.append(float(position))
+        for k in range(2, len(who)):
+            client = who[k]
+            w, p = sizes[client] / sizes.sum(), who[: k + 1].count(client) / (k + 1)
+            assert found[k] == pytest.approx(min(1.0, 0.2 * w / p if dominance else 3 * w * 0.2))
+        seen = sizes[:2].mean()  # the third client counts as the mean of the two that have arrived
+        assert found[1] == pytest.approx(0.2 * sizes[1] / seen / (3 * 0.5 if dominance else 1))
+
+
 def test_steps_have_the_control_points_of_curves():
     assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("control", ["rotation", "none"])
+def test_a_quadratic_curve_given_as_a_cubic_one_takes_the_same_steps(control):
+    """Degree elevation: both inner points of the cubic curve have two thirds of the control point's offset."""
+    uploads = random_uploads(5)
+    arrivals = uploading("asynccurve", stacked(uploads))
+    raised = jax.tree.map(lambda leaf: np.stack([2 / 3 * leaf] * 2, axis=1), arrivals.upload.offset)
+    arrivals_of = {"quadratic": arrivals, "cubic": arrivals._replace(upload=arrivals.upload._replace(offset=raised))}
+    have = [plain_path(asynccurve(curve=c, control=control), uploads, each)[0] for c, each in arrivals_of.items()]
+    np.testing.assert_allclose(have[1], have[0], rtol=1e-11, atol=1e-13)
+
+
+def test_curves_of_another_family_than_the_servers_are_refused():
+    upload = Curve(unflat(np.ones(D)), unflat(np.zeros(D)))
+    with pytest.raises(ValueError, match=r"shapes of the curve's offsets = .*: must be .*the curve that clients train"):
+        one(asynccurve(curve="cubic"), 0, np.ones(D), extra=unflat(np.zeros(D)), upload=upload)
 
 
 def test_outside_a_run_nothing_is_averaged():
@@ -143,6 +182,10 @@ test_bad_options_are_refused = refusals(
     (lambda: asynccurve(correction="orthopos", decay=0.5), "^decay = 0.5: must be left out"),
     (lambda: asynccurve(control="turn"), "^control = 'turn': unknown"),
     (lambda: asynccurve(step="jump"), "^step = 'jump': unknown"),
+    (lambda: asynccurve(weighting="size"), "^weighting = 'size': must be"),
+    (lambda: asynccurve(curve="quartic"), "^curve = 'quartic': unknown"),
+    (lambda: asynccurve(curve="cubic", bends=2), "^bends = 2: must be left out unless curve=chain"),
+    (lambda: asynccurve(curve="chain", bends=0), "^bends = 0: must be"),
 )
 
 

@@ -225,6 +225,8 @@ TRAFFIC = {  # as many times the bytes (up, down) of FedAvg's messages
     "scaffold": (2, 2),
     "asynccurve:correction=orthograd": (2, 2),
     "asynccurve:correction=orthograd,warm=off": (2, 1),
+    "asynccurve:correction=orthograd,warm=off,curve=cubic": (3, 1),
+    "asynccurve:correction=orthograd,curve=chain,bends=4": (5, 2),
     "floco:vertices=4": (4, 4),
 }
 

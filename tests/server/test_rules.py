@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.base import factories
+from fedjax_async.geometry import family
 from fedjax_async.server import (
     SERVERS,
     asgd,
@@ -19,6 +20,7 @@ from fedjax_async.server import (
     guard_rails,
 )
 from fedjax_async.types import Arrival
+from tests.geometry.textbook import polygon
 from tests.server import textbook, textbook_loops
 from tests.server.made_up import (
     CLIENTS,
@@ -105,7 +107,8 @@ GUARDED = [
 
 def swept(name, uploads, fixed, values):
     """Params [V, E, D] and weights [V, E] of a sweep over the columns of ``values``, in one program."""
-    arrivals = uploading(name, stacked(uploads))
+    inner = family(fixed.get("curve", "quadratic"), fixed.get("bends")).inner
+    arrivals = uploading(name, stacked(uploads), inner, "regions" in fixed)
 
     @jax.jit
     @jax.vmap
@@ -209,6 +212,7 @@ SWEEPS = [
         for switch in SWITCHES
     ],
     ("floco", UNIFORM | {"vertices": 3} | LR | {"spread": [0.0, 1.0]}, lambda lr, spread: averaging(lr)),
+    ("floco", UNIFORM | {"regions": 0.5, "signal": 7, "radius": [0.3, 1.0]} | LR, lambda radius, lr: averaging(lr)),
     ("fedmrur", LR, reaggregated),
     (
         "asynccurve",
@@ -247,6 +251,13 @@ SWEEPS = [
         "asynccurve",
         {"step": "line", "warm": "off", "switch": "share", "fraction": 0.3} | LR,
         lambda lr: textbook_loops.asynccurve(lr, step="line", correct=orthodyn((0.3,), share=True)),
+    ),
+    ("asynccurve", {"curve": "cubic"} | LR, lambda lr: textbook_loops.asynccurve(lr, inner=2)),
+    ("asynccurve", {"weighting": "examples"} | LR, lambda lr: textbook_loops.asynccurve(lr, by_examples=True)),
+    (
+        "asynccurve",
+        {"curve": "chain", "bends": 3, "control": "none"} | LR,
+        lambda lr: textbook_loops.asynccurve(lr, control="none", curve=polygon, inner=3),
     ),
 ]
 DISCOUNT = set(factories.options_of(discount))

@@ -215,9 +215,9 @@ def orthodyn(
     return geometry.OrthoDyn(fractions, [ortho(*RULES[phase], groups) for phase in phases], decay, share=share)
 
 
-def offset_of(delta: np.ndarray) -> np.ndarray:
-    """The offsets that ``made_up.uploading`` makes up."""
-    return 0.5 * np.sin(3.0 * delta)
+def offset_of(delta: np.ndarray, j: int = 0) -> np.ndarray:
+    """The offsets of inner points that ``made_up.uploading`` makes up."""
+    return 0.5 * np.sin((3.0 + j) * delta)
 
 
 def geodesic(x: np.ndarray, y: np.ndarray, s: float) -> np.ndarray:
@@ -240,13 +240,17 @@ def asynccurve(
     step: str = "curve",
     momentum_on: str = "curve",
     overwrite: int | None = None,
+    curve: Callable[[list[np.ndarray], float], np.ndarray] = geometry.bezier,
+    inner: int = 1,
+    by_examples: bool = False,
 ) -> Rule:
-    """Algorithm 1."""
+    """Algorithm 1; ``curve`` through ``inner`` points beside its ends."""
 
     class Curve(Corrected):
         def begin(self, x, uploads):
             super().begin(x, uploads)
             self.counts, self.average, self.models, self.tau = np.zeros(CLIENTS), x, 0, 0
+            self.sizes: dict[int, float] = {}
             self.velocity = self.along = np.zeros_like(x)
             self.begins = swa * sum(u.closes for u in uploads)
 
@@ -255,6 +259,9 @@ def asynccurve(
             accepted = self.counts.sum()
             eta = server_lr * (1 + (lowest - 1) * (accepted % cycle) / max(cycle - 1, 1))
             self.counts[client] += 1
+            self.sizes[client] = u.examples
+            if by_examples:  # eq. 32, times N
+                eta *= u.examples / np.mean([size for size in self.sizes.values() if size > 0])
             return min(1.0, eta / (CLIENTS * self.counts[client] / (accepted + 1)) if dominance else eta)
 
         def taken(self, x, u, client, direction, scale):
@@ -262,7 +269,7 @@ def asynccurve(
             change = -direction
             if momentum_on == "curve":
                 self.along = change = change + momentum * self.along
-            return moved(x, u, change, scale, control, step) - x
+            return moved(x, u, change, scale, control, step, curve, inner) - x
 
         def step(self, x, waiting):
             self.velocity = np.mean(waiting, axis=0) + momentum * self.velocity * (momentum_on == "space")
@@ -281,15 +288,27 @@ def asynccurve(
     return Curve(correct or orthodyn())
 
 
-def moved(x: np.ndarray, u: Upload, change: np.ndarray, position: float, control: str, step: str) -> np.ndarray:
+def moved(
+    x: np.ndarray,
+    u: Upload,
+    change: np.ndarray,
+    position: float,
+    control: str,
+    step: str,
+    curve: Callable[[list[np.ndarray], float], np.ndarray] = geometry.bezier,
+    inner: int = 1,
+) -> np.ndarray:
     """Theta^{tau+1} for a single client, from points: the old curve, the corrected end, the turned control point."""
-    end, middle = x + change, x + change / 2
+    end, points = x + change, []
     if step == "geodesic":
         return geodesic(x, end, position)
-    phi = u.start + u.delta / 2 + offset_of(u.delta)
-    offset = phi - (u.start + (u.start + u.delta)) / 2
-    turned = geometry.rotation(u.delta, change) @ offset if control == "rotation" else offset
-    return geometry.bezier((x, middle + (turned if step == "curve" else 0.0), end), position)
+    for j in range(inner):
+        share = (j + 1) / (inner + 1)
+        phi = u.start + share * u.delta + offset_of(u.delta, j)
+        offset = phi - ((1 - share) * u.start + share * (u.start + u.delta))
+        turned = geometry.rotation(u.delta, change) @ offset if control == "rotation" else offset
+        points.append(x + share * change + (turned if step == "curve" else 0.0))
+    return curve([x, *points, end], position)
 
 
 def reaggregated(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:

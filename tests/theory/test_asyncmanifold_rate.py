@@ -167,6 +167,87 @@ def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr
     assert bound.quality == 0 and bound == manifold_bound(constants)
 
 
+# --- curved ambient manifolds -----------------------------------------------------------------------
+
+
+def on_sphere(x, v, radius):
+    """The exponential map of the sphere around 0, whose second fundamental form has the norm 1 / radius."""
+    size = np.linalg.norm(v)
+    return x if size == 0 else np.cos(size / radius) * x + radius * np.sin(size / radius) * v / size
+
+
+def tangent(x):
+    """The projection on the tangent space of the sphere at x."""
+    return np.eye(len(x)) - np.outer(x, x) / (x @ x)
+
+
+@given(seed=st.integers(0, 2**31), radius=st.floats(0.3, 5.0), size=st.floats(1e-3, 10.0))
+def test_a_geodesic_and_the_tangent_spaces_turn_at_most_with_the_curvature(seed, radius, size):
+    """The two facts that replace eqs. 45 to 48: no order of the step is left out, and no derivative is bounded."""
+    chance = np.random.default_rng(seed)
+    x = chance.normal(size=3)
+    x *= radius / np.linalg.norm(x)
+    v = tangent(x) @ chance.normal(size=3)
+    v *= size / np.linalg.norm(v)
+    y = on_sphere(x, v, radius)
+    assert np.linalg.norm(y) == pytest.approx(radius)
+    assert np.linalg.norm(y - x - v) <= size**2 / radius / 2 + 1e-9
+    assert np.linalg.norm(tangent(x) - tangent(y), 2) <= size / radius + 1e-9
+
+
+def test_the_printed_theorem_fails_on_a_circle():
+    """At the minimum of ``|x - (2, 0)|^2 / 2`` on the unit circle the gradient has length 1; its tangent part is 0."""
+    centre, x, steps, lr = np.array([2.0, 0.0]), np.array([0.0, 1.0]), 4000, 0.02
+    squares, own = [], []
+    for _ in range(steps):
+        gradient = x - centre
+        squares.append(gradient @ gradient)
+        own.append(np.sum((tangent(x) @ gradient) ** 2))
+        x = on_sphere(x, -lr * tangent(x) @ gradient, 1.0)
+    constants = ManifoldConstants(
+        first=2.5, least=0.5, lowest=0.5, highest=2.5, server_steps=steps, local_steps=1, lr=lr, server_lr=1.0,
+        smoothness=1.0, gradient=3.0, variance=0.0, curvature=1.0, penalised_gradient=3.0,
+    )  # fmt: skip
+    assert np.mean(own) < 0.1 and np.mean(own) <= manifold_bound(constants).total
+    small = constants._replace(server_steps=1e12, lr=1e-5)  # the path stays on the circle, where the length is >= 1
+    assert min(squares) >= 1 - 1e-9 > 100 * manifold_bound(small, printed=True).total
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "lr", "late", "radius"), [(1, 0.05, 0, 1.0), (3, 0.02, 1, 0.5), (4, 0.01, 3, 2.0)]
+)
+def test_an_asynchronous_run_on_a_sphere_stays_below_the_bound(local_steps, lr, late, radius):
+    """``L_i = |x - c_i|^2 / 2`` on a sphere; the server steps along the geodesic of the projected displacement."""
+    centres, server_lr, steps = np.array([[1.0, 0.0, 0.5], [-0.5, 2.0, 0.0]]), 0.8, 80
+    models = [np.array([0.0, -radius, 0.0])]
+    for step in range(steps):
+        start = models[max(0, step - late)]
+        local = start
+        for _ in range(local_steps):
+            local = on_sphere(local, -lr * tangent(local) @ (local - centres[step % 2]), radius)
+        now = models[-1]
+        models.append(on_sphere(now, server_lr * tangent(now) @ (local - start), radius))
+    mean, points = centres.mean(axis=0), np.array(models)
+    loss = np.mean([np.sum((points - c) ** 2, axis=1) / 2 for c in centres], axis=0)
+    gradient = max(np.linalg.norm(c) for c in centres) + radius  # of every point of the sphere
+    least = np.mean([(radius**2 + c @ c) / 2 for c in centres]) - radius * np.linalg.norm(mean)
+    constants = ManifoldConstants(
+        first=loss[0], least=least, lowest=loss[1:].min(), highest=loss[1:].max(), server_steps=steps,
+        local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0, gradient=gradient, variance=0.0,
+        staleness=late, curvature=1 / radius, penalised_gradient=gradient,
+    )  # fmt: skip
+    squares = np.mean([np.sum((tangent(x) @ (x - mean)) ** 2) for x in points[:-1]])
+    assert loss.min() >= least - 1e-9 and 0 < squares <= manifold_bound(constants).total
+    flat = manifold_bound(constants._replace(curvature=0.0))
+    assert manifold_bound(constants).total > flat.total and flat.curvature == 0
+
+
+def test_curvature_enters_by_the_smoothness_and_a_term_of_its_own():
+    curved, as_flat = manifold_bound(SOME), manifold_bound(SOME._replace(curvature=0.0, smoothness=2.0 + 0.2 * 1.5))
+    assert curved._replace(curvature=0.0) == pytest.approx(as_flat)
+    assert curved.curvature == pytest.approx(0.02**2 * 0.2**2 * 1.7**4 / 2)
+
+
 def test_learning_rates_at_which_the_drift_is_not_bounded_are_refused():
     c = SOME._replace(lr=largest_lr_manifold(SOME))
     assert c.lr == pytest.approx(1 / (0.3 * 1.4 * 4))
