@@ -55,7 +55,7 @@ def pictures(
     drawn: dict[str, Figure] = {}
     for metric in ("accuracy", "loss") if has_accuracy(each.run for each in found) else ("loss",):
         drawn[metric] = curves(found, metric, options=options, drawing=drawing)
-        maps = cells(found, metric, options.final)
+        maps = cells(found, metric, options.final, options.roles)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, options.final, drawing=drawing)
     for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # columns that all runs have
