@@ -23,6 +23,7 @@ from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.peers import peer_statistics, peer_waves
 from fedjax_async.results import gantt, peer_gantt, save_figure, write_comparison
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
@@ -344,7 +345,9 @@ def plan(arguments: argparse.Namespace) -> None:
         if settings.policy is not None:
             print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
         used = _print_plan(experiment)
-        figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
+        offline = absences_of(experiment.described, experiment.schedule.num_clients).times
+        options: dict[str, Any] = {"used": used, "offline": offline, "drawing": drawing}
+        figure = None if not arguments.gantt else gantt(experiment.schedule, **options)
     if figure is not None:
         save_figure(figure, Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")

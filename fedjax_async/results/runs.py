@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -53,7 +54,9 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         used, accepted = run.updates.get("used"), run.updates.get("accepted")
-        save_formats(gantt(run.schedule, used=used, accepted=accepted, drawing=drawing), folder / "gantt", drawing)
+        offline = absences_of(run.settings, run.schedule.num_clients).times
+        chart = gantt(run.schedule, used=used, accepted=accepted, offline=offline, drawing=drawing)
+        save_formats(chart, folder / "gantt", drawing)
 
 
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
