@@ -28,7 +28,7 @@ from fedjax_async.results.html_folders import (
     results_in,
     table_of,
 )
-from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.measured import curve_columns, meanings
 from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
 from fedjax_async.results.significance import INTERVALS
@@ -71,7 +71,9 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     chart = html_gantt.gantt if run.has_server else html_gantt.peer_gantt
     figures = [chart(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
-    notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
+    notes = [meanings(f"client_{score}" for score in run.per_client)]
+    if not run.per_client:
+        notes = ["No scores of single clients: the run was made without --per-client."]
     if ENDED_EARLY in run.counters:
         notes.append(f"The run {run.counters[ENDED_EARLY]}.")
     kept = {key: value for key, value in run.counters.items() if key not in REAL_TIMES}
@@ -158,6 +160,7 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     seeds = max(map(len, runs.values()))
     notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
     notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
+    notes += [about] if (about := meanings(groups)) else []
     figures = {
         name: {
             unit: html_figures.curves({each: runs[each] for each in groups[name]}, unit, name, most, most_seeds)

@@ -79,6 +79,18 @@ def test_labels_keep_their_distance_and_move_no_more_than_needed(wanted, gap):
         np.testing.assert_allclose(placed, wanted, atol=1e-9)
 
 
+def test_few_curves_that_end_together_are_all_seen_and_lines_lead_to_their_names():
+    """The second curve equals the first one, so it has gaps; the third ends a little higher."""
+    runs = {name: [make_run([0.1, 0.5 + more])] for name, more in (("first", 0), ("second", 0), ("third", 0.001))}
+    axes = accuracy_curve(runs).axes[0]
+    first, second, third, *others = axes.get_lines()
+    assert [line.is_dashed() for line in (first, second, third)] == [False, True, False]
+    for curve, name in zip((first, second, third), axes.texts, strict=True):
+        leaders = [line for line in others if tuple(line.get_xydata()[-1]) == tuple(name.xy)]
+        assert [tuple(line.get_xydata()[0]) for line in leaders] == [tuple(curve.get_xydata()[-1])]
+    assert len({name.xy[1] for name in axes.texts}) == 3
+
+
 def test_two_equal_labels_move_apart_evenly():
     np.testing.assert_allclose(curves.spread_out(np.array([0.5, 0.5]), 0.2, 0.0, 1.0), [0.4, 0.6])
 
