@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
+from fedjax_async.results.worlds import differences
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDEST_NAME = 0.4  # share of the figure's width for names beside the lines; longer names go below
 OVER = (0, (3, 5))  # dashes of a curve that lies on another one
+MOST_TITLE = 58  # characters in a line above the curves
 MOST_BANDS = 6  # methods; the bands of more would cover each other
 
 
@@ -128,6 +131,8 @@ def measured_curve(
     (lowest, highest), (low, high) = metrics.limits(column), axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
     _names(figure, axes, drawn, bars_at, drawing)
+    if different := differences(runs):
+        axes.set_title(textwrap.fill(different, MOST_TITLE), loc="left", fontsize=8, color=canvas.PALETTE[1])
     if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
         figure.draw_without_rendering()
     return canvas.finish(figure, drawing)

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
@@ -33,6 +32,7 @@ from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_table import TableOptions
+from fedjax_async.results.worlds import differences, end_text, faults_text, warn_of_differences
 from fedjax_async.types import Run
 
 PAGE = Path(__file__).with_name("report_page.html")
@@ -74,8 +74,7 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     notes = [meanings(f"client_{score}" for score in run.per_client)]
     if not run.per_client:
         notes = ["No scores of single clients: the run was made without --per-client."]
-    if ENDED_EARLY in run.counters:
-        notes.append(f"The run {run.counters[ENDED_EARLY]}.")
+    notes += [f"{text[0].upper()}{text[1:]}." for text in (faults_text(run.counters), end_text(run)) if text]
     kept = {key: value for key, value in run.counters.items() if key not in REAL_TIMES}
     counters = {key: json.dumps(files.plain(value)) for key, value in kept.items()}
     if run.stopped is not None:
@@ -132,7 +131,10 @@ def content(folders: Sequence[str | Path], options: TableOptions | None = None) 
         for group in source.groups
         for member in group.members
     ]
-    curves, thinned = _curves({name: [member.run for member in group.members] for name, group in drawn.items()})
+    together = {name: [member.run for member in group.members] for name, group in drawn.items()}
+    apart = f"The curves are of {different}." if (different := differences(together)) else ""
+    warn_of_differences(together)
+    curves, thinned = _curves(together)
     return {
         "title": ", ".join(labels if len(folders) == len(labels) else _labels([Path(folder) for folder in folders])),
         "about": f"{total} run{'s' if total > 1 else ''} in {len(sources)} folder{'s' if len(sources) > 1 else ''}",
@@ -141,7 +143,7 @@ def content(folders: Sequence[str | Path], options: TableOptions | None = None) 
             for label, source in zip(labels, sources, strict=True)
         ],
         "runs": table_of("", rows),
-        "curves": {"figures": curves, "notes": notes + thinned},
+        "curves": {"figures": curves, "notes": [*filter(None, [apart]), *notes, *thinned]},
         "details": {"runs": [_details(name, folder, most_jobs) for name, folder in details], "note": left},
     }
 

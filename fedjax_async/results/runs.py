@@ -18,6 +18,7 @@ from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.worlds import warn_of_differences
 from fedjax_async.types import Run
 
 
@@ -70,6 +71,7 @@ def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
     """Accuracy, or the loss if no run has class labels; then the other measured columns, and the clients."""
+    warn_of_differences(runs)
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)

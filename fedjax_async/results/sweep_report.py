@@ -44,6 +44,8 @@ def curves(
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
         title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
+        above = figure.axes[0].get_title(loc="left")  # that the worlds differ
+        title = "\n".join(filter(None, [above, title]))
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)
     return figure
 
