@@ -74,7 +74,8 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     notes = [meanings(f"client_{score}" for score in run.per_client)]
     if not run.per_client:
         notes = ["No scores of single clients: the run was made without --per-client."]
-    notes += [f"{text[0].upper()}{text[1:]}." for text in (faults_text(run.counters), end_text(run)) if text]
+    notes += [f"{text.capitalize()}."] if (text := faults_text(run.counters)) else []
+    notes += [f"The run {text}."] if (text := end_text(run)) else []
     kept = {key: value for key, value in run.counters.items() if key not in REAL_TIMES}
     counters = {key: json.dumps(files.plain(value)) for key, value in kept.items()}
     if run.stopped is not None:

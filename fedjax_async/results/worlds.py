@@ -69,5 +69,4 @@ def end_text(run: Run) -> str:
         return f"ended before its budget: stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: " + (
             run.stopped.why
         )
-    early = run.counters.get(ENDED_EARLY)
-    return f"ended before its budget: {early}" if early else ""
+    return str(run.counters.get(ENDED_EARLY, ""))  # ended after U of B updates because ...

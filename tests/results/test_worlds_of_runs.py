@@ -30,6 +30,6 @@ def test_faults_and_early_ends_in_words():
     assert faults_text(counted) == "faults: 3 jobs lost (1 crashed, 1 interrupted), 2 dropped as stale"
     assert faults_text({}) == "" == end_text(RUN)
     early = RUN._replace(counters={"ended_early": "ended after 3 of 9 updates because no client could train"})
-    assert end_text(early).startswith("ended before its budget: ended after 3 of 9 updates because")
+    assert end_text(early).startswith("ended after 3 of 9 updates because")
     stopped = RUN._replace(stopped=Stopped("stop_at", "accuracy 0.7 reached", 2))
     assert end_text(stopped) == "ended before its budget: stopped by stop_at at evaluation 2: accuracy 0.7 reached"
