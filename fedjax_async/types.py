@@ -65,9 +65,9 @@ class Schedule(NamedTuple):
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
-    # whether the budget is not spent, no job is under way, and no client can train until the end: all have left, are
-    # offline or are down after a crash
+    # whether a budget is left, no job is under way, and no client can train any more: all left, are offline or crashed
     exhausted: bool = False
+    failure_time: np.ndarray = _NO_JOBS  # float64[J], when its client crashed or went offline, or inf; [0]: unknown
 
     @property
     def staleness(self) -> np.ndarray:

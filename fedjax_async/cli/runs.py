@@ -23,6 +23,7 @@ from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.peers import peer_statistics, peer_waves
 from fedjax_async.results import gantt, peer_gantt, save_figure, write_comparison
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
@@ -46,6 +47,7 @@ from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import compare as compare_methods
 from fedjax_async.results.simulation import precision, run_alone
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
+from fedjax_async.results.worlds import end_text, faults_text
 from fedjax_async.types import Run
 
 
@@ -139,6 +141,7 @@ def _print_result(run: Run, began: float) -> None:
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
     lines = [*([] if run.has_server else [nodes_text(run)]), *clients_text(run), *attackers_text(run), *costs_text(run)]
+    lines += filter(None, [faults_text(counters), end_text(run)])
     print("".join(f"{line}\n" for line in lines), end="")
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
@@ -151,8 +154,6 @@ def _print_result(run: Run, began: float) -> None:
     if "look_seconds" in counters:  # not in a run that was read from its folder
         took = 1000 * counters["look_seconds"] / max(counters["looks"], 1)
         print(f"{counters['looks']} looks of the policy, {took:.1f} ms each on average, besides training")
-    if run.stopped is not None:
-        print(f"stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: {run.stopped.why}")
     if run.best is not None:
         shown = f"{100 * run.best.value:.2f} %" if run.best.by.endswith("accuracy") else f"{run.best.value:.4f}"
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
@@ -344,7 +345,9 @@ def plan(arguments: argparse.Namespace) -> None:
         if settings.policy is not None:
             print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
         used = _print_plan(experiment)
-        figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
+        offline = absences_of(experiment.described, experiment.schedule.num_clients).times
+        options: dict[str, Any] = {"used": used, "offline": offline, "drawing": drawing}
+        figure = None if not arguments.gantt else gantt(experiment.schedule, **options)
     if figure is not None:
         save_figure(figure, Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")

@@ -7,8 +7,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
    ``budget.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
-4. ``availability.py`` and ``faults.py``: what may go wrong. ``energy.py``: what jobs and messages cost the devices.
-   ``fedscale.py``: tables for all these from FedScale's traces.
+4. ``availability.py`` and ``faults.py``: what may go wrong; ``absences.py``: when clients are offline. ``energy.py``:
+   what jobs and messages cost the devices. ``fedscale.py``: tables for all these from FedScale's traces.
 5. ``fast_paths.py``: the same schedules, planned faster, where nothing goes wrong. Adaptive runs: ``views.py`` (what a
    policy sees and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the
    planner asks.
@@ -19,6 +19,7 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 # fmt: off
 from fedjax_async.base import lazy
 from fedjax_async.clock import delays, policies, scenario
+from fedjax_async.clock.absences import offline_times as offline_times
 from fedjax_async.clock.availability import (AVAILABILITY as AVAILABILITY, Availability as Availability,
     AvailabilityModel as AvailabilityModel)
 from fedjax_async.clock.budget import Until as Until

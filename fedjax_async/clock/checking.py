@@ -51,13 +51,14 @@ def make_schedule(
     freed_time: ArrayLike | None = None,
     corrupt: ArrayLike | None = None,
     copies: ArrayLike | None = None,
+    failure_time: ArrayLike | None = None,
 ) -> Schedule:
     """Make a ``Schedule`` from its columns: sequences or arrays of the shapes given at ``Schedule``.
 
     ``local_steps`` and ``closes`` may be one value for all. Columns not given are derived: ``number``, ``version`` and
     ``step`` are counts of what came before. A job that arrives has the ``outcome`` APPLIED; any other job has
     UNDER_WAY, or CALLED_OFF if its upload never comes. ``freed_time`` is the upload's time, or, if that is infinite,
-    the time of the client's next job. No upload is corrupt or comes twice.
+    the time of the client's next job. No upload is corrupt or comes twice, and no ``failure_time`` is known.
 
     Raises ``ValueError`` where ``check_schedule`` does.
 
@@ -70,6 +71,7 @@ def make_schedule(
     given = {"client": client, "closes": _spread(closes, arrivals)}
     columns: dict[str, Any] = {name: _cast(name, value, (JOBS | ARRIVALS)[name]) for name, value in given.items()}
     optional = {"outcome": outcome, "freed_time": freed_time, "corrupt": corrupt, "copies": copies}
+    optional |= {"failure_time": failure_time}
     columns |= {name: np.zeros(0) if value is None else value for name, value in optional.items()}
     before = _cast("dispatched_after", dispatched_after, np.int64)
     if columns["closes"].shape != arrivals:
@@ -113,6 +115,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
                     f"schedule.{name}: has length {len(value)}, must have one entry per {entry} ({length})"
                 )
             columns[name] = value
+    columns["failure_time"] = _cast("failure_time", schedule.failure_time, np.float64)
     _check_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     filled = with_derived_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     _check_outcomes(filled)
@@ -192,6 +195,17 @@ def _check_outcomes(s: Schedule) -> None:
         "outcome", s.outcome, _IS_APPLIED[s.outcome] == arrived, "APPLIED or LATE for arrivals, and for them alone"
     )
     _require("freed_time", s.freed_time, s.freed_time >= s.dispatch_time, "at or after its dispatch")
+    if len(s.failure_time) == 0:
+        return
+    if len(s.failure_time) != len(s.client):
+        raise ValueError(
+            f"schedule.failure_time: has length {len(s.failure_time)}, must be empty or have one entry per job "
+            f"({len(s.client)})"
+        )
+    failed = np.isin(s.outcome, (Outcome.CRASHED, Outcome.INTERRUPTED))
+    allowed = "infinite, or for a CRASHED or INTERRUPTED job a time at or after its dispatch"
+    sound = (s.failure_time >= s.dispatch_time) & (failed | np.isinf(s.failure_time))
+    _require("failure_time", s.failure_time, sound, allowed)
 
 
 def _check_overlaps(s: Schedule) -> None:

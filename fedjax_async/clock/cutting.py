@@ -36,4 +36,6 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     columns["outcome"] = np.where(through, columns["outcome"], pending).astype(np.int8)
     columns["copies"] = np.where(through, columns["copies"], 0).astype(np.int8)
     of_arrivals = {name: getattr(schedule, name)[:arrivals] for name in ("job", "time", "closes", "step")}
+    failed = schedule.failure_time[:jobs]
+    columns["failure_time"] = np.where(through, failed, np.inf) if len(failed) else failed
     return schedule._replace(**columns, **of_arrivals, exhausted=False)

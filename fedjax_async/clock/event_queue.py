@@ -288,9 +288,11 @@ class EventQueue:
 
     def notice(self, job: int) -> None:
         """Note that the server stops waiting for a job: it gives the upload up, or knows that none will come."""
-        outcome = self.open[job].outcome
+        outcome, *_, crash, client_free = self.open[job]
         if outcome is _APPLIED:
             self.late.add(job)
+        elif outcome is not _LOST:
+            self.record.failed[job] = crash if outcome is _CRASHED else client_free
         self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
 
     def release(self, event: QueuedEvent) -> Release:

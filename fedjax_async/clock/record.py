@@ -95,6 +95,7 @@ class Record:
         # upload's at which the server stops waiting for it.
         self.outcomes: dict[int, Outcome] = {}
         self.freed: dict[int, float] = {}
+        self.failed: dict[int, float] = {}  # jobs that crashed or were interrupted, and when
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
         self._scenario, until = scenario, scenario.until
@@ -193,6 +194,8 @@ class Record:
         freed_time[list(self.freed)] = list(self.freed.values())
         corrupt = np.zeros(len(client), np.bool_)
         corrupt[list(self.corrupt)] = True
+        failure_time = np.full(len(client) if self.failed else 0, np.inf)
+        failure_time[list(self.failed)] = list(self.failed.values())
         faults = job_faults((source.draw_copies for source in scenario.conditions.faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in faults.copies:
@@ -215,6 +218,7 @@ class Record:
             corrupt=corrupt,
             copies=copies,
             exhausted=exhausted,
+            failure_time=failure_time,
         )
 
 

@@ -369,6 +369,7 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
             upload_time=schedule.upload_time * length,
             time=schedule.time * length,
             freed_time=schedule.freed_time * length,
+            failure_time=schedule.failure_time * length,
         )
 
     return timing

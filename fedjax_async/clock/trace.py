@@ -27,7 +27,7 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    columns = read_archive(path, _FORMAT, Schedule._fields, {"exhausted": np.array(False)})
+    columns = read_archive(path, _FORMAT, Schedule._fields, {"exhausted": np.array(False), "failure_time": np.zeros(0)})
     schedule = Schedule(**(columns | single_numbers(path, columns, {"num_clients": int, "exhausted": bool})))
     return _checked(path, schedule)
 
@@ -35,8 +35,8 @@ def load_schedule(path: str | Path) -> Schedule:
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
-    All columns are kept, but not whether the schedule was ``exhausted``. A schedule made by hand is checked and
-    completed first, as by ``check_schedule``.
+    All columns are kept, but not ``failure_time`` and whether the schedule was ``exhausted``. A schedule made by hand
+    is checked and completed first, as by ``check_schedule``.
     """
     schedule = check_schedule(schedule)
     arrival_of = np.full(len(schedule.client), -1, np.int64)

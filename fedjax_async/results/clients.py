@@ -13,7 +13,7 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import client_scores, of_metric, of_model
+from fedjax_async.results.measured import client_scores, meanings, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.tables import Cell
 from fedjax_async.types import Run
@@ -73,8 +73,9 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
         scored += [row] if files.applicable({str(row["score"]): means}) else []
     tables.write(scored, folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
-    tables.write(rows, folder / f"{NAME}.md", decimals=decimals)
-    return tables.table(rows, decimals=decimals)
+    about = meanings(f"client_{score}" for seeds in runs.values() for score in client_scores(seeds))
+    disk.write(folder / f"{NAME}.md", f"{tables.table(rows, 'markdown', decimals=decimals)}\n{about}\n".encode())
+    return f"{tables.table(rows, decimals=decimals)}{about}\n"
 
 
 def write_clients_of_run(run: Run, folder: Path) -> None:

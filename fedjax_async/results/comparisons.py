@@ -154,7 +154,7 @@ def write_pairs(rows: Sequence[Mapping[str, Any]], folder: Path, title: str) -> 
             (folder / name).unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
     digits = 4 if title.startswith("loss") else 2
-    decimals = {name: 4 if name.startswith("p (") else digits for name in rows[0]}
+    decimals = dict.fromkeys(rows[0], digits)
     explained = significance.explained(rows, title)
 
     def text(shown: Sequence[tables.Row]) -> str:

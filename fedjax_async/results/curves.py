@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
+from fedjax_async.results.worlds import differences
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDEST_NAME = 0.4  # share of the figure's width for names beside the lines; longer names go below
+OVER = (0, (3, 5))  # dashes of a curve that lies on another one
+MOST_TITLE = 58  # characters in a line above the curves
 MOST_BANDS = 6  # methods; the bands of more would cover each other
 
 
@@ -58,9 +62,10 @@ def accuracy_curve(
     ``runs`` maps each name to its runs, one per seed. The bold line is the mean over seeds of the running mean over as
     many evaluations as ``final`` averages (see :func:`fedjax_async.results.metrics.mean_curve`). The faint line is the
     mean without the running mean; the band is one standard deviation on either side. The marker and the bar at the end
-    are the final value and its deviation, as in the tables. Bands and bars of accuracies end at 0 and 100 %. A line
-    with steps means that the seeds were evaluated at different times. Names are at the ends of the lines, or below the
-    axes if they are long.
+    are the final value and its deviation, as in the tables. A curve that equals an earlier one is dashed, so that both
+    are seen. Bands and bars of accuracies end at 0 and 100 %. A line with steps means that the seeds were evaluated at
+    different times. Names are at the ends of the lines, where thin lines lead to them, or below the axes if they are
+    long.
 
     With more than six methods there are no bands and faint lines; the bars are side by side at the right edge, in the
     order of the final values. Lines have dashes from the eighth on and markers from the ninth on; beside each name is
@@ -105,10 +110,12 @@ def measured_curve(
     few = len(drawn) <= MOST_BANDS
     names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches for names and bars beside the axes
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)
+    covered = _covering(drawn) if few else []
     for index, (curve, _, _) in enumerate(drawn.values()):
         at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.line_style(index)[0]
         marks: dict[str, Any] = {"markevery": (0.02 * (index % 5), 0.1), "linewidth": 1.6 if few else 1.3}
-        axes.plot(at, curve.mean, drawstyle=style, **_line_style(index), **marks)
+        look = _line_style(index) | ({"linestyle": OVER, "linewidth": 2.2} if index in covered else {})
+        axes.plot(at, curve.mean, drawstyle=style, **(marks | look))
         if few:
             low, high = metrics.band(curve.mean, curve.std, column)
             shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
@@ -124,9 +131,21 @@ def measured_curve(
     (lowest, highest), (low, high) = metrics.limits(column), axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
     _names(figure, axes, drawn, bars_at, drawing)
+    if different := differences(runs):
+        axes.set_title(textwrap.fill(different, MOST_TITLE), loc="left", fontsize=8, color=canvas.PALETTE[1])
     if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
         figure.draw_without_rendering()
     return canvas.finish(figure, drawing)
+
+
+def _covering(drawn: Mapping[str, Drawn]) -> list[int]:
+    """The curves that equal an earlier one in every point: drawn with gaps, through which the earlier one is seen."""
+    curves = [each.curve for each in drawn.values()]
+
+    def same(one: SeedCurve, other: SeedCurve) -> bool:
+        return np.array_equal(one.at, other.at) and np.array_equal(one.mean, other.mean, equal_nan=True)
+
+    return [k for k, curve in enumerate(curves) if any(same(curve, earlier) for earlier in curves[:k])]
 
 
 def _line_style(index: int) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async.config.grid import swept
+from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import metrics
+from fedjax_async.results import metrics, tuning
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import SweptRun, by_setting, columns_of, spread_of
@@ -25,7 +26,17 @@ MOST_CELLS = 400  # more cannot be read
 MOST_FACETS = 24
 DECIMALS = {"accuracy": 1, "loss": 2}
 NO_VALUE = "-"
+LEGEND = 0.25  # inches, of the marks
 LONGEST_LINE = 14  # characters of a name in one line
+CHOSEN, BEST, ON_TEST = "chosen on validation", "best on test", "chosen on test: no validation part"
+# Mark -> its look in the legend: frames for what was chosen, a star for what only the test set knows.
+MARKS: dict[str, dict[str, Any]] = {
+    CHOSEN: {"marker": "s", "markerfacecolor": "none", "markeredgecolor": canvas.PALETTE[1], "markersize": 9},
+    BEST: {"marker": "*", "markerfacecolor": "white", "markeredgecolor": "black", "markersize": 7},
+    ON_TEST: {"marker": "s", "markerfacecolor": "none", "markeredgecolor": canvas.PALETTE[3], "markersize": 9},
+}
+# The runs of a setting, its values by axis, its marks.
+Group = tuple[Sequence[SweptRun], list[Any], list[str]]
 
 
 class Cells(NamedTuple):
@@ -36,6 +47,7 @@ class Cells(NamedTuple):
     mean: np.ndarray  # float64[rows, columns], NaN where the sweep has no run
     std: np.ndarray  # float64[rows, columns], over seeds; NaN for one seed too
     title: str = ""  # the values of the other swept settings
+    marks: Mapping[str, list[tuple[int, int]]] = {}  # a key of ``MARKS`` -> its cells, row and column
 
 
 def _ordered(values: Sequence[object]) -> list[Any]:
@@ -52,23 +64,29 @@ def _text(value: object) -> str:
     return NO_VALUE if value is None else str(value)
 
 
-def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL) -> list[Cells]:
+def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL, roles: tuning.Roles | None = None) -> list[Cells]:
     """The mean final metric for each pair of values of two swept settings; one map for each combination of the others.
 
     Rows and columns are the two settings with the most values, in the order in which they are swept. Empty if fewer
     than two settings have several values, or if the maps would have too many cells to be read.
+
+    Marked are, of each tuning (``tuning.tunings`` with these ``roles``), the setting that the validation part chose and
+    the setting with the best mean on the test set. Without validation scores the test set chose, and a mark says so.
     """
     paths = [path for path in swept(each.point for each in found) if path != "seed"]
-    grouped = by_setting(found).values()
-    groups = [(group, list(group[0].point.shown(paths).values())) for group in grouped]
-    values = [_ordered([of_setting[axis] for _, of_setting in groups]) for axis in range(len(paths))]
+    marks = _marks(found, metric, final, roles)
+    groups = [
+        (group, list(group[0].point.shown(paths).values()), marks.get(index, []))
+        for index, group in enumerate(by_setting(found).values())
+    ]
+    values = [_ordered([of_setting[axis] for _, of_setting, _ in groups]) for axis in range(len(paths))]
     several = [axis for axis in range(len(paths)) if len(values[axis]) > 1]
     if len(several) < 2:
         return []
     row, column = sorted(sorted(several, key=lambda axis: -len(values[axis]))[:2])
     others = [axis for axis in several if axis not in (row, column)]
     names = columns_of(found)
-    combinations: dict[tuple[int, ...], list[tuple[Sequence[SweptRun], list[Any]]]] = {}
+    combinations: dict[tuple[int, ...], list[Group]] = {}
     for each in groups:
         combinations.setdefault(tuple(values[axis].index(each[1][axis]) for axis in others), []).append(each)
     maps = []
@@ -81,8 +99,26 @@ def cells(found: Sequence[SweptRun], metric: str, final: str = FINAL) -> list[Ce
     return maps if finite and fits else []
 
 
+def _marks(found: Sequence[SweptRun], metric: str, final: str, roles: tuning.Roles | None) -> dict[int, list[str]]:
+    """Index of a setting, as in ``by_setting`` -> its marks."""
+    groups, marks = list(by_setting(found).values()), dict[int, list[str]]()
+    for each in tuning.tunings(found, final, roles):
+        if each.trials == 1:
+            continue
+        means = {index: spread_of(groups[index], metric, final).mean for index in each.order}
+        known = {index: mean for index, mean in means.items() if np.isfinite(mean)}
+        if each.part != "validation":
+            marks.setdefault(each.order[0], []).append(ON_TEST)
+        elif known:
+            marks.setdefault(each.order[0], []).append(CHOSEN)
+            best = (min if smaller_is_better(metric) else max)(known.values())
+            for index in (index for index, mean in known.items() if mean == best):
+                marks.setdefault(index, []).append(BEST)
+    return marks
+
+
 def _map(
-    groups: Sequence[tuple[Sequence[SweptRun], list[object]]],
+    groups: Sequence[Group],
     axes: tuple[int, int],
     values: Sequence[list[object]],
     names: tuple[str, str],
@@ -90,13 +126,18 @@ def _map(
     final: str,
     title: str,
 ) -> Cells:
-    """One map. ``groups``: the runs of each setting, with its values by axis."""
-    rows, columns = ([value for value in values[axis] if any(own[axis] == value for _, own in groups)] for axis in axes)
+    """One map of these settings."""
+    rows, columns = (
+        [value for value in values[axis] if any(own[axis] == value for _, own, _ in groups)] for axis in axes
+    )
     mean, std = np.full((2, len(rows), len(columns)), np.nan)
-    for group, own in groups:
+    marks: dict[str, list[tuple[int, int]]] = {}
+    for group, own, its_marks in groups:
         cell = rows.index(own[axes[0]]), columns.index(own[axes[1]])
         mean[cell], std[cell], _ = spread_of(group, metric, final)
-    return Cells((names[0], rows), (names[1], columns), mean, std, title)
+        for mark in its_marks:
+            marks.setdefault(mark, []).append(cell)
+    return Cells((names[0], rows), (names[1], columns), mean, std, title, marks)
 
 
 class FigureLayout(NamedTuple):
@@ -112,6 +153,7 @@ class FigureLayout(NamedTuple):
 def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing: Drawing = SCREEN) -> Figure:
     """All maps of :func:`cells`, with one colour scale; a cell shows its mean and its deviation over seeds.
 
+    A frame is around the setting that was chosen on validation, a star in the one that is best on test.
     If neighbouring maps have the same rows (or columns), the names are written only at the leftmost (lowest) map.
     """
     sizes = _sizes(maps, drawing)
@@ -122,6 +164,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     grid = figure.subplots(down, across, squeeze=False)
     finite = np.concatenate([each.mean[np.isfinite(each.mean)] for each in maps])
     low, high = finite.min(), finite.max()
+    low, high = (low - 0.5, high + 0.5) if low == high else (low, high)  # one colour in all maps, too
     for index, (axes, each) in enumerate(itertools.zip_longest(grid.ravel(), maps)):
         if each is None:
             axes.remove()
@@ -129,6 +172,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
         shown = np.ma.masked_invalid(each.mean)
         image = axes.imshow(shown, cmap="cividis", aspect="auto", origin="lower", vmin=low, vmax=high)
         _number_cells(axes, each, DECIMALS[metric], (low + high) / 2, sizes.text)
+        _mark_cells(axes, each)
         beside = index % across > 0 and maps[index - 1].rows == each.rows
         above = index + across < len(maps) and maps[index + across].columns == each.columns
         _name_edges(axes, each, rows=not beside, columns=not above)
@@ -141,6 +185,13 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     title = f"test {metrics.final_title(metric, final)}"
     bar.set_label(title if sizes.below else title.replace(", ", ",\n"), fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=9, length=0, colors=canvas.INK)
+    marks = [mark for mark in MARKS if any(mark in each.marks for each in maps)]
+    if marks:
+        from matplotlib.lines import Line2D  # noqa: PLC0415 (an extra)
+
+        handles = [Line2D([], [], linestyle="none", markeredgewidth=_width(mark), **MARKS[mark]) for mark in marks]
+        canvas.legend_below(figure, handles, [_named(mark, metric) for mark in marks], drawing, len(marks), fontsize=8)
+        figure.set_figheight(figure.get_figheight() + LEGEND)
     return canvas.finish(figure, drawing)
 
 
@@ -201,6 +252,29 @@ def _number_cells(axes: Axes, each: Cells, decimals: int, middle: float, size: f
         ink = "white" if value < middle else "black"  # cividis goes from dark to light
         colour = canvas.FAINT if text == NO_VALUE else ink
         axes.text(cell[1], cell[0], text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def _named(mark: str, metric: str) -> str:
+    return f"{mark} ({metric})" if mark == BEST else mark
+
+
+def _width(mark: str) -> float:
+    """Points of a mark's edge."""
+    return 0.7 if mark == BEST else 2.0
+
+
+def _mark_cells(axes: Axes, each: Cells) -> None:
+    """Frames and stars; a star is at the upper right corner of its cell, beside the number."""
+    from matplotlib.patches import Rectangle  # noqa: PLC0415 (an extra)
+
+    for mark, places in each.marks.items():
+        look = MARKS[mark]
+        for row, column in places:
+            if mark == BEST:
+                axes.plot(column + 0.36, row + 0.33, linestyle="none", markeredgewidth=_width(mark), **look)
+                continue
+            corner, edge = (column - 0.47, row - 0.46), look["markeredgecolor"]
+            axes.add_patch(Rectangle(corner, 0.94, 0.92, fill=False, edgecolor=edge, linewidth=_width(mark)))
 
 
 def _name_edges(axes: Axes, each: Cells, *, rows: bool, columns: bool) -> None:

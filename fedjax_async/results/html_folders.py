@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
+from fedjax_async.results import significance, store, sweep_files, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.beside import command_in, labels_in
 from fedjax_async.results.metrics import TARGET
 from fedjax_async.results.reading import IN_COMPARISON, kind_of, listed_in
@@ -284,6 +284,8 @@ def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any
     if len(names) == 1:
         first = numbers[0]
         shown = tables.NOTHING if first is None else f"{first:.6g}" if isinstance(first, float) else texts[0]
+        if names[0].startswith("p (") and first is not None:
+            shown = str(significance.PValue(first))
     elif names[0].endswith(" low"):
         shown = tables.NOTHING if numbers[0] is None else f"[{fixed[0]}, {fixed[1]}]"
     elif f"{names[0]} reached" in names and numbers[-1] is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedjax_async.engine.peer_result import executed
 from fedjax_async.peers import PeerSchedule
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.figure import INK, PALETTE
 from fedjax_async.results.html_figures import Json, Shown, axis, plot
-from fedjax_async.results.timeline import BY_STALENESS, REJECTED, STATE_COLOURS, jobs_of, lines_of
+from fedjax_async.results.timeline import BY_STALENESS, OFFLINE, REJECTED, STATE_COLOURS, away, jobs_of, lines_of
 from fedjax_async.types import Run
 
 MOST_ROWS = 40  # clients of a chart
@@ -45,6 +48,15 @@ def _bars(name: str, begin: np.ndarray, end: np.ndarray, rows: np.ndarray, **mor
     """Horizontal bars from ``begin`` to ``end``."""
     bars = {"base": begin, "x": np.maximum(end - begin, 0.0), "y": rows, "width": 0.7}
     return {"type": "bar", "orientation": "h", "name": name, "textposition": "none", **bars, **more}
+
+
+def _offline(name: str, of_rows: Sequence[np.ndarray]) -> list[Json]:
+    """A bar behind the others for each interval, float64[M, 2], in which the client or node of a row is away."""
+    if not any(map(len, of_rows)):
+        return []
+    rows, (begin, end) = np.repeat(np.arange(len(of_rows)), [*map(len, of_rows)]), np.concatenate(of_rows).T
+    look = {"marker": {"color": OFFLINE}, "hoverinfo": "skip", "width": 0.86}
+    return [_bars(f"{name} offline", begin, end, rows, **look)]
 
 
 def _chart(data: list[Json], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Json:
@@ -84,7 +96,9 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     finish = np.where(np.isfinite(finish), finish, end)
     rows = np.searchsorted(clients, schedule.client)
     columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
-    data: list[Json] = []
+    absences = absences_of(run.settings, schedule.num_clients)
+    note = " ".join(filter(None, [note, absences.note and f"{absences.note[0].upper()}{absences.note[1:]}."]))
+    data = _offline("client", [] if absences.times is None else [absences.times(int(c), until) for c in clients])
     for name in (*BY_STALENESS, *STATE_COLOURS):
         mine = jobs[state[jobs] == name]
         if not mine.size:
@@ -140,7 +154,7 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
     )
     row_of = np.full(plan.num_clients, -1)
     row_of[nodes] = np.arange(len(nodes))
-    data: list[Json] = []
+    data = _offline("node", [away(plan, int(node), until) for node in nodes])
     for name, (colour, dotted, time, row) in lines_of(plan, row_of, np.isin(plan.push_event, events)).items():
         gap = np.full(len(time), np.nan)
         x, y = (np.column_stack([ends, gap]).ravel() for ends in (time, row))

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
@@ -28,11 +27,12 @@ from fedjax_async.results.html_folders import (
     results_in,
     table_of,
 )
-from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.measured import curve_columns, meanings
 from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_table import TableOptions
+from fedjax_async.results.worlds import differences, end_text, faults_text, warn_of_differences
 from fedjax_async.types import Run
 
 PAGE = Path(__file__).with_name("report_page.html")
@@ -71,9 +71,11 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     chart = html_gantt.gantt if run.has_server else html_gantt.peer_gantt
     figures = [chart(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
-    notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
-    if ENDED_EARLY in run.counters:
-        notes.append(f"The run {run.counters[ENDED_EARLY]}.")
+    notes = [meanings(f"client_{score}" for score in run.per_client)]
+    if not run.per_client:
+        notes = ["No scores of single clients: the run was made without --per-client."]
+    notes += [f"{text.capitalize()}."] if (text := faults_text(run.counters)) else []
+    notes += [f"The run {text}."] if (text := end_text(run)) else []
     kept = {key: value for key, value in run.counters.items() if key not in REAL_TIMES}
     counters = {key: json.dumps(files.plain(value)) for key, value in kept.items()}
     if run.stopped is not None:
@@ -130,7 +132,10 @@ def content(folders: Sequence[str | Path], options: TableOptions | None = None) 
         for group in source.groups
         for member in group.members
     ]
-    curves, thinned = _curves({name: [member.run for member in group.members] for name, group in drawn.items()})
+    together = {name: [member.run for member in group.members] for name, group in drawn.items()}
+    apart = f"The curves are of {different}." if (different := differences(together)) else ""
+    warn_of_differences(together)
+    curves, thinned = _curves(together)
     return {
         "title": ", ".join(labels if len(folders) == len(labels) else _labels([Path(folder) for folder in folders])),
         "about": f"{total} run{'s' if total > 1 else ''} in {len(sources)} folder{'s' if len(sources) > 1 else ''}",
@@ -139,7 +144,7 @@ def content(folders: Sequence[str | Path], options: TableOptions | None = None) 
             for label, source in zip(labels, sources, strict=True)
         ],
         "runs": table_of("", rows),
-        "curves": {"figures": curves, "notes": notes + thinned},
+        "curves": {"figures": curves, "notes": [*filter(None, [apart]), *notes, *thinned]},
         "details": {"runs": [_details(name, folder, most_jobs) for name, folder in details], "note": left},
     }
 
@@ -158,6 +163,7 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     seeds = max(map(len, runs.values()))
     notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
     notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
+    notes += [about] if (about := meanings(groups)) else []
     figures = {
         name: {
             unit: html_figures.curves({each: runs[each] for each in groups[name]}, unit, name, most, most_seeds)

@@ -18,6 +18,15 @@ USUAL = (
 COSTS = {"energy (kJ)": ("energy", 1e-3), "carbon (g CO2e)": ("carbon", 1.0)}
 CLIENT = "client_"  # prefix of columns over the clients, see engine/client_scores.py
 MODELS = {"own_": "own models", "tuned_": "fine-tuned models", "": "global model"}  # prefix of a client's score
+# What the titles of models and of nodes' scores mean, a sentence each.
+MEANINGS = {
+    "global model": "the server's model on each client's own test part",
+    "own models": "each client's own model on its own test part",
+    "fine-tuned models": "copies of the global model after local steps of each client, on its own test part",
+    "global accuracy": "mean over the nodes of their models' accuracy on the global test set",
+    "average accuracy": "accuracy of one model, the mean of all nodes' models, on the global test set",
+}
+OF_NODES = {"global": "nodes' models", "average": "mean model"}  # start of a column -> the models that it scores
 STATISTICS = {"_std": "deviation between clients", "_worst": "worst tenth of clients", "": "mean over clients"}
 
 
@@ -62,13 +71,30 @@ def column_title(column: str) -> str:
 
     >>> column_title("train_loss"), column_title("client_tuned_accuracy_worst")
     ('training loss', 'fine-tuned models, accuracy, worst tenth of clients')
+    >>> column_title("average_accuracy")
+    'average accuracy (mean model)'
     """
     if not column.startswith(CLIENT):
-        return {"train_loss": "training loss"}.get(column, column.replace("_", " "))
+        models = OF_NODES.get(column.partition("_")[0])
+        name = {"train_loss": "training loss"}.get(column, column.replace("_", " "))
+        return name if models is None else f"{name} ({models})"
     ending = next(ending for ending in STATISTICS if column.endswith(ending))
     model, score = of_model(column.removeprefix(CLIENT).removesuffix(ending))
     parts = [] if model == MODELS[""] else [model]
     return ", ".join([*parts, column_title(score), STATISTICS[ending]])
+
+
+def meanings(columns: Iterable[str]) -> str:
+    """What the models and nodes' scores among these columns of evaluations mean, in one line; empty without any.
+
+    >>> meanings(["loss", "average_accuracy"])
+    'average accuracy: accuracy of one model, the mean of all nodes\' models, on the global test set.'
+    """
+    columns = list(columns)
+    found = [name for name in ("global accuracy", "average accuracy") if name.replace(" ", "_") in columns]
+    scored = [name for name in columns if name.startswith(CLIENT)]
+    found += [of_model(name.removeprefix(CLIENT))[0] for name in scored]
+    return "; ".join(f"{name}: {MEANINGS[name]}" for name in dict.fromkeys(found)) + "." * bool(found)
 
 
 def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, list[str]]:

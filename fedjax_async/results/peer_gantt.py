@@ -11,8 +11,8 @@ from fedjax_async.base import check
 from fedjax_async.peers import PeerSchedule, ages
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
-from fedjax_async.results.plots import histogram_of, label_rows, left_out, rows_of
-from fedjax_async.results.timeline import Lines, lines_of
+from fedjax_async.results.plots import draw_absences, histogram_of, label_rows, left_out, rows_of
+from fedjax_async.results.timeline import Lines, away, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def peer_gantt(
 
     A line begins where its sender has trained and ends where the message arrives; the line of a lost message ends on
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
-    inbox. Where a node has not joined yet, or has left, its row is grey. Messages to and from nodes that are not shown
+    inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
     are left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which.
     ``until``: virtual seconds shown (default: enough for about five events per node).
     """
@@ -47,14 +47,15 @@ def peer_gantt(
         length = (schedule.end - schedule.start)[mine if mine.any() else slice(None)]
         until = min(end, EVENTS_SHOWN * float(np.median(length)))
     check.positive("until", until)
+    asked, until = until, min(until, end)
     figure, axes = canvas.new(7.0, 1.1 + 0.3 * max(len(rows), 6), drawing)
     size, _ = canvas.axis("time", until)
     row_of = np.full(schedule.num_clients, -1)
     row_of[rows] = np.arange(len(rows))
     _draw_events(axes, schedule, row_of, until, size)
     kinds = _draw_messages(axes, lines_of(schedule, row_of, schedule.end[schedule.push_event] <= until), size)
-    _draw_absence(axes, schedule, rows, until, size)
-    shown = left_out(rows, schedule.num_clients, "node", until, end)
+    draw_absences(axes, [away(schedule, node, until) for node in rows], until)
+    shown = left_out(rows, schedule.num_clients, "node", asked, end)
     axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, until, "node")
     if kinds:
@@ -85,14 +86,6 @@ def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[
         axes.add_collection(LineCollection(ends, colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8))
         kinds[name] = Line2D([], [], color=colour, ls=dash, linewidth=1.2)
     return kinds
-
-
-def _draw_absence(axes: Axes, schedule: PeerSchedule, rows: list[int], until: float, size: float) -> None:
-    """Grey where a node has not joined yet or has left."""
-    for row, node in enumerate(rows):
-        for begin, end in ((0.0, min(schedule.joined[node], until)), (schedule.left[node], until)):
-            if begin < end:
-                axes.barh(row, (end - begin) / size, left=begin / size, height=0.8, color=canvas.GRID, zorder=0.5)
 
 
 def age_histogram(schedule: PeerSchedule, drawing: Drawing = SCREEN) -> Figure:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_async.base import check
+from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
-from fedjax_async.results.timeline import STATE_COLOURS, Jobs, jobs_of, shares
+from fedjax_async.results.timeline import OFFLINE, STATE_COLOURS, Jobs, idle_time, jobs_of, shares
 from fedjax_async.types import Run, Schedule
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_STEP_LINES = 60  # more would hide the jobs
+BEYOND = 1.02  # a chart that should be longer than its schedule by this factor says that it ends earlier
+NEVER = np.zeros((0, 2))  # no interval
+AWAY: dict[str, Any] = {"height": 0.86, "color": OFFLINE, "linewidth": 0, "zorder": 0.45}
 
 
 def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
@@ -66,14 +70,24 @@ def label_rows(axes: Axes, rows: Sequence[int], until: float, name: str) -> None
     axes.spines["left"].set_visible(False)
 
 
+def draw_absences(axes: Axes, of_rows: Sequence[np.ndarray], until: float) -> bool:
+    """A pale band for each interval, float64[M, 2], of each row; returns whether there is any."""
+    size, _ = canvas.axis("time", until)
+    for row, gaps in enumerate(of_rows):
+        axes.barh([row] * len(gaps), np.diff(gaps)[:, 0] / size, left=gaps[:, 0] / size, **AWAY)
+    return any(map(len, of_rows))
+
+
 def left_out(rows: Sequence[int], count: int, name: str, until: float, end: float) -> str:
-    """What a chart does not show, as text; empty if it shows everything."""
+    """What a chart up to ``until`` leaves out of a schedule with this ``end``, as text; empty if it is nothing."""
     parts = [f"{len(rows)} of {count} {name}s"] if len(rows) < count else []
+    size, label = canvas.axis("time", min(until, end))
+    unit = label.partition("(")[2].removesuffix(")")
+    shown, whole = (f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (until, end))
     if until < end:
-        size, label = canvas.axis("time", until)
-        unit = label.partition("(")[2].removesuffix(")")
-        shown, whole = (f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (until, end))
         parts.append(f"the first {shown} of {whole} {unit}")
+    elif until > BEYOND * end:
+        parts.append(f"the schedule ends after {whole} {unit}")
     return ", ".join(parts)
 
 
@@ -85,6 +99,7 @@ def gantt(
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
+    offline: OfflineTimes | None = None,
     used: np.ndarray | None = None,
     accepted: np.ndarray | None = None,
     scores: np.ndarray | None = None,
@@ -93,14 +108,17 @@ def gantt(
     """A Gantt chart: one row per client, a bar per job from dispatch to upload, coloured by staleness.
 
     A tick marks the time at which the server applies the upload. A job whose upload is never applied has the colour of
-    its reason, which the legend below names: lost, crashed, interrupted, called off, rejected ... A thin line is idle
-    time: the client has no job, or is offline. Marks at the upper edge, and pale lines if there are few, are server
+    its reason, which the legend below names: lost, crashed, interrupted, called off, rejected ... A job that crashed or
+    was interrupted ends where that happened. A thin line is idle time: the client has no job (without ``offline``, it
+    may also be away). Marks at the upper edge, and pale lines if there are few, are server
     steps. If only a part of the clients or of the time is shown, the text above says so.
 
     Args:
       schedule: that of a run is ``run.schedule``.
       clients: how many (the first ones) or which.
-      until: virtual seconds shown (default: enough for about eight jobs per client).
+      until: virtual seconds shown (default: enough for about eight jobs per client). The chart ends with the schedule:
+        if that is earlier, the text above says so.
+      offline: when clients are offline, as ``clock.offline_times`` tells it; drawn behind the bars.
       used, accepted: bool[E], which arrivals are applied and accepted (default: all); for a run
         ``run.updates["used"]`` and ``run.updates["accepted"]``.
       scores: one number per job, in order of dispatch, written on its bar unless it is NaN; such as the score by which
@@ -112,12 +130,13 @@ def gantt(
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.job.size > 0, "schedule", "no arrivals", "a schedule with at least one arrival")
     mine = np.isin(schedule.client, rows)
-    end = float(schedule.time[-1])
+    end = max(float(schedule.time[-1]), float(schedule.dispatch_time[-1]))
     if until is None:
         durations = (schedule.upload_time - schedule.dispatch_time)[mine]
         durations = durations[np.isfinite(durations)]
         until = min(end, 8 * float(np.median(durations)) if durations.size else math.inf)
     check.positive("until", until)
+    asked, until = until, min(until, end)
     for name, chosen in (("used", used), ("accepted", accepted)):
         expected = f"bool[{len(schedule.job)}], of arrivals"
         shape = schedule.job.shape if chosen is None else np.shape(chosen)
@@ -133,18 +152,22 @@ def gantt(
         check.require(np.shape(scores) == schedule.client.shape, "scores", np.shape(scores), expected)
         _write_scores(axes, jobs.begin[shown] / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
     of_rows = [schedule.client == client for client in rows]
-    idle = _draw_idle(axes, [idle_time(jobs.begin[its], jobs.end[its], until) for its in of_rows], until)
+    absences = [NEVER if offline is None else offline(client, until) for client in rows]
+    away = draw_absences(axes, absences, until)
+    gaps = [idle_time(jobs.begin[its], jobs.end[its], until, gone) for its, gone in zip(of_rows, absences, strict=True)]
+    idle = _draw_idle(axes, gaps, until)
     steps = _draw_steps(axes, schedule, until)
     marks = {"thin line: idle": idle, "marks above: server steps": steps}
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
-    notes = [left_out(rows, schedule.num_clients, "client", until, end), between.join(filter(marks.get, marks))]
+    notes = [left_out(rows, schedule.num_clients, "client", asked, end), between.join(filter(marks.get, marks))]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, until, "client")
-    if states:
+    colours = {state: STATE_COLOURS[state] for state in states} | ({"client offline": OFFLINE} if away else {})
+    if colours:
         from matplotlib.patches import Patch  # noqa: PLC0415 (an extra)
 
-        patches = [Patch(color=STATE_COLOURS[state]) for state in states]
-        canvas.legend_below(figure, patches, states, drawing, len(states))
+        patches = [Patch(color=colour) for colour in colours.values()]
+        canvas.legend_below(figure, patches, list(colours), drawing, len(colours))
     return canvas.finish(figure, drawing)
 
 
@@ -176,12 +199,6 @@ def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: flo
     scale.ax.tick_params(labelsize=9, colors=canvas.INK, length=0)
     scale.set_label("staleness (server steps)", fontsize=9, color=canvas.INK)
     return [state for state in STATE_COLOURS if state in jobs.state]
-
-
-def idle_time(begin: np.ndarray, end: np.ndarray, until: float) -> np.ndarray:
-    """The intervals up to ``until`` in which a client with these jobs has none; float64[gaps, 2], in order."""
-    gaps = np.stack([np.append(0.0, end), np.minimum(np.append(begin, until), until)], axis=1)
-    return gaps[gaps[:, 1] - gaps[:, 0] > 1e-9 * until]  # less is rounding
 
 
 def _write_scores(axes: Axes, begin: np.ndarray, y: np.ndarray, scores: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -17,6 +18,7 @@ from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.worlds import warn_of_differences
 from fedjax_async.types import Run
 
 
@@ -53,7 +55,9 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         used, accepted = run.updates.get("used"), run.updates.get("accepted")
-        save_formats(gantt(run.schedule, used=used, accepted=accepted, drawing=drawing), folder / "gantt", drawing)
+        offline = absences_of(run.settings, run.schedule.num_clients).times
+        chart = gantt(run.schedule, used=used, accepted=accepted, offline=offline, drawing=drawing)
+        save_formats(chart, folder / "gantt", drawing)
 
 
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
@@ -67,6 +71,7 @@ def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
     """Accuracy, or the loss if no run has class labels; then the other measured columns, and the clients."""
+    warn_of_differences(runs)
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)

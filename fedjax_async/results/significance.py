@@ -16,6 +16,7 @@ from fedjax_async.results.metrics import mean_and_std, numbers_in
 LEVEL = 0.95
 RESAMPLES = 9_999  # of the bootstrap
 FEWEST = 3  # seeds for paired tests
+LEAST = 0.0001  # smaller p values are printed as such
 EXACT = 13  # pairs; up to so many, the Wilcoxon test enumerates all signs, which is exact with ties too
 
 
@@ -66,6 +67,22 @@ def interval(values: Sequence[float] | np.ndarray, kind: str = "t", limits: tupl
     array = numbers_in("values", values)
     found = INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
     return Interval(*(float(end) for end in np.clip(found, *limits)))
+
+
+class PValue(float):
+    """A p value: a number whose text is never zero.
+
+    >>> f"p = {PValue(0.0002)}, p = {PValue(0.0)}"
+    'p = 0.0002, p = <0.0001'
+    """
+
+    def __str__(self) -> str:
+        """Four decimals, or that it is smaller."""
+        return f"<{LEAST}" if self < LEAST else f"{float(self):.4f}"
+
+    def __format__(self, how: str) -> str:
+        """The text, unless a format is given."""
+        return format(float(self), how) if how else str(self)
 
 
 class Paired(NamedTuple):
@@ -170,13 +187,13 @@ def pairs(
                     "first - second": mean,
                     f"95% interval ({kind})": interval(differences, kind, (-widest, widest)),
                     "better": better,
-                    "p (t)": found.t,
-                    "p (Wilcoxon)": found.wilcoxon,
+                    "p (t)": PValue(found.t),
+                    "p (Wilcoxon)": PValue(found.wilcoxon),
                 }
             )
     for name in ("p (t)", "p (Wilcoxon)"):
         for row, p in zip(rows, holm([row[name] for row in rows]), strict=True):
-            row[f"{name[:-1]}, Holm)"] = float(p)
+            row[f"{name[:-1]}, Holm)"] = PValue(p)
     return rows
 
 

@@ -44,6 +44,8 @@ def curves(
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
         title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
+        above = figure.axes[0].get_title(loc="left")  # that the worlds differ
+        title = "\n".join(filter(None, [above, title]))
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)
     return figure
 
@@ -55,7 +57,7 @@ def pictures(
     drawn: dict[str, Figure] = {}
     for metric in ("accuracy", "loss") if has_accuracy(each.run for each in found) else ("loss",):
         drawn[metric] = curves(found, metric, options=options, drawing=drawing)
-        maps = cells(found, metric, options.final)
+        maps = cells(found, metric, options.final, options.roles)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, options.final, drawing=drawing)
     for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # columns that all runs have

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results.metrics import Spread, spread
-from fedjax_async.results.significance import Interval
+from fedjax_async.results.significance import Interval, PValue
 
 NOTHING = "-"  # a cell without a value, such as the time to a target that was never reached
 
@@ -59,7 +59,7 @@ def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
 def cell(value: object, decimals: int = 2) -> str:
     """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std.
 
-    Intervals are ``[low, high]``.
+    Intervals are ``[low, high]``; p values have four places, and those below 0.0001 say so.
     """
     if isinstance(value, Interval):
         return NOTHING if math.isnan(value.low) else f"[{value.low:.{decimals}f}, {value.high:.{decimals}f}]"
@@ -68,6 +68,8 @@ def cell(value: object, decimals: int = 2) -> str:
     if isinstance(value, Spread):
         tail = f" ± {value.std:.{decimals}f}" if value.seeds > 1 and not math.isnan(value.mean) else ""
         return cell(value.mean, decimals) + tail
+    if isinstance(value, PValue):
+        return NOTHING if math.isnan(value) else str(value)
     if isinstance(value, (float, np.floating)):
         return NOTHING if math.isnan(value) else f"{value:.{decimals}f}"
     return NOTHING if value is None else str(value)
@@ -114,7 +116,7 @@ def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
                 flat[-1] |= {f"{name} low": value.low, f"{name} high": value.high}
                 continue
             if not isinstance(value, Spread | Reached):
-                flat[-1][name] = value
+                flat[-1][name] = float(value) if isinstance(value, PValue) else value
                 continue
             flat[-1][name] = value.mean
             if value.seeds > 1:

@@ -15,13 +15,14 @@ from fedjax_async.types import Schedule
 REJECTED = "rejected"  # arrived in time, but the server rule gave it no weight
 UNUSED = "unused"  # arrived for a server step that was not complete at the end
 BY_STALENESS = ("applied", "late")  # states with a staleness, which gives their colour
+OFFLINE = "#F3E3C3"  # behind the bars, where a client is offline, or a node has not joined yet or has left
 UNAPPLIED = "#D9D9D9"  # where one colour stands for all states without a staleness
 LOST = PALETTE[1]
 # Colour of a job that the server does not apply, by its state.
 STATE_COLOURS = {
     REJECTED: PALETTE[6],
     "under way": UNAPPLIED,
-    "called off": "#BDBDBD",
+    "called off": "#5F5F5F",
     "lost": LOST,
     "crashed": "#8B1A1A",
     "interrupted": PALETTE[3],
@@ -56,7 +57,8 @@ class Jobs(NamedTuple):
 def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.ndarray | None = None) -> Jobs:
     """The jobs of a schedule; ``used`` and ``accepted``: which arrivals the server uses and accepts, bool[E] [all].
 
-    A job ends with its upload, or when the server stops waiting for it; at the latest at the client's next dispatch.
+    A job ends with its upload, where its client crashed or went offline, or when the server stops waiting for it; at
+    the latest at the client's next dispatch.
     """
     schedule = with_derived_columns(schedule)
     used, accepted = (
@@ -73,7 +75,28 @@ def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.nda
     job = schedule.job[arrived]
     staleness[job], applied[job] = schedule.staleness[arrived], schedule.time[arrived]
     end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
+    if len(schedule.failure_time):
+        end = np.where(np.isfinite(schedule.failure_time), schedule.failure_time, end)
     return Jobs(schedule.dispatch_time, np.minimum(end, next_dispatch(schedule)), staleness, applied, state)
+
+
+def idle_time(begin: np.ndarray, end: np.ndarray, until: float, offline: np.ndarray | None = None) -> np.ndarray:
+    """The intervals up to ``until`` in which a client with these jobs has none; float64[gaps, 2], in order.
+
+    ``offline``: float64[M, 2], intervals that do not count as idle time.
+    """
+    if offline is not None:
+        begin, end = np.append(begin, offline[:, 0]), np.append(end, offline[:, 1])
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    gaps = np.stack([np.append(0.0, end), np.minimum(np.append(begin, until), until)], axis=1)
+    return gaps[gaps[:, 1] - gaps[:, 0] > 1e-9 * until]  # less is rounding
+
+
+def away(plan: PeerSchedule, node: int, until: float) -> np.ndarray:
+    """The intervals up to ``until`` in which a node has not joined yet or has left; float64[M, 2]."""
+    found = np.array([(0.0, min(plan.joined[node], until)), (plan.left[node], until)])
+    return found[found[:, 0] < found[:, 1]]
 
 
 class Lines(NamedTuple):

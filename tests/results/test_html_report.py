@@ -245,7 +245,7 @@ def test_clients_with_and_without_scores(tmp_path):
         (shown,) = content(tmp_path / name)["details"]["runs"]
         titles = [figure["title"] for figure in shown["figures"]]
         assert titles[0] == "Schedule" and titles[-2] == "updates per client" and titles[-1].startswith("staleness")
-        assert (len(titles), len(shown["notes"])) == ((4, 0) if name == "with" else (3, 1))
+        assert (len(titles), len(shown["notes"])) == ((4, 1) if name == "with" else (3, 1))
     accuracy, counts, staleness = html_figures.clients(with_scores)
     np.testing.assert_array_equal(array(accuracy.figure["data"][0]["y"]), [25.0] * 3)
     accepted, rejected = (array(each["y"]) for each in counts.figure["data"])

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from fedjax_async.clock import Outcome, Until
+from fedjax_async.clock import Outcome, Until, check_schedule, cut, offline_times, plan
 from fedjax_async.peers import Delivery, plan_peers
-from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, plots, save_figure
+from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, save_figure
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import staleness_histogram as histogram
+from fedjax_async.results.absences import absences_of
+from fedjax_async.results.html_gantt import gantt as html_gantt
 from fedjax_async.results.html_gantt import peer_gantt as html_chart
-from fedjax_async.results.timeline import LOST_AFTER, STATE_COLOURS, jobs_of
-from fedjax_async.types import Run
+from fedjax_async.results.timeline import LOST_AFTER, OFFLINE, STATE_COLOURS, idle_time, jobs_of
+from fedjax_async.types import Run, Schedule
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import array
 
@@ -75,6 +77,18 @@ def test_labels_keep_their_distance_and_move_no_more_than_needed(wanted, gap):
     assert placed.min() >= -1e-9 and placed.max() <= 1 + 1e-9
     if len(wanted) == 1 or np.diff(np.sort(wanted)).min() >= room:
         np.testing.assert_allclose(placed, wanted, atol=1e-9)
+
+
+def test_few_curves_that_end_together_are_all_seen_and_lines_lead_to_their_names():
+    """The second curve equals the first one, so it has gaps; the third ends a little higher."""
+    runs = {name: [make_run([0.1, 0.5 + more])] for name, more in (("first", 0), ("second", 0), ("third", 0.001))}
+    axes = accuracy_curve(runs).axes[0]
+    first, second, third, *others = axes.get_lines()
+    assert [line.is_dashed() for line in (first, second, third)] == [False, True, False]
+    for curve, name in zip((first, second, third), axes.texts, strict=True):
+        leaders = [line for line in others if tuple(line.get_xydata()[-1]) == tuple(name.xy)]
+        assert [tuple(line.get_xydata()[0]) for line in leaders] == [tuple(curve.get_xydata()[-1])]
+    assert len({name.xy[1] for name in axes.texts}) == 3
 
 
 def test_two_equal_labels_move_apart_evenly():
@@ -150,7 +164,7 @@ def test_gantt_marks_idle_time_and_server_steps():
     ends = jobs_of(schedule).end
     for client, until, gap in ((1, 6.0, [1.0, 4.0]), (1, 2.0, [1.0, 2.0]), (0, 7.0, [6.0, 7.0])):
         mine = schedule.client == client
-        np.testing.assert_array_equal(plots.idle_time(schedule.dispatch_time[mine], ends[mine], until), [gap])
+        np.testing.assert_array_equal(idle_time(schedule.dispatch_time[mine], ends[mine], until), [gap])
     axes = gantt(schedule, until=6.0).axes[0]
     bars, _, idle, lines, marks = axes.collections
     assert len(bars.get_paths()) == 4
@@ -159,6 +173,62 @@ def test_gantt_marks_idle_time_and_server_steps():
         assert [segment[0][0] for segment in steps.get_segments()] == [3.0, 6.0]
     late = jobs_of(schedule._replace(dispatch_time=np.array([0.0, 0.0, 2.0, 4.0]))).end
     np.testing.assert_array_equal(late, [2.0, 1.0, 6.0, np.inf])  # a job ends at the next dispatch at the latest
+
+
+FAULTY = plan(
+    "cohort:size=4,over_selection=1",
+    "lognormal:mean=60",
+    num_clients=6,
+    local_steps=10,
+    until=Until(time=900),
+    availability="periodic:on=200,off=60",
+    faults="crash:probability=0.3",
+)
+
+
+def test_a_crashed_job_ends_at_its_crash_and_jobs_called_off_look_different_from_those_under_way():
+    jobs, crashed = jobs_of(FAULTY), FAULTY.outcome == Outcome.CRASHED
+    assert crashed.any() and (np.isfinite(FAULTY.failure_time) == crashed).all()
+    np.testing.assert_array_equal(jobs.end[crashed], FAULTY.failure_time[crashed])
+    assert (jobs.end[crashed] < FAULTY.freed_time[crashed]).all()
+    assert cut(FAULTY, 3, FAULTY.time[2]).failure_time.size < crashed.size
+    known = FAULTY._asdict() | {"failure_time": np.where(crashed, FAULTY.failure_time, 1.0)}
+    with pytest.raises(ValueError, match=r"schedule\.failure_time\[\d+\] = 1\.0: must be infinite, or for a CRASHED"):
+        check_schedule(Schedule(**known))
+    off, under_way = (np.array(to_rgb(STATE_COLOURS[state])) for state in ("called off", "under way"))
+    assert (FAULTY.outcome == Outcome.CALLED_OFF).any() and np.abs(off - under_way).max() > 0.3
+
+
+def test_times_offline_are_drawn_and_are_not_idle_time():
+    times = offline_times("periodic:on=200,off=60", 6)
+    axes = gantt(FAULTY, clients=[4, 2], offline=times, until=600.0).axes[0]
+    drawn = [(box.get_y() + box.get_height() / 2, box.get_x(), box.get_x() + box.get_width()) for box in axes.patches]
+    want = [(row, *(gap / 60)) for row, client in enumerate([4, 2]) for gap in times(client, 600.0)]
+    np.testing.assert_allclose(drawn, want)
+    assert axes.figure.legends[0].get_texts()[-1].get_text() == "client offline"
+    begin, end = np.array([0.0, 5.0]), np.array([2.0, 6.0])
+    gaps = idle_time(begin, end, 10.0, np.array([[1.0, 3.0], [8.0, 10.0]]))
+    assert gaps.tolist() == [[3.0, 5.0], [6.0, 8.0]]
+    for job in np.flatnonzero(np.isin(FAULTY.client, [4, 2])):  # a job begins online
+        assert not any(a <= FAULTY.dispatch_time[job] < b for a, b in times(int(FAULTY.client[job]), 900.0))
+
+
+def test_both_charts_of_a_run_show_its_times_offline_where_they_are_known():
+    run = make_run()
+    periodic = {"availability": "periodic:on=2,off=1,phase=0", "faults": None, "seed": 0}
+    trace = next(t for t in html_gantt(run._replace(settings=periodic), 99).figure["data"] if "offline" in t["name"])
+    assert trace["marker"]["color"] == OFFLINE and array(trace["base"]).tolist() == [2.0, 5.0, 8.0, 11.0] * 3
+    own = periodic | {"own": {"availability": {}}}
+    assert absences_of(own, 3).times is None
+    assert "times offline are not shown: availability is an object" in html_gantt(
+        run._replace(settings=own), 99
+    ).note.replace("Times", "times")
+
+
+def test_a_chart_ends_with_its_schedule():
+    axes = gantt(make_schedule(), until=5000.0).axes[0]
+    assert axes.get_xlim() == (0.0, 12.0)
+    assert axes.get_title(loc="left").splitlines()[0] == "the schedule ends after 12 seconds"
 
 
 def test_many_server_steps_are_marked_at_the_edge_only():

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedjax_async.results import holm, interval, paired, write_comparison
-from fedjax_async.results.comparisons import comparison, method_pairs
-from fedjax_async.results.significance import Interval, pairs
+from fedjax_async.results.comparisons import comparison, method_pairs, write_pairs
+from fedjax_async.results.html_folders import table as page_table
+from fedjax_async.results.latex import latex
+from fedjax_async.results.significance import Interval, PValue, pairs
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 
@@ -140,6 +142,19 @@ def test_a_row_for_each_pair_of_methods(tmp_path):
 
     write_comparison({name: runs[:2] for name, runs in RUNS.items()}, tmp_path, plots=False)
     assert not list(tmp_path.glob("pairs.*"))  # two seeds are too few
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(0.0, "<0.0001"), (1e-30, "<0.0001"), (0.0002, "0.0002"), (0.04, "0.0400"), (math.nan, "-")]
+)
+def test_no_p_value_is_printed_as_zero(tmp_path, p, text):
+    rows = [{"first": "a", "second": "b", "seeds": 9, "first - second": 1.0, "p (t)": PValue(p)}]
+    for printed in (write_pairs(rows, tmp_path, "accuracy"), (tmp_path / "pairs.md").read_text()):
+        assert printed.splitlines()[-1].split("|")[-2].strip() == text
+    assert latex(rows, ["first"], []).count(text.replace("<", r"\textless{}").replace("-", "--")) == 1
+    saved = (tmp_path / "pairs.csv").read_text()
+    assert float(read_rows(tmp_path / "pairs.csv")[0]["p (t)"]) == pytest.approx(p, nan_ok=True)  # all digits
+    assert page_table("", saved)["rows"][0][-1][0] == text
 
 
 def test_only_common_seeds_are_paired():

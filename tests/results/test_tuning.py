@@ -13,6 +13,7 @@ from hypothesis import settings as profile
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import choose, collect, significance, sweep, tuning, write_sweep
+from fedjax_async.results.heat_map import BEST, CHOSEN, MARKS, ON_TEST, cells, heat_map
 from fedjax_async.results.sweep_files import best
 from fedjax_async.results.sweep_report import curves
 from fedjax_async.results.sweep_table import by_setting, evaluation_columns, swept_run
@@ -195,3 +196,26 @@ def test_roles_are_kept_in_the_folder(tmp_path, engine):
 def test_the_axes_of_a_sweep_have_roles():
     found = made_up(of(table(1)))
     assert tuning.axes_of(found) == {"tuned": ["lr"], "compared": ["method"], "world": ["clients"]}
+
+
+GRID_OF_NUMBERS = {"method.mixing": [0.3, 0.6], "lr": [0.1, 0.2, 0.3]}
+HERE = {"0.3, 0.1": (0.9, 0.3), "0.6, 0.2": (0.5, 0.8)}  # mixing and rate: test and validation accuracy
+
+
+def test_a_heat_map_marks_what_validation_chose_apart_from_the_best_on_test():
+    def scores(settings):
+        mixing = str(settings.method).partition("mixing=")[2]
+        return HERE.get(f"{mixing}, {settings.lr}", (0.4, 0.2))
+
+    base = Settings(updates=9, method="fedasync:mixing=0.1")
+    (grid,) = cells(made_up(scores, GRID_OF_NUMBERS, base), "accuracy")
+    assert grid.marks == {CHOSEN: [(1, 1)], BEST: [(0, 0)]}
+    figure = heat_map([grid], "accuracy")
+    (frame,), (star,) = figure.axes[0].patches, figure.axes[0].get_lines()
+    assert frame.get_bbox().contains(1, 1) and not frame.get_bbox().contains(0, 0)
+    assert (round(star.get_xdata()[0]), round(star.get_ydata()[0])) == (0, 0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [CHOSEN, f"{BEST} (accuracy)"]
+    (alone,) = cells(made_up(lambda settings: (scores(settings)[0], None), GRID_OF_NUMBERS, base), "accuracy")
+    assert alone.marks == {ON_TEST: [(0, 0)]} and set(MARKS) == {CHOSEN, BEST, ON_TEST}
+    compared = {"method.mixing": "compared", "lr": "compared"}
+    assert cells(made_up(scores, GRID_OF_NUMBERS, base), "accuracy", roles=compared)[0].marks == {}

@@ -1,0 +1,72 @@
+"""What curves on one axis must share to be compared, and what went wrong in a run, in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_async.base.notices import ENDED_EARLY
+from fedjax_async.types import Run
+
+# The settings that make the world of a run: its data, clients, delays and budget, and what may fail.
+WORLD = (
+    "dataset", "partition", "clients", "test_fraction", "validation_fraction", "delay", "network", "availability",
+    "faults", "time", "updates", "server_steps", "max_staleness", "timeout",
+)  # fmt: skip
+MOST = 3  # settings that a line names
+LONGEST = 24  # characters of a value in it
+# Counter of jobs -> how a summary calls them; crashed and interrupted ones are among the lost.
+FAULTS = {
+    "lost": "lost", "crashed": "crashed", "interrupted": "interrupted", "dropped_late": "dropped as late",
+    "dropped_stale": "dropped as stale", "corrupt": "corrupt", "duplicates": "duplicates",
+}  # fmt: skip
+
+
+def differences(runs: Mapping[str, Sequence[Run]]) -> str:
+    """How the worlds of the runs differ, in a line; empty if all share one.
+
+    Settings that a run does not say are not compared.
+    """
+    every = [run.settings for seeds in runs.values() for run in seeds]
+    found = []
+    for name in WORLD:
+        values = list(dict.fromkeys(_text(each[name]) for each in every if name in each))
+        if len(values) > 1:
+            found.append(f"{name} ({', '.join(values[:MOST])}{', ...' if len(values) > MOST else ''})")
+    more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
+    return f"different worlds: {', '.join(found[:MOST])}{more}" if found else ""
+
+
+def _text(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def warn_of_differences(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Say on standard error that the runs are of different worlds, if they are."""
+    if found := differences(runs):
+        print(f"warning: {found}; curves and tables of them are no comparison of methods", file=sys.stderr)
+
+
+def faults_text(counters: Mapping[str, Any]) -> str:
+    """How many jobs failed, and how, in a line; empty if none did.
+
+    >>> faults_text({"lost": 3, "crashed": 1, "updates": 9})
+    'faults: 3 jobs lost (1 crashed)'
+    """
+    count = {name: counters.get(name, 0) for name in FAULTS}
+    within = ", ".join(f"{count[name]} {name}" for name in ("crashed", "interrupted") if count[name])
+    jobs = f"{count['lost']} job{'s' if count['lost'] > 1 else ''} lost" + (f" ({within})" if within else "")
+    others = [f"{count[name]} {text}" for name, text in list(FAULTS.items())[3:] if count[name]]
+    parts = ([jobs] if count["lost"] else []) + others
+    return f"faults: {', '.join(parts)}" if parts else ""
+
+
+def end_text(run: Run) -> str:
+    """That and why a run ended before its budget, in a line; empty if it did not."""
+    if run.stopped is not None:
+        return f"ended before its budget: stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: " + (
+            run.stopped.why
+        )
+    return str(run.counters.get(ENDED_EARLY, ""))  # ended after U of B updates because ...
