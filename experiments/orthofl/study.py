@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "beside_the_paper",
     "common",
     "crossed",
+    "known_runs",
     "missing",
     "options",
     "parse",
@@ -288,12 +290,14 @@ def study(
     baseline: str,
     budget_of: Sequence[str] = (),
     rows_of_runs: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
+    more: Callable[[str, argparse.Namespace], list[dict[str, Any]]] = lambda task, given: [],
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
     bands: Sequence[str] = BANDS,
 ) -> None:
     """Run an experiment: parse the options, run every task, write the table and pictures of accuracy curves.
 
-    ``variants``: a list for all tasks, or a function ``variants(task, scale)``. Pictures of more rows than can have
+    ``variants``: a list for all tasks, or a function ``variants(task, scale)``. ``more(task, given)`` returns further
+    rows of a task. Pictures of more rows than can have
     bands come twice: all rows without bands, and those of ``bands`` (names up to the first comma) with them.
     """
     parser = known_runs.with_known(shared.with_variants(options(about, name)))
@@ -308,5 +312,9 @@ def study(
         shared.draw(f"{name}_{task}_bands", TASKS[task].title, few, runs, given, accuracy_curve)
         return rows_of_runs(task, runs, baseline)
 
-    found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
+    def of_task(task: str) -> shared.Rows:
+        found = shared.all_of([functools.partial(rows, task), functools.partial(more, task, given)])
+        return [row for each in found for row in each]
+
+    found = shared.over_tasks(given, lambda task: missing(task, given.scale), of_task)
     report(finish(found, given) if finish is not None else found, given)
