@@ -19,7 +19,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedjax_async.base import home
@@ -110,6 +110,9 @@ def join(folder: Path, *, root: Path | None = None) -> list[str]:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"folder = {str(folder)!r}: must have a file {MANIFEST}")
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for name in (*manifest["parts"], *manifest["files"]):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{folder / MANIFEST}: {name!r} must be inside its folder")
     for name, expected in manifest["parts"].items():
         part = folder / name
         if not part.is_file() or sha256(part) != expected:
@@ -120,8 +123,11 @@ def join(folder: Path, *, root: Path | None = None) -> list[str]:
         with whole.open("wb") as file:
             for name in manifest["parts"]:
                 file.write((folder / name).read_bytes())
-        with tarfile.open(whole, mode="r:gz") as archive:
-            archive.extractall(Path(place) / "files", filter="data")
+        try:
+            with tarfile.open(whole, mode="r:gz") as archive:
+                archive.extractall(Path(place) / "files", filter="data")
+        except tarfile.TarError as error:
+            raise ValueError(f"{folder}: its parts are no archive: {error}") from None
         for name, expected in manifest["files"].items():
             path = Path(place) / "files" / name
             if not path.is_file() or sha256(path) != expected:
