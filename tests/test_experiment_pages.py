@@ -36,3 +36,23 @@ def test_every_file_that_a_page_names_exists_and_every_result_is_named(paper):
     planned |= {name.replace("_curves.csv", "_clients.csv") for name in planned}  # if its script keeps clients
     kept = {path.relative_to(EXPERIMENTS / paper).as_posix() for path in (EXPERIMENTS / paper / "results").rglob("*.*")}
     assert named <= kept <= named | planned
+
+
+@pytest.mark.parametrize("paper", ["orthofl", "asynfl", "asynccurve", "pushcen", "vector_fields"])
+def test_a_page_says_how_to_repeat_each_of_its_tables(paper):
+    """Hardware and JAX are those of the files; every table has a command, and reviewers' questions have answers."""
+    text = (EXPERIMENTS / paper / "README.md").read_text(encoding="utf-8").partition("## To repeat it")[2]
+    asked = ("Data", "Seeds", "Settings", "Environment", "Expected numbers", "Tolerance")
+    assert re.findall(r"^- (.*?):", text, re.MULTILINE) == [*asked]
+    found = set()
+    for line in re.findall(r"^\| `.*", text, re.MULTILINE):
+        command, files, _, _, hardware, jax, _ = pages.cells_of(line)
+        names = pages.LINK.findall(files)
+        assert (EXPERIMENTS / paper / command.strip("`").split()[0]).is_file() and names
+        rows = pages.read(paper, names)
+        known = {row["hardware"] for row in rows if row.get("hardware")}
+        short = {each.replace("(R)", "").replace(" Processor", "").replace(" 80GB HBM3", "") for each in known}
+        assert hardware == "; ".join(sorted(short)) and {jax} == {row["jax"] for row in rows if row.get("jax")}
+        found |= set(names)
+    tables = {f"results/{path.name}" for path in (EXPERIMENTS / paper / "results").glob("*.csv")}
+    assert found == {name for name in tables if not name.endswith(("_curves.csv", "_clients.csv"))}
