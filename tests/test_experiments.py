@@ -11,7 +11,7 @@ from tests import forked
 ROOT = Path(__file__).resolve().parent.parent
 # the others are imported by them
 MAIN = 'if __name__ == "__main__":'
-SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if MAIN in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*/*.py") if MAIN in path.read_text(encoding="utf-8"))
 # These take longest, and the other scripts call the same functions.
 LONG = {"centroids", "compressors", "conv", "peer_planning", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"versions", "outcomes", "peers"}  # two checkouts, PyTorch's loops

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,106 @@ def test_columns_that_only_some_runs_have_are_kept(orthofl, tmp_path):
         for column, values in run.evaluations.items():
             np.testing.assert_array_equal(found[key].run.evaluations[column], values)
         assert len(found[key].run.updates["client"]) == len(run.updates["client"])
+
+
+def known_of(tmp_path, name="table", minutes=None, known=(), seeds=1):
+    """The options of a script that trains 1 seed at the smallest scale; ``--minutes`` are counted from now."""
+    given = argparse.Namespace(name=name, out=tmp_path, scale="smoke", seeds=seeds, quiet=True, known=list(known))
+    given.minutes, given.began, given.no_pictures = minutes, time.monotonic(), True
+    return given
+
+
+def test_known_nodes_give_the_same_rows_as_trained_ones(monkeypatch, tmp_path):
+    """PushCen's rows and late nodes need the nodes' own accuracies, and when they joined."""
+    study = module("pushcen", "study")
+    late = sys.modules["late"]
+    variants = [study.Variant(n, study.METHODS[n] | {"partition": "iid"}) for n in ("async_dfedavg", "independent")]
+    monkeypatch.setattr(study, "LATE", "joins:share=0.4,by={:g}")
+
+    def rows(given):
+        runs = study.run_task("smoke", variants, given)
+        assert len(late.late_nodes(runs["independent"][0])) > 0
+        return repr([study.summary(runs[v.name]) for v in variants]), repr(list(late.catching_up(runs)))
+
+    trained = rows(known_of(tmp_path / "one"))
+    curves = tmp_path / "one" / "table_smoke_curves.csv"
+    monkeypatch.setattr(study.shared, "_train", None)
+    assert rows(known_of(tmp_path / "two", known=[curves], minutes=0)) == trained
+    for name in ("curves", "clients"):
+        both = [(tmp_path / out / f"table_smoke_{name}.csv").read_bytes() for out in ("one", "two")]
+        assert both[0] == both[1]
+    curves.with_name("table_smoke_clients.csv").unlink()
+    with pytest.raises(SystemExit) as ended:  # without the nodes the runs are not known
+        rows(known_of(tmp_path / "three", known=[curves], minutes=0))
+    assert ended.value.code == study.shared.known_runs.TIME_IS_UP
+
+
+def test_known_clients_give_the_same_rows_of_asynfls_figure_4(monkeypatch, tmp_path):
+    study = module("asynfl", "study")
+    monkeypatch.setitem(sys.modules, "study", study)
+    figure = module("asynfl", "figure_4")
+    setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "clients": 6, "delay": "normal:mean=500"}
+    setting |= {"time": 2000.0, "eval_time": 500.0}
+    variants = [study.Variant("fedbuff", study.fedbuff(6)), study.Variant("asynfl", study.asynfl())]
+
+    def rows(given):
+        runs = study.shared.run_variants("smoke", setting, variants, given, clients=figure.clients)
+        found = [study.summary("smoke", name, seeds, 0.1) for name, seeds in runs.items()]
+        figure.finish("smoke", runs, found, given)
+        return found
+
+    trained = rows(known_of(tmp_path / "one", seeds=2))
+    monkeypatch.setattr(study.shared, "_train", None)
+    known = [tmp_path / "one" / "table_smoke_curves.csv"]
+    assert repr(rows(known_of(tmp_path / "two", known=known, seeds=2))) == repr(trained)
+    assert trained[0]["uploads a step"].mean == 4 and trained[1]["mean staleness"].mean > 0
+
+
+def test_columns_of_clients_are_kept_also_of_runs_of_unequal_length(orthofl, tmp_path):
+    known_runs, rng = orthofl.known_runs, np.random.default_rng(0)
+    found = {}
+    for key, evaluations, clients in (("a", 2, 3), ("b", 4, 2)):
+        own = rng.random((evaluations, clients)).astype(np.float32)
+        own[0, 1] = np.nan
+        of_clients = {"joined": rng.random(clients), "own_accuracy": own}
+        run = make_run(list(np.linspace(0.1, 0.5, evaluations)))._replace(per_client=of_clients)
+        found[key] = known_runs.Known(key, 0, run)
+    known_runs.write(tmp_path / "table_1_task_laptop_curves.csv", found)
+    assert (tmp_path / "table_1_task_laptop_clients.csv").is_file()
+    again = known_runs.read([tmp_path / "table_1_task_laptop_curves.csv"])
+    for key, known in found.items():
+        assert again[key].run.per_client.keys() == known.run.per_client.keys()
+        for column, values in known.run.per_client.items():
+            np.testing.assert_array_equal(again[key].run.per_client[column], values)
+            assert again[key].run.per_client[column].dtype == values.dtype
+
+
+def test_a_script_begins_no_run_when_its_time_is_up(orthofl, monkeypatch, tmp_path, capsys):
+    shared, known_runs = orthofl.shared, orthofl.known_runs
+    variants = [orthofl.Variant(name, {"method": name}) for name in ("one", "two", "three")]
+    clock = iter((0.0, 50.0, 70.0))  # seconds since the start when each run would begin
+    given = known_of(tmp_path, minutes=1)
+    given.began = 0.0
+    monkeypatch.setattr(known_runs, "time", argparse.Namespace(monotonic=lambda: next(clock, 70.0)))
+    monkeypatch.setattr(shared, "_train", lambda base, points, *rest: [make_run([0.1]) for _ in points])
+    with pytest.raises(SystemExit) as ended:
+        shared.run_variants("task", {"lr": 0.1}, variants, given)
+    assert ended.value.code == known_runs.TIME_IS_UP == 3
+    kept = known_runs.read([tmp_path / "table_task_curves.csv"])
+    assert [known.variant for known in kept.values()] == ["one", "two"]
+    assert "task: 0 of 3 runs are known" in (said := capsys.readouterr().err) and "1 runs are missing" in said
+    again = known_of(tmp_path, minutes=0, known=[tmp_path / "table_task_curves.csv"])
+    again.began = 0.0
+    calls = [functools.partial(shared.run_variants, name, {"lr": 0.1}, variants, again) for name in ("task", "other")]
+    with pytest.raises(SystemExit):
+        shared.all_of(calls)
+    assert "task: 2 of 3" in (said := capsys.readouterr().err) and "other: 2 of 3" in said, "both tasks are counted"
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "nan"])
+def test_minutes_are_a_number_of_at_least_0(orthofl, text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"must be a number >= 0, not {text}"):
+        orthofl.known_runs.minutes(text)
 
 
 UNEQUAL = {"fedavg": made(SEEDS["one ends earlier"]), "fedbuff": made(SEEDS["more evaluations"])}

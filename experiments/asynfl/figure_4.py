@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import numpy as np
 from study import Rows, Variant, asynfl, draw, fedbuff, study
 
 from fedjax_async.results import tables
@@ -27,15 +28,24 @@ def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
     ]
 
 
+def clients(run: Run) -> dict[str, np.ndarray]:
+    """The number of uploads and the sum of their staleness, of each client."""
+    count, client = run.schedule.num_clients, run.updates["client"]
+    uploads = np.bincount(client, minlength=count)
+    return {"uploads": uploads, "staleness": np.bincount(client, run.updates["staleness"], count).astype(np.int64)}
+
+
 def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Namespace) -> None:
     """Add the uploads per server step and their mean staleness; draw the figure."""
     for row in rows:
         seeds = runs[row["variant"]]
-        each = [run.counters["updates"] / run.counters["server_steps"] for run in seeds]
-        row["uploads a step"] = tables.spread(each)
-        row["mean staleness"] = tables.spread([run.updates["staleness"].mean() for run in seeds])
+        uploads = [run.per_client["uploads"].sum() for run in seeds]
+        steps = [run.evaluations["step"][-1] for run in seeds]
+        staleness = [run.per_client["staleness"].sum() for run in seeds]
+        row["uploads a step"] = tables.spread([u / s for u, s in zip(uploads, steps)])
+        row["mean staleness"] = tables.spread([s / u for s, u in zip(staleness, uploads)])
     draw(runs, given, "figure_4", task)
 
 
 if __name__ == "__main__":
-    study(__doc__, "figure_4", variants, finish)
+    study(__doc__, "figure_4", variants, finish, clients=clients)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
 import known_runs
+import numpy as np
 import variants as shared
 from variants import Rows, Variant, parse, report
 
@@ -184,7 +185,7 @@ def add_reductions(runs: Mapping[str, Sequence[Run]], rows: Rows) -> None:
 
 def draw(runs: Mapping[str, Sequence[Run]], given: argparse.Namespace, name: str, task: str) -> None:
     """Draw accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
-    if not runs:  # ``--variants`` chose no variant of this figure
+    if not runs or not shared.pictures(given):  # ``--variants`` chose no variant of this figure
         return
     for figure, end in ((accuracy_curve(runs, final="last"), ""), (loss_curve(runs, final="last"), "_loss")):
         figure.axes[0].set_title(TASKS[task].title)
@@ -197,19 +198,20 @@ def study(
     variants: Callable[[str, dict[str, Any]], Sequence[Variant]],
     finish: Callable[[str, dict[str, list[Run]], Rows, argparse.Namespace], None],
     *,
-    from_curves: bool = False,
+    clients: Callable[[Run], Mapping[str, np.ndarray]] | None = None,
 ) -> None:
     """Run an experiment: parse the options, run every task, ``finish`` its rows and pictures, write the table.
 
     ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
-    ``from_curves``: whether ``finish`` needs only the evaluations of the runs; if so, there is an option ``--known``.
+    ``clients``: what ``finish`` needs of the runs beside their evaluations, as in :func:`shared.run_variants`.
     """
-    parser = shared.with_variants(options(about, name))
-    given = shared.parse_tasks(known_runs.with_known(parser) if from_curves else parser, TASKS, USUAL, SEEDS)
+    parser = known_runs.with_known(shared.with_variants(options(about, name)))
+    given = shared.parse_tasks(parser, TASKS, USUAL, SEEDS)
 
     def rows(task: str) -> Rows:
         setting, target = setting_of(task, given.scale)
-        runs = shared.run_variants(task, setting, shared.asked_for(variants(task, setting), given), given)
+        chosen = shared.asked_for(variants(task, setting), given)
+        runs = shared.run_variants(task, setting, chosen, given, clients=clients)
         found = [summary(task, variant, seeds, target) for variant, seeds in runs.items()]
         finish(task, runs, found, given)
         return found

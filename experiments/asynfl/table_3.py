@@ -67,4 +67,4 @@ def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Na
 
 
 if __name__ == "__main__":
-    study(__doc__, "table_3", variants, finish, from_curves=True)
+    study(__doc__, "table_3", variants, finish)

@@ -8,26 +8,29 @@ that the script runs; it uses the data in the package.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import common
 import known_runs
+import numpy as np
 
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.figure import line_style, save_figure
+from fedjax_async.results.figure import line_style, require_matplotlib, save_figure
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
 
 SCALES = ("smoke", "laptop", "paper")
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 class Variant(NamedTuple):
@@ -99,6 +102,7 @@ def run_variants(
     variants: Sequence[Variant],
     given: argparse.Namespace,
     numbers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda own, seed: {},
+    clients: Callable[[Run], Mapping[str, np.ndarray]] | None = None,
 ) -> dict[str, list[Run]]:
     """The runs of every variant of a setting with every seed, trained in one sweep; returns variant -> its runs.
 
@@ -107,7 +111,12 @@ def run_variants(
     Scripts with the option ``--known`` do not train the runs in its files. They write the curves of all runs, beside
     those that are in these files or were in the file before.
 
-    ``numbers(setting, seed)`` returns further settings of one run.
+    ``numbers(setting, seed)`` returns further settings of one run. ``clients(run)`` returns what the table needs of
+    single clients, columns [clients] or [evaluations, clients]; it is kept with the curves and becomes the run's
+    ``per_client``.
+
+    With ``--minutes`` the runs are trained one after the other, and the curves are written after each. Raises
+    :class:`known_runs.TimeIsUp` if runs are missing then.
     """
     changed = {key for variant in variants for key in variant.changes}
     points = []
@@ -117,27 +126,76 @@ def run_variants(
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
     known = known_runs.read(getattr(given, "known", ()))
+    if clients is not None:
+        known = {key: found for key, found in known.items() if found.run.per_client}
     keys = [known_runs.key(base | point) for point in points]
-    absent = {key: point for key, point in zip(keys, points) if key not in known}
-    if known:
-        print(f"{task}: {len({*keys}) - len(absent)} of {len({*keys})} runs are known", file=sys.stderr)
-        if not any(key in known for key in keys):
-            print("  none of the runs in --known has these settings: is it a file of this scale?", file=sys.stderr)
-    trained = _train(base, list(absent.values()), given.out / "runs" / task, given) if absent else ()
-    of_key = {key: found.run for key, found in known.items()} | dict(zip(absent, trained, strict=True))
-    runs = [of_key[key] for key in keys]
     names = [variant.name for variant in variants for _ in range(given.seeds)]
-    if hasattr(given, "known"):
-        path = given.out / f"{given.name}_{task}_curves.csv"
+    absent = {key: point for key, point in zip(keys, points) if key not in known}
+    limited = getattr(given, "minutes", None) is not None
+    if known or limited:
+        print(f"{task}: {len({*keys}) - len(absent)} of {len({*keys})} runs are known", file=sys.stderr)
+    if known and not any(key in known for key in keys):
+        print("  none of the runs in --known has these settings: is it a file of this scale?", file=sys.stderr)
+    of_key = {key: found.run for key, found in known.items()}
+    folder = given.out / "runs" / task
+
+    def keep(key: str, run: Run) -> None:
+        of_key[key] = run if clients is None else run._replace(per_client=dict(clients(run)))
+
+    def write() -> None:
+        path = given.out / f"{given.name}_{task}{known_runs.CURVES_END}"
         before = known_runs.read([path] if path.is_file() else []) | known
-        made = {k: known_runs.Known(n, p["seed"], run) for k, n, p, run in zip(keys, names, points, runs)}
-        known_runs.write(path, before | made)
+        made = {k: (n, p["seed"], of_key[k]) for k, n, p in zip(keys, names, points) if k in of_key}
+        if clients is None:
+            made = {k: (n, seed, run._replace(per_client={})) for k, (n, seed, run) in made.items()}
+        if made:
+            known_runs.write(path, before | {k: known_runs.Known(*each) for k, each in made.items()})
+
+    if limited:
+        for key, point in absent.items():
+            if known_runs.time_left(given):
+                keep(key, *_train(base, [point], folder / key, given))
+                write()
+    elif absent:
+        for key, run in zip(absent, _train(base, list(absent.values()), folder, given), strict=True):
+            keep(key, run)
+    if hasattr(given, "known"):
+        write()
+    if missing := sum(key not in of_key for key in absent):
+        print(f"{task}: time is up, {missing} runs are missing", file=sys.stderr)
+        raise known_runs.TimeIsUp
+    runs = [of_key[key] for key in keys]
     return {variant.name: [run for run, name in zip(runs, names) if name == variant.name] for variant in variants}
 
 
-def _train(base: Mapping[str, Any], points: Rows, folder: Path, given: argparse.Namespace) -> Sequence[Run]:
+def all_of(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """What the calls return. If the time is up in some, the others still count or train; the script ends after them."""
+    found, up = [], None
+    for call in calls:
+        try:
+            found.append(call())
+        except known_runs.TimeIsUp as error:
+            up = error
+    if up is not None:
+        raise up
+    return found
+
+
+def _train(base: Mapping[str, Any], points: Rows, folder: Path, given: argparse.Namespace) -> Iterable[Run]:
     """The runs of a sweep over ``points``."""
     return sweep(base, points=points, out=folder, progress=False if given.quiet else None, overwrite=True).runs
+
+
+def pictures(given: argparse.Namespace) -> bool:
+    """Whether pictures can be drawn and are wanted; says on stderr if matplotlib is missing."""
+    if getattr(given, "no_pictures", False):
+        return False
+    try:
+        require_matplotlib()
+    except ValueError as error:
+        print(f"no pictures: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def draw(
@@ -152,6 +210,8 @@ def draw(
 
     ``curves``: makes the figure from the runs; by default accuracy curves.
     """
+    if not pictures(given):
+        return
     for picture in dict.fromkeys(variant.picture for variant in variants):
         shown = {v.name.removesuffix(f", {picture}"): runs[v.name] for v in variants if v.picture == picture}
         figure = accuracy_curve(shown, final="last") if curves is None else curves(shown)
@@ -178,15 +238,15 @@ def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
 
 def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], rows_of: Callable[[str], Rows]) -> Rows:
     """The rows of all tasks. A task that cannot be run here gets one row "not run"; the reason goes to stderr."""
-    rows: Rows = []
-    for task in given.tasks:
+
+    def rows(task: str) -> Rows:
         why = reason(task)
         if why is None:
-            rows += rows_of(task)
-        else:
-            print(f"{task}: not run: {why}", file=sys.stderr)
-            rows.append({"task": task, "variant": "not run"})
-    return rows
+            return rows_of(task)
+        print(f"{task}: not run: {why}", file=sys.stderr)
+        return [{"task": task, "variant": "not run"}]
+
+    return [row for found in all_of(functools.partial(rows, task) for task in given.tasks) for row in found]
 
 
 def report(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "beside_the_paper",
     "common",
     "crossed",
+    "known_runs",
     "missing",
     "options",
     "parse",
@@ -82,6 +84,19 @@ DELAY = "rpi:family=normal_or_mean,replacement=true"
 _COMMON: dict[str, Any] = {"delay": DELAY, "epochs": 5.0, "batch_size": 128, "lr": 0.01}
 _SKEWED = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=3"}
 _CIFAR = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=1", "augment": "crop:padding=4+flip"}
+_NEWS = Task(
+    "20 Newsgroups, MiniLM + LoRA (the paper: DistilBERT)",
+    {
+        **{**_SKEWED, "dataset": "newsgroups20:max_length=512", "model": "minilm_lora", "clients": 20},
+        **{"batch_size": 8, "optimizer": "adamw:weight_decay=0,clip=1", "lr": 5e-5, "decay": "linear"},
+    },
+    200,
+    566,
+    {
+        **{"dataset": "newsgroups20:max_length=64", "epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3},
+        **{"updates": 80, "eval_examples": 500},
+    },
+)
 TASKS: dict[str, Task] = {
     "mnist": Task(
         "MNIST, LeNet-5",
@@ -97,19 +112,8 @@ TASKS: dict[str, Task] = {
         4000,
         {"epochs": None, "steps": 10, "batch_size": 32, "updates": 60, "eval_examples": 1000},
     ),
-    "20newsgroups": Task(
-        "20 Newsgroups, MiniLM + LoRA (the paper: DistilBERT)",
-        {
-            **{**_SKEWED, "dataset": "newsgroups20:max_length=512", "model": "minilm_lora", "clients": 20},
-            **{"batch_size": 8, "optimizer": "adamw:weight_decay=0,clip=1", "lr": 5e-5, "decay": "linear"},
-        },
-        200,
-        566,
-        {
-            **{"dataset": "newsgroups20:max_length=64", "epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3},
-            **{"updates": 80, "eval_examples": 500},
-        },
-    ),
+    "20newsgroups": _NEWS,
+    "20newsgroups_long": _NEWS._replace(laptop={**_NEWS.laptop, "updates": 320}),
     "har": Task(
         "HAR, ResNet-18 (1-D)",
         {**_COMMON, "dataset": "har", "model": "resnet18_1d:variant=orthofl", "clients": 21, "partition": "natural"},
@@ -175,8 +179,12 @@ def run_task(
     """
     setting, updates = setting_of(TASKS[name], given.scale)
 
+    @functools.cache
+    def seconds_of(seed: int, *changes: Any) -> float:
+        return budget(setting | dict(zip(budget_of, changes)), updates, seed)
+
     def numbers(own: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        seconds = budget(setting | {key: own[key] for key in budget_of}, updates, seed)
+        seconds = seconds_of(seed, *(own[key] for key in budget_of))
         return {"time": seconds, "eval_time": seconds / EVALUATIONS[given.scale]}
 
     return shared.run_variants(name, setting, variants, given, numbers)
@@ -266,7 +274,7 @@ def beside_the_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:
         paper = {(row["dataset"], row["method"]): row for row in csv.DictReader(file)}
     for row in rows:
-        theirs = paper.get((row["task"], row["variant"].partition(",")[0]))
+        theirs = paper.get((row["task"].removesuffix("_long"), row["variant"].partition(",")[0]))
         if theirs is not None:
             row["paper (%)"] = f"{theirs['accuracy_mean']} ± {theirs['accuracy_std']}"
             row["paper time"] = float(theirs["relative_time"])
@@ -288,12 +296,14 @@ def study(
     baseline: str,
     budget_of: Sequence[str] = (),
     rows_of_runs: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
+    more: Callable[[str, argparse.Namespace], list[dict[str, Any]]] = lambda task, given: [],
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
     bands: Sequence[str] = BANDS,
 ) -> None:
     """Run an experiment: parse the options, run every task, write the table and pictures of accuracy curves.
 
-    ``variants``: a list for all tasks, or a function ``variants(task, scale)``. Pictures of more rows than can have
+    ``variants``: a list for all tasks, or a function ``variants(task, scale)``. ``more(task, given)`` returns further
+    rows of a task. Pictures of more rows than can have
     bands come twice: all rows without bands, and those of ``bands`` (names up to the first comma) with them.
     """
     parser = known_runs.with_known(shared.with_variants(options(about, name)))
@@ -308,5 +318,9 @@ def study(
         shared.draw(f"{name}_{task}_bands", TASKS[task].title, few, runs, given, accuracy_curve)
         return rows_of_runs(task, runs, baseline)
 
-    found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
+    def of_task(task: str) -> shared.Rows:
+        found = shared.all_of([functools.partial(rows, task), functools.partial(more, task, given)])
+        return [row for each in found for row in each]
+
+    found = shared.over_tasks(given, lambda task: missing(task, given.scale), of_task)
     report(finish(found, given) if finish is not None else found, given)

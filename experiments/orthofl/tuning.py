@@ -11,9 +11,10 @@ accuracy on these examples (mean of the last tenth of the evaluations, mean over
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
-from study import EVALUATIONS, TASKS, Variant, budget, options, report, setting_of, shared
+from study import EVALUATIONS, TASKS, Variant, budget, known_runs, options, report, setting_of, shared
 
 from fedjax_async.results import tables
 from fedjax_async.results.metrics import final_value
@@ -59,8 +60,9 @@ def rows_of(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run, choose and write."""
-    given = shared.parse_tasks(options(__doc__, "tuning"), TASKS, ["mnist"], SEEDS)
-    report([row for task in given.tasks for row in rows_of(task, given)], given, decimals={"value": 3})
+    given = shared.parse_tasks(known_runs.with_known(options(__doc__, "tuning")), TASKS, ["mnist"], SEEDS)
+    rows = shared.all_of(functools.partial(rows_of, task, given) for task in given.tasks)
+    report([row for each in rows for row in each], given, decimals={"value": 3})
 
 
 if __name__ == "__main__":

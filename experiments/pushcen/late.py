@@ -1,4 +1,8 @@
-"""The accuracy of late nodes after they join, beside that of the nodes that were present from the start."""
+"""The accuracy of late nodes after they join, beside that of the nodes that were present from the start.
+
+Runs are those of ``run_task`` in ``study.py``, whose ``per_client`` has ``joined`` (virtual seconds) and
+``own_accuracy``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ if TYPE_CHECKING:
 
 def late_nodes(run: Run) -> np.ndarray:
     """The nodes that join after the start and not after the last evaluation; int64."""
-    joined = run.schedule.joined
+    joined = run.per_client["joined"]
     return np.flatnonzero((joined > 0) & (joined <= run.evaluations["time"][-1]))
 
 
 def since_joining(run: Run, node: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds since a node joined, and its accuracy on its own tests in %, at the evaluations that include it."""
-    time = np.asarray(run.evaluations["time"]) - run.schedule.joined[node]
+    time = np.asarray(run.evaluations["time"]) - run.per_client["joined"][node]
     accuracy = 100 * np.asarray(run.per_client["own_accuracy"])[:, node]
     seen = (time >= 0) & np.isfinite(accuracy)
     return time[seen], accuracy[seen]
@@ -38,11 +42,11 @@ def catching_up(runs: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
         found: dict[int, list[tuple[float, float]]] = {}
         for run in seeds:
             own = 100 * np.asarray(run.per_client["own_accuracy"])
-            others = np.nanmean(own[:, run.schedule.joined == 0], axis=1)
+            others = np.nanmean(own[:, run.per_client["joined"] == 0], axis=1)
             moments = np.asarray(run.evaluations["time"])
             for node in map(int, late_nodes(run)):
                 for time, accuracy in zip(*since_joining(run, node), strict=True):
-                    at = int(np.argmin(np.abs(moments - run.schedule.joined[node] - time)))
+                    at = int(np.argmin(np.abs(moments - run.per_client["joined"][node] - time)))
                     found.setdefault(int(time), []).append((accuracy, others[at]))
         for second, pairs in sorted(found.items()):
             late, rest = np.mean(pairs, axis=0)

@@ -19,8 +19,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
 import variants as shared
+from known_runs import with_known
 from late import late_nodes
-from variants import Rows, Variant, common, draw, over_tasks, parse, parse_tasks, report
+from variants import Rows, Variant, all_of, common, draw, over_tasks, parse, parse_tasks, report
 
 from fedjax_async.data import Dataset, load
 from fedjax_async.results import tables
@@ -35,6 +36,7 @@ __all__ = [
     "TASKS",
     "Rows",
     "Variant",
+    "all_of",
     "common",
     "draw",
     "missing",
@@ -47,6 +49,7 @@ __all__ = [
     "run_task",
     "setting_of",
     "summary",
+    "with_known",
 ]
 
 HERE = Path(__file__).resolve().parent
@@ -173,7 +176,12 @@ def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) 
         topology = {name: value.format(*counts) for name, value in variant.changes.items() if name == "topology"}
         return variant._replace(changes=variant.changes | topology)
 
-    return shared.run_variants(task, setting, [filled(variant) for variant in variants], given)
+    return shared.run_variants(task, setting, [filled(variant) for variant in variants], given, clients=of_nodes)
+
+
+def of_nodes(run: Run) -> dict[str, np.ndarray]:
+    """When each node joined, and its accuracy on its own tests at every evaluation."""
+    return {"joined": run.schedule.joined, "own_accuracy": np.asarray(run.per_client["own_accuracy"], np.float32)}
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -188,14 +196,14 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _of_one(run: Run) -> dict[str, float]:
-    nodes, plan = np.asarray(run.per_client["own_accuracy"]), run.schedule
+    nodes, joins = run.per_client["own_accuracy"], run.per_client["joined"]
     mean = np.asarray(run.evaluations["accuracy"])
-    here = np.isfinite(nodes[-1]) & (plan.joined <= run.evaluations["time"][-1])
+    here = np.isfinite(nodes[-1]) & (joins <= run.evaluations["time"][-1])
     events = max(1, int(run.evaluations["update"][-1]))
     sent = float(run.evaluations["bytes_up"][-1]) / 1e6
     columns: Mapping[str, Any] = run.evaluations
-    left = float(columns["total_mass"][-1]) / len(plan.joined) if "total_mass" in columns else float("nan")
-    joined = [np.nanmax(nodes[columns["time"] >= plan.joined[i], i]) for i in late_nodes(run)]
+    left = float(columns["total_mass"][-1]) / len(joins) if "total_mass" in columns else float("nan")
+    joined = [np.nanmax(nodes[columns["time"] >= joins[i], i]) for i in late_nodes(run)]
     return {
         "accuracy (%)": 100 * float(mean[-1]),
         "best (%)": 100 * float(np.nanmax(mean)),

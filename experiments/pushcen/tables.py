@@ -11,6 +11,7 @@ curves of Table 1's runs.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from study import (
     TASKS,
     Rows,
     Variant,
+    all_of,
     common,
     draw,
     missing,
@@ -32,6 +34,7 @@ from study import (
     report,
     run_task,
     summary,
+    with_known,
 )
 
 ALPHAS = (0.1, 0.4, 1.0)
@@ -90,6 +93,12 @@ def masses() -> Iterable[Variant]:
     yield row("released, mass kept", method="pushcen_released", exchange=kept)
 
 
+def released() -> Iterable[Variant]:
+    """The rule of the released code on Table 1's data."""
+    for alpha in ALPHAS:
+        yield row(f"released, alpha={alpha:g}", method="pushcen_released", alpha=alpha)
+
+
 def topologies() -> Iterable[Variant]:
     """Fixed graphs instead of gossip."""
     yield row("gossip")
@@ -111,6 +120,7 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
     "6": table_6,
     "7": table_7,
     "masses": masses,
+    "released": released,
     "topologies": topologies,
     "bandwidths": bandwidths,
 }
@@ -118,7 +128,7 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
 
 def parsed() -> argparse.Namespace:
     """The parsed options."""
-    parser = options(__doc__, "tables")
+    parser = with_known(options(__doc__, "tables"))
     parser.add_argument("--tables", nargs="+", choices=[*BY_ALPHA, *TABLES], default=[*BY_ALPHA, *TABLES])
     parser.add_argument(
         "--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS, help="of Table 1 and released [all]"
@@ -130,25 +140,25 @@ def main() -> None:
     """Run and draw the chosen tables of each task; write the rows."""
     given = parsed()
 
-    def rows(task: str) -> Rows:
-        found: Rows = []
-        for table in given.tables:
-            chosen = list(BY_ALPHA[table](given.alphas) if table in BY_ALPHA else TABLES[table]())
-            chosen = chosen[:2] if given.scale == "smoke" else chosen
-            runs = run_task(task, chosen, given)
-            drawn = [variant for variant in chosen if variant.picture]
-            stem = f"table_{table}" if table.isdigit() else table
-            draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
-            if table == "1":
-                late = list(catching_up(runs))
-                if late:  # with few nodes there may be no late one
-                    draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
-                    common.write_table(late, given.out / f"late_{task}.csv")
-            found += [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]
-            report(found, given)
-        return found
+    def rows(task: str, table: str) -> Rows:
+        chosen = list(BY_ALPHA[table](given.alphas) if table in BY_ALPHA else TABLES[table]())
+        chosen = chosen[:2] if given.scale == "smoke" else chosen
+        runs = run_task(task, chosen, given)
+        drawn = [variant for variant in chosen if variant.picture]
+        stem = f"table_{table}" if table.isdigit() else table
+        draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
+        if table == "1":
+            late = list(catching_up(runs))
+            if late:  # with few nodes there may be no late one
+                draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
+                common.write_table(late, given.out / f"late_{task}.csv")
+        return [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]
 
-    report(over_tasks(given, lambda task: missing(task, given.scale), rows), given)
+    def of_task(task: str) -> Rows:
+        found = all_of(functools.partial(rows, task, table) for table in given.tables)
+        return [row for each in found for row in each]
+
+    report(over_tasks(given, lambda task: missing(task, given.scale), of_task), given)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,167 @@
+"""The plan of runs, the check of committed tables, and data sets in parts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.experiment import EXPERIMENTS, module
+from tests.results.made_up import make_run
+
+plan, verify, parcels = (module("", name) for name in ("plan", "verify", "parcels"))
+known_runs = plan.known_runs
+
+
+@pytest.fixture
+def row(tmp_path, monkeypatch):
+    """A row of a made-up paper, whose script and results are in a folder of their own."""
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+    monkeypatch.setitem(plan.Row.results.fget.__globals__, "HERE", tmp_path)
+    (tmp_path / "paper" / "results").mkdir(parents=True)
+    return plan.Row("paper", "Table 1", "table_1.py", "smoke", 1, "--tasks a", "table_1_curves.csv", 2.0, 0.5)
+
+
+def script(row, said, code):
+    """Write the row's script, which says ``said`` on stderr."""
+    text = f"import sys\nprint({said!r}, file=sys.stderr)\nsys.exit({code})\n"
+    (plan.HERE / "paper" / "table_1.py").write_text(text)
+
+
+def curves(path, *keys):
+    path.parent.mkdir(exist_ok=True)
+    known_runs.write(path, {key: known_runs.Known(key, 0, make_run([0.1, 0.5])) for key in keys})
+
+
+def test_a_script_counts_its_runs_and_trains_none():
+    row = plan.Row("orthofl", "Figure 6", "figure_6.py", "smoke", 2, "", "none_curves.csv", 1.0, 1.0)
+    assert plan.count(row) == plan.Counted(row, 0, 14)
+
+
+def test_counts_are_those_that_the_script_says(row):
+    script(row, "a: 2 of 5 runs are known\nb: 1 of 3 runs are known", known_runs.TIME_IS_UP)
+    assert plan.count(row)[1:] == (3, 8, "") and plan.count(row).missing == 5
+    script(row, "a: not run: there are no data", 0)
+    assert plan.count(row).unavailable == "there are no data"
+    script(row, "KeyError", 1)
+    with pytest.raises(RuntimeError, match=r"--scale smoke --seeds 1 --tasks a: exit code 1\nKeyError"):
+        plan.count(row)
+    whole = row._replace(curves="", table="table_1_smoke.csv")
+    assert plan.count(whole)[1:3] == (0, 1)
+    (row.results / whole.table).write_text("task\na\n")
+    assert plan.count(whole)[1:3] == (1, 1)
+
+
+def test_kept_curves_are_merged_with_those_that_are_there(row, tmp_path):
+    curves(row.results / "table_1_curves.csv", "there")
+    curves(row.results / "other_curves.csv", "elsewhere")
+    curves(tmp_path / "out" / "table_1_a_curves.csv", "there", "elsewhere", "new")
+    both = row._replace(also=("other_curves.csv", "not_there_curves.csv"))
+    assert [path.name for path in both.known] == ["table_1_curves.csv", "other_curves.csv"]
+    assert plan.keep(both, tmp_path / "out") == 1
+    assert list(known_runs.read([row.results / "table_1_curves.csv"])) == ["there", "new"]
+    assert plan.keep(both, tmp_path / "out") == 0
+
+
+def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
+    rows = [row._replace(title=name, minutes=minutes) for name, minutes in zip("abcd", (9, 2, 1, 1), strict=True)]
+    missing = {"a": 1, "b": 2, "c": 0, "d": 3}
+    trained = []
+    monkeypatch.setattr(plan.jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(plan, "count", lambda row: plan.Counted(row, 3 - missing[row.title], 3))
+    monkeypatch.setattr(plan, "train", lambda counted, minutes, out: trained.append(counted.row.title) or 1)
+    assert plan.train_next(rows, 5.0, None) == 2
+    assert trained == ["b", "d"], "the first does not fit into five minutes, the third is complete"
+
+
+def test_the_front_page_has_every_row_of_the_plan_in_order():
+    text = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\| \d+ \|.*\| `([^`]*)` \|$", text, re.MULTILINE)
+    assert commands == [row.command.split("experiments/")[1] for row in plan.ROWS]
+    assert text.count(plan.BEGIN) == text.count(plan.END) == 1
+
+
+def test_the_written_table_stands_between_the_marks(row, tmp_path, monkeypatch):
+    monkeypatch.setitem(plan.TITLES, "paper", "Paper")
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{plan.BEGIN}\nold\n{plan.END}\nafter\n")
+    plan.write(plan.table([plan.Counted(row, 1, 601), plan.Counted(row, 3, 3)]), page)
+    text = page.read_text()
+    assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")
+    assert "| smoke | 1 | 1 of 601 | 1,200 | 300 | `paper/table_1.py" in text and "| 3 of 3 | - | - |" in text
+
+
+def test_verify_notices_a_changed_number(tmp_path):
+    committed, made = tmp_path / "committed.csv", tmp_path / "made.csv"
+    made.write_text("variant,accuracy (%),new,hardware\nfedavg,93.91666666666667,1,one\northofl,2e-15,2,one\n")
+    committed.write_text("variant,accuracy (%),hardware\nfedavg,93.92,another\northofl,0.0,another\n")
+    assert verify.differences(committed, made) == []
+    committed.write_text("variant,accuracy (%),hardware\nfedavg,93.93,another\northofl,0.0,another\n")
+    assert verify.differences(committed, made) == ["row 1, accuracy (%): 93.91666666666667 instead of 93.93"]
+    committed.write_text("variant,accuracy (%)\nfedavg,93.92\n")
+    assert verify.differences(committed, made) == ["2 rows instead of 1"]
+    committed.write_text("variant,best (%)\nfedprox,\northofl,1\n")
+    assert len(verify.differences(committed, made)) == 3
+
+
+def test_a_page_with_a_changed_number_is_wrong(tmp_path, monkeypatch):
+    pages = verify.pages
+    monkeypatch.setattr(pages, "PAPERS", tmp_path)
+    (tmp_path / "paper" / "results").mkdir(parents=True)
+    (tmp_path / "paper" / "results" / "a.csv").write_text("variant,accuracy (%),accuracy (%) std\nfedavg,93.92,1.69\n")
+    page = tmp_path / "paper" / "README.md"
+    text = "[CSV](results/a.csv)\n\n| variant | accuracy (%) |\n| --- | ---: |\n| fedavg | 93.9 ± 1.7 |\n"
+    page.write_text(text)
+    assert pages.wrong("paper") == []
+    page.write_text(text.replace("93.9", "93.8"))
+    assert any(line.startswith("93.8 of ['fedavg']") for line in pages.wrong("paper"))
+
+
+def test_parcels_come_back_whole_and_a_damaged_part_is_refused(tmp_path):
+    rng, root = np.random.default_rng(0), tmp_path / "one"
+    for name, size in (
+        ("arrays/mnist/1/x.npy", 70_000),
+        ("arrays/mnist/1/y.npy", 10),
+        ("pretrained/minilm/1/v", 5_000),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(rng.bytes(size))
+    made = parcels.split(["mnist", "minilm"], tmp_path / "parts", megabytes=0.02, root=root)
+    sizes = [(tmp_path / "parts" / name).stat().st_size for name in made["parts"]]
+    assert len(sizes) == 4 and max(sizes) <= 20_000
+    assert parcels.split(["mnist", "minilm"], tmp_path / "again", megabytes=0.02, root=root) == made
+    names = parcels.join(tmp_path / "parts", root=tmp_path / "two")
+    assert len(names) == 3
+    for name in names:
+        assert (tmp_path / "two" / name).read_bytes() == (root / name).read_bytes()
+    part = tmp_path / "parts" / "part-002"
+    content = bytearray(part.read_bytes())
+    content[100] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match=r"part-002: is missing or damaged"):
+        parcels.join(tmp_path / "parts", root=tmp_path / "three")
+    part.unlink()
+    with pytest.raises(ValueError, match=r"part-002: is missing or damaged"):
+        parcels.join(tmp_path / "parts", root=tmp_path / "three")
+    assert not (tmp_path / "three").exists()
+
+
+def test_parcels_refuse_what_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"name = 'kmnist': must be a data set or model that was fetched"):
+        parcels.split(["kmnist"], tmp_path / "parts", root=tmp_path)
+    with pytest.raises(ValueError, match=r"megabytes = 0: must be at least one byte"):
+        parcels.split([], tmp_path / "parts", megabytes=0, root=tmp_path)
+    with pytest.raises(ValueError, match=r"must have a file parcels\.json"):
+        parcels.join(tmp_path, root=tmp_path)
+    for files, why in (({"../x": "0"}, "'../x' must be inside its folder"), ({"x": "0"}, "its parts are no archive")):
+        (tmp_path / "parcels.json").write_text(json.dumps({"parts": {}, "files": files}))
+        with pytest.raises(ValueError, match=why):
+            parcels.join(tmp_path, root=tmp_path / "root")
+
+
+def test_rows_are_chosen_by_words():
+    found = plan.chosen("pushcen PAPER alpha 0.4")
+    assert len(found) == 1 and found[0].options.endswith("--alphas 0.4")
+    assert plan.chosen("") == plan.ROWS and plan.chosen("nothing has this") == []
