@@ -53,7 +53,7 @@ def _jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
     """Every arrival is a server step; its client starts from the new model at once (C in flight, by default all)."""
-    return buffer(size=1, concurrency=concurrency, sampling=sampling)
+    return _buffered("every", 1, concurrency, sampling)
 
 
 def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
@@ -64,11 +64,16 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
     clients gets a new job: equal delays make rounds, and a buffer of all N clients is then FedAvg. If the budget ends
     within a buffer, its arrivals are listed and close no step.
     """
+    return _buffered("buffer", size, concurrency, sampling)
+
+
+def _buffered(name: str, size: int, concurrency: int | None, sampling: str) -> Timing:
     check.whole("size", size)
     check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_asked(scenario, name, "buffer")
         jobs = _jobs_under_way(scenario, concurrency)
         allowed = (
             f"at most the {jobs} clients in flight (it would never fill; a smaller one: METHOD@buffer:size={jobs})"
@@ -137,9 +142,15 @@ def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
     return lambda: decisions.size(most)
 
 
-def _require_no_buffer(scenario: Scenario, name: str) -> None:
-    decided = scenario.decisions is not None and scenario.decisions.policy.buffer is not None
-    check.require(not decided, "timing", name, "buffer: the policy decides how large it is")
+def _require_asked(scenario: Scenario, name: str, asked: str | None = None) -> None:
+    """``ValueError`` if the policy decides the end of a step in another way than ``asked``, that of the timing."""
+    if scenario.decisions is None:
+        return
+    policy = scenario.decisions.policy
+    who = f"policy = {policy.spec!r}" if policy.spec else "the policy"
+    for field, decided in (("buffer", "how large it is"), ("window", "how long it is")):
+        refused = field != asked and getattr(policy, field) is not None
+        check.require(not refused, "timing", name, f"{field}: {who} decides {decided}")
 
 
 # --- every W seconds ----------------------------------------------------------------------------
@@ -152,13 +163,16 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     ``upload_time`` is then the window's end. Uploads are applied in order of arrival, the last one closes
     the step; then their clients (or others, see ``buffer``) start from the new model. A window without an arrival is
     no step. Lost jobs too are noticed at the window's end.
+
+    A policy that decides the length is asked at the start, and at the end of each window in which something happened.
+    A window in which nothing happened is as long as the one before.
     """
     check.real_positive("length", length)
     check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
-        _require_no_buffer(scenario, "window")
+        _require_asked(scenario, "window", "window")
         return plan_window(scenario, length, _jobs_under_way(scenario, concurrency), sampling)
 
     return timing
@@ -167,13 +181,18 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
 def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: str) -> Schedule:
     """Every ``length`` seconds are a server step if a sound upload came; see ``window``."""
     idle = idle_clients(scenario, concurrency, sampling)
-    queue = idle.queue
-    count, budget_left, exhausted = 0, True, False
+    queue, decisions = idle.queue, scenario.decisions
+    next_length = None if decisions is None or decisions.policy.window is None else decisions.length
+    if next_length is not None:
+        queue.look(0.0)
+        length = next_length()
+    # The ends of equal windows are multiples of their length after ``start``, so that rounding errors do not add up.
+    start, count, budget_left, exhausted = 0.0, 0, True, False
     while budget_left and (now := idle.next_event()) <= queue.horizon and now < math.inf:
-        count = max(count + 1, math.floor(now / length))
-        while count * length * SLACK < now:
+        count = max(count + 1, math.floor((now - start) / length))
+        while (start + count * length) * SLACK < now:
             count += 1
-        end = count * length
+        end = start + count * length
         limit = min(end * SLACK, queue.horizon)
         uploads, releases = [], []
         while (now := idle.next_event(limit)) <= limit:
@@ -190,6 +209,8 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
             break
         budget_left = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
         queue.look(end)
+        if next_length is not None and budget_left and (decided := next_length()) != length:
+            start, count, length = end, 0, decided
         idle.release(releases, end)
     else:
         exhausted = budget_left and not queue.events  # else uploads may still wait for the end of their window
@@ -216,7 +237,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
     check.optional(check.real_positive, "deadline", deadline)
 
     def timing(scenario: Scenario) -> Schedule:
-        _require_no_buffer(scenario, "cohort")
+        _require_asked(scenario, "cohort")
         wanted = min(10, scenario.num_clients - int(over_selection)) if size is None else int(size)
         selected = wanted + int(over_selection)
         allowed = f"at most {scenario.num_clients}, the number of clients"
