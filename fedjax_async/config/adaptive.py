@@ -198,8 +198,8 @@ def checked_policy(model: Any, prior: Prior) -> Policy:
     for name in ("choose", "buffer", "window", "sends"):
         function = getattr(policy, name)
         check.require(function is None or callable(function), f"policy.{name}", objects.shown(function), "a function")
-    allowed = "one that decides the size of the buffer or the length of the window, not both"
-    check.require(policy.buffer is None or policy.window is None, "policy", policy.spec or objects.shown(model), allowed)
+    one, name = policy.buffer is None or policy.window is None, policy.spec or objects.shown(model)
+    check.require(one, "policy", name, "one that decides the size of the buffer or the length of the window, not both")
     for name in ("sizes", "loss"):
         check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
     check.whole("policy.every", policy.every)

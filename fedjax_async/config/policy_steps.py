@@ -19,7 +19,7 @@ from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.types import Schedule
 
-Known = TypeVar("Known")
+Decided = TypeVar("Decided")
 
 
 class PlannedSteps(NamedTuple):
@@ -128,7 +128,7 @@ def timing_options(s: Settings) -> tuple[str, dict[str, Any]]:
     return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
 
 
-def _of_policy(s: Settings, table: Mapping[str, Callable[[Mapping[str, Any]], Known]]) -> Known | None:
+def _of_policy(s: Settings, table: Mapping[str, Callable[[Mapping[str, Any]], Decided]]) -> Decided | None:
     """What ``table`` knows of the policy; ``None`` if no policy of the package that it joins is in the table."""
     if own.thing_of("policy", s.policy) is not None:
         return None

@@ -180,8 +180,7 @@ GROWING = {"method": "asynfl@window:length=9", "policy": "adaptive_window:length
 
 def test_windows_grow_by_the_losses_of_the_run_and_are_in_its_probes(tmp_path, monkeypatch):
     kept = GROWING | {"checkpoint": 10, "plots": False}
-    whole, other = run(**kept, out=tmp_path / "whole"), run(**GROWING, engine="reference")
-    same([*whole.schedule, whole.probes["window"]], [*other.schedule, other.probes["window"]])
+    whole = run(**kept, out=tmp_path / "whole")
     table, losses = whole.probes["window"], np.asarray(whole.probes["observed"]["loss"], np.float64)
     assert table["length"][0] == 0.4 and len(np.unique(table["length"])) > 3
     for update, length in zip(table["update"], table["length"]):
