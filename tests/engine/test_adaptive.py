@@ -156,6 +156,18 @@ def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path)
             adaptive(WavesExecutor, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **options)
 
 
+def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path):
+    """Jobs of equal length: all clients come together at 1 s, and only the end of the window differs."""
+    given = case("fedbuff", "window:length=1", "constant:mean=1", every=EVERY)
+    options = {"batching": "loop", "max_width": 2, "lanes": 1, "delay": "constant:mean=1"}
+    for length, refused in ((0.5, pytest.raises(Killed)), (0.7, pytest.raises(ValueError, match="must be determini"))):
+        decided = Policy(window=lambda view, length=length: length)
+        with refused:
+            adaptive(
+                WavesExecutor, given, "window", decided, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options
+            )
+
+
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
     conditions, timing = FAULTY | {"limits": Limits(timeout=4.0)}, "every:concurrency=4"
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
