@@ -94,7 +94,7 @@ PUSHCEN_PAPER = [
         for a in (0.1, 0.4, 1)
     ),
     pushcen("Table 5 and late nodes, CIFAR-10", "paper", 3, "1", "cifar10", 18, 1),
-    pushcen("released rule, CIFAR-10", "paper", 1, "released", "cifar10", 18, 1),
+    pushcen("Table 1's methods as released, CIFAR-10", "paper", 1, "released", "cifar10", 18, 1),
     pushcen("released rule and masses, CIFAR-10", "paper", 1, "masses", "cifar10", 18, 1),
 ]
 ORTHOFL_MISSING = [

@@ -113,15 +113,17 @@ class Pairs:
 def admitted(draft: World, fixed: World) -> tuple[World | None, list[str]]:
     """A world without what is refused, and the refusals; the ``fixed`` values stay, or there is no world.
 
-    A refused world gets a companion of the value that the refusal names, or loses this value.
+    A refused world gets a companion of the value that the refusal names, or loses this value. A later companion may
+    take the place of an earlier one.
     """
-    world, refusals, companions = dict(draft), [], dict(COMPANIONS)
+    world, refusals, companions, lent = dict(draft), [], dict(COMPANIONS), set[str]()
     while (why := refusal(world)) is not None:
         refusals.append(why)
         name = why.replace(":", " ").partition(" ")[0]
         companion = companions.pop(name, {"method": "fedasync"})
-        if all(axis in world and world[axis] is None and axis not in fixed for axis in companion):
+        if all(axis in world and (world[axis] is None or axis in lent) and axis not in fixed for axis in companion):
             world |= companion
+            lent |= companion.keys()
             continue
         given = [a for a, v in world.items() if v is not None and a not in (*ALWAYS, *fixed)]
         named_axes = [a for a in given if name in (a, str(world[a]).partition("=")[0])]

@@ -44,7 +44,7 @@ OPTIONS = {
                  "centroids": "k=4"},
     "attack": dict.fromkeys(ATTACKS, "share=0.3"),
     "privacy": {"dp": "clip=1,noise=0.5", "dp_sgd": "clip=1,noise=0.5", "secure": "size=2"},
-    "policy": {"power_of_choice": "d=3", "event_triggered": "norm=0.05"},
+    "policy": {"power_of_choice": "d=3", "adaptive_window": "length=0.7,recent=4", "event_triggered": "norm=0.05"},
     "topology": {"gossip": "receivers=2", "random_regular": "degree=2", "small_world": "neighbours=2,p=0.3",
                  "erdos_renyi": "p=0.7"},
     "part": {"swa": "start=0.5", "momentum": "beta=0.5"},
@@ -176,6 +176,7 @@ COMPANIONS: dict[str, World] = {
     "feedback": {"compress": "topk:ratio=0.3"},
     "compress_per": {"compress": "topk:ratio=0.3"},
     "policy": {"timing": "every:concurrency=3"},  # clients to choose among
+    "timing": {"timing": "window:length=0.7"},  # a policy that decides the windows
     "size": {"timing": "buffer:size=2"},  # a buffer that five clients fill
 }
 

@@ -129,6 +129,10 @@ WITHOUT_A_ROW: dict[str, Callable[[int], dict[str, Any]]] = {
     "asynflc_q8b": lambda n: asynfl("c", "qsgd:levels=127"),
     "asynflc_top6": lambda n: asynfl("c", "topk:ratio=0.06"),
     "asynflc_top10": lambda n: asynfl("c", "topk:ratio=0.1"),
+    "asynflc_ef_top10_q8b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.1,levels=127"),
+    "asynflc_ef_top10_q2b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.1,levels=1"),
+    "asynflc_ef_top6_q8b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.06,levels=127"),
+    "asynflc_ef_top6_q2b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.06,levels=1"),
 }
 
 

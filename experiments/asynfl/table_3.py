@@ -1,13 +1,13 @@
-"""Table III and Figures 1 to 3: traffic of sixteen methods until a target accuracy, ours beside the paper's.
+"""Table III and Figures 1 to 3: traffic of twenty methods until a target accuracy, ours beside the paper's.
 
     python experiments/asynfl/table_3.py --scale laptop --tasks mnist
     python experiments/asynfl/table_3.py --scale paper --tasks mnist fashion_mnist --seeds 1
 
-Twelve are the table's; the paper names four more in section V (QSGD with 2 and 8 bits, top 6 and 10 % without feedback)
-and gives no numbers. ``--variants`` runs some of them, such as ``--variants fedbuff asynflc_top6``. The figures are
-curves of the same runs: accuracy and loss against virtual time, for three sets of methods. Traffic is counted in two
-ways: values only, as the paper's numbers suggest, and whole messages, with the indices of the entries. "less" is
-FedBuff's traffic divided by the method's.
+Twelve are the table's; the paper names eight more in section V and gives no numbers: QSGD with 2 and 8 bits, top 6 and
+10 % without feedback, and both with feedback and QSGD of 2 and 8 bits. ``--variants`` runs some of them, such as
+``--variants fedbuff asynflc_top6``. The figures are curves of the same runs: accuracy and loss against virtual time,
+for three sets of methods. Traffic is counted in two ways: values only, as the paper's numbers suggest, and whole
+messages, with the indices of the entries. "less" is FedBuff's traffic divided by the method's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGER = ("top6", "top10", "q8b")
 
 
 def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
-    """The twelve methods of the table and four more; seven at the smallest scale."""
+    """The twelve methods of the table and eight more; seven at the smallest scale."""
     if task == "smoke":
         chosen = {name: method for name, method in METHODS.items() if not any(part in name for part in LARGER)}
     else:

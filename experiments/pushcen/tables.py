@@ -93,12 +93,6 @@ def masses() -> Iterable[Variant]:
     yield row("released, mass kept", method="pushcen_released", exchange=kept)
 
 
-def released() -> Iterable[Variant]:
-    """The rule of the released code on Table 1's data."""
-    for alpha in ALPHAS:
-        yield row(f"released, alpha={alpha:g}", method="pushcen_released", alpha=alpha)
-
-
 def topologies() -> Iterable[Variant]:
     """Fixed graphs instead of gossip."""
     yield row("gossip")
@@ -120,7 +114,6 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
     "6": table_6,
     "7": table_7,
     "masses": masses,
-    "released": released,
     "topologies": topologies,
     "bandwidths": bandwidths,
 }

@@ -75,9 +75,9 @@ class Decisions:
     """Asks a policy, in order of virtual time, and records its decisions.
 
     ``seconds``: wall-clock time of the policy, including the losses that it asked clients for. ``tables``: ``chosen``,
-    with update, client, time and score of each client that it chose, and ``buffer``, with update, time and size of each
-    buffer. If the policy decides about uploads, ``uploads`` counts the uploads that it let through, and ``withheld``
-    counts the jobs withheld since the last upload.
+    with update, client, time and score of each client that it chose, ``buffer``, with update, time and size of each
+    buffer, and ``window``, with update, time and length (seconds) of each window. If the policy decides about uploads,
+    ``uploads`` counts the uploads that it let through, and ``withheld`` counts the jobs withheld since the last upload.
     """
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
@@ -85,7 +85,8 @@ class Decisions:
         self._asked: Any = policy  # without its type: a method asks only if the policy decides this
         self.record: Any = None  # the planner's, as soon as there is one
         self.looks, self.seconds = 0, 0.0
-        self._arrivals, self._chosen, self._buffers = GrowingTable(), GrowingTable(), GrowingTable()
+        self._arrivals, self._chosen = GrowingTable(), GrowingTable()
+        self._buffers, self._windows = GrowingTable(), GrowingTable()
         self._view = View(0.0, 0, {}, {}, self._losses)
         self.uploads, self.withheld = 0, 0
         self._largest = 0.0  # the largest norm of an upload withheld since the last one let through
@@ -99,7 +100,12 @@ class Decisions:
     @property
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
         """The decisions, one table per kind; only of kinds that the policy decides."""
-        found = {"chosen": (self.policy.choose, self._chosen), "buffer": (self.policy.buffer, self._buffers)}
+        policy = self.policy
+        found = {
+            "chosen": (policy.choose, self._chosen),
+            "buffer": (policy.buffer, self._buffers),
+            "window": (policy.window, self._windows),
+        }
         return {name: table.columns() for name, (decided, table) in found.items() if decided is not None}
 
     def look(self, record: Record, time: float) -> None:
@@ -165,9 +171,18 @@ class Decisions:
         size = self._answer("policy.buffer(view)", "a whole number >= 1", self._asked.buffer, self._view)
         check.whole("policy.buffer(view)", size)
         size = min(int(size), most)
-        update, moment = np.array([self.record.applied]), np.array([self._view.time])
-        self._buffers.append({"update": update, "time": moment, "size": np.array([size])})
+        self._buffers.append(self._now() | {"size": np.array([size])})
         return size
+
+    def length(self) -> float:
+        """How many seconds the next window takes; ``ValueError`` unless a finite number > 0."""
+        length = self._answer("policy.window(view)", "a number of seconds > 0", self._asked.window, self._view)
+        check.real_positive("policy.window(view)", length)
+        self._windows.append(self._now() | {"length": np.array([length], np.float64)})
+        return float(length)
+
+    def _now(self) -> dict[str, np.ndarray]:
+        return {"update": np.array([self.record.applied]), "time": np.array([self._view.time])}
 
     def upload(self, record: Record, job: int, number: int, time: float) -> int | None:
         """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if it is withheld.

@@ -1,8 +1,9 @@
 """Policies: rules that look at a run while it goes on, and decide what happens next.
 
 A *policy model*, made by the factories in ``POLICIES``, is ``model(prior) -> Policy``. A policy may choose the clients
-that train next, the size of the buffer, and whether a client uploads what it has trained. The timing makes the
-other decisions, as in a planned run. Specs joined with ``+`` share the decisions: ``oort+true_bytes``.
+that train next, the size of the buffer or the length of the window, and whether a client uploads what it has trained.
+The timing makes the other decisions, as in a planned run. Specs joined with ``+`` share the decisions:
+``oort+true_bytes``.
 
 A policy sees what a server would have seen by then: a :class:`View`. It is a function of its prior, the views and
 its own random numbers (seeded by ``prior.seed``), and of nothing else; ``decisions.py`` asks it, in order of virtual
@@ -131,18 +132,53 @@ def adaptive_buffer(*, size: int = 2, most: int | None = None, recent: int = 10,
 
     def model(prior: Prior) -> Policy:
         def buffer(view: View) -> int:
-            losses = view.arrivals["loss"]
-            if len(losses) < recent:
-                return size
-            start, now = float(np.mean(losses[:recent])), float(np.mean(losses[-recent:]))
-            if not math.isfinite(start + now):
-                return size
-            wanted = math.ceil(size * math.sqrt(start / now)) if now > 0 else prior.num_clients
-            return int(min(max(wanted, size), prior.num_clients if most is None else most))
+            largest = prior.num_clients if most is None else most
+            wanted = math.ceil(min(size * _growth(view, recent), largest))
+            return int(min(max(wanted, size), largest))
 
         return Policy(buffer=buffer, every=every, loss=True)
 
     return model
+
+
+def adaptive_window(
+    *, length: float = 60.0, most: float | None = None, recent: int = 10, every: int = 1
+) -> PolicyModel:
+    """A window that grows as the loss falls: ``W = W_0 sqrt(F(w_0) / F(w))`` seconds, from `length` to at most `most`.
+
+    ``F(w_0)`` is the mean loss that the first `recent` arrivals report (of their start models, on their clients'
+    examples), ``F(w)`` that of the last `recent`. The root is rounded to hundredths: rounding differs between machines,
+    and must not decide what still comes within a window. ``most``: by default the mean seconds of the slowest client's
+    job, with which a window is about a synchronous round.
+
+    Source: AdaSync for K-asynchronous SGD, Dutta, Wang, Joshi (2021), "Slow and stale gradients can win the race",
+    section V. Deviations: seconds in place of the K uploads of a step, since a window of W seconds receives uploads in
+    proportion to W while clients return at a constant rate; the losses are those of arrivals.
+    """
+    check.real_positive("length", length)
+    check.optional(check.real_positive, "most", most)
+    check.whole("recent", recent)
+    check.require(most is None or most >= length, "most", most, f"at least {length}, the first length")
+    _check_every(every)
+
+    def model(prior: Prior) -> Policy:
+        longest = max(length, float(prior.seconds.max())) if most is None else most
+        return Policy(
+            window=lambda view: min(length * max(1.0, round(_growth(view, recent), 2)), longest), every=every, loss=True
+        )
+
+    return model
+
+
+def _growth(view: View, recent: int) -> float:
+    """``sqrt(F(w_0) / F(w))``, from the first and the last ``recent`` losses; 1 while they are not known."""
+    losses = view.arrivals["loss"]
+    if len(losses) < recent:
+        return 1.0
+    start, now = float(np.mean(losses[:recent])), float(np.mean(losses[-recent:]))
+    if not math.isfinite(start + now):
+        return 1.0
+    return math.sqrt(start / now) if now > 0 else math.inf
 
 
 def event_triggered(*, norm: float) -> PolicyModel:
@@ -170,6 +206,7 @@ POLICIES: dict[str, Callable[..., PolicyModel]] = {
     "oort": oort,
     "linear": linear,
     "adaptive_buffer": adaptive_buffer,
+    "adaptive_window": adaptive_window,
     "event_triggered": event_triggered,
     "true_bytes": true_bytes,
 }
@@ -208,20 +245,20 @@ def _factory(spec: str) -> Callable[..., PolicyModel]:
 def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
     """One policy that makes the decisions of all of these.
 
-    It looks as often as the policy that looks most often. Only policies that choose clients, size buffers or have the
-    option ``every`` count here; the others are asked at every upload and need no look of their own.
+    It looks as often as the policy that looks most often. Only policies that choose clients, size buffers or windows or
+    have the option ``every`` count here; the others are asked at every upload and need no look of their own.
     """
     given: dict[str, Any] = {}
     whose: dict[str, str] = {}
     for name, policy in zip(names, policies, strict=True):
-        for field in ("choose", "buffer", "sends"):
+        for field in ("choose", "buffer", "window", "sends"):
             if (function := getattr(policy, field)) is not None:
                 check.require(field not in whose, "policy", name, f"left out: {whose.get(field)} decides the same")
                 given[field], whose[field] = function, name
     looking = [
         policy.every
         for name, policy in zip(names, policies, strict=True)
-        if policy.choose or policy.buffer or "every" in factories.options_of(_factory(name))
+        if policy.choose or policy.buffer or policy.window or "every" in factories.options_of(_factory(name))
     ]
     return Policy(
         **given,

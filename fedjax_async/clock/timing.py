@@ -1,7 +1,7 @@
 """Timings: when the server applies uploads, when it completes a step, and which client trains next.
 
 A timing is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS``, take the options of its spec. Each
-has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Without
+has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort`` (``cohorts.py``). Without
 conditions other than ``max_staleness``, buffered timings use ``fast_paths.py``: the same schedule, faster.
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
@@ -19,15 +19,16 @@ too large still fills its buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heappop
 
 import numpy as np
 
 from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, fast_paths
+from fedjax_async.clock.cohorts import plan_cohort
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
-from fedjax_async.clock.event_queue import FREED, UPLOAD, EventQueue, Release
+from fedjax_async.clock.event_queue import FREED, UPLOAD, Release
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.record import APPLIED, SLACK, Outcome
 from fedjax_async.clock.scenario import NO_CONDITIONS, NO_LIMITS, Scenario, in_units
@@ -36,9 +37,6 @@ from fedjax_async.types import Schedule
 Timing = Callable[[Scenario], Schedule]
 
 _APPLIED = Outcome.APPLIED  # by itself: the look-up in the class takes time
-
-# After so many cohorts in a row without an upload that counts, none is expected to come.
-FRUITLESS_ROUNDS = 1000
 
 
 def _jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
@@ -53,7 +51,7 @@ def _jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
     """Every arrival is a server step; its client starts from the new model at once (C in flight, by default all)."""
-    return buffer(size=1, concurrency=concurrency, sampling=sampling)
+    return _buffered("every", 1, concurrency, sampling)
 
 
 def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
@@ -64,11 +62,16 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
     clients gets a new job: equal delays make rounds, and a buffer of all N clients is then FedAvg. If the budget ends
     within a buffer, its arrivals are listed and close no step.
     """
+    return _buffered("buffer", size, concurrency, sampling)
+
+
+def _buffered(name: str, size: int, concurrency: int | None, sampling: str) -> Timing:
     check.whole("size", size)
     check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_asked(scenario, name, "buffer")
         jobs = _jobs_under_way(scenario, concurrency)
         allowed = (
             f"at most the {jobs} clients in flight (it would never fill; a smaller one: METHOD@buffer:size={jobs})"
@@ -137,9 +140,15 @@ def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
     return lambda: decisions.size(most)
 
 
-def _require_no_buffer(scenario: Scenario, name: str) -> None:
-    decided = scenario.decisions is not None and scenario.decisions.policy.buffer is not None
-    check.require(not decided, "timing", name, "buffer: the policy decides how large it is")
+def _require_asked(scenario: Scenario, name: str, asked: str | None = None) -> None:
+    """``ValueError`` if the policy decides the end of a step in another way than ``asked``, that of the timing."""
+    if scenario.decisions is None:
+        return
+    policy = scenario.decisions.policy
+    who = f"policy = {policy.spec!r}" if policy.spec else "the policy"
+    for field, decided in (("buffer", "how large it is"), ("window", "how long it is")):
+        refused = field != asked and getattr(policy, field) is not None
+        check.require(not refused, "timing", name, f"{field}: {who} decides {decided}")
 
 
 # --- every W seconds ----------------------------------------------------------------------------
@@ -152,13 +161,16 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     ``upload_time`` is then the window's end. Uploads are applied in order of arrival, the last one closes
     the step; then their clients (or others, see ``buffer``) start from the new model. A window without an arrival is
     no step. Lost jobs too are noticed at the window's end.
+
+    A policy that decides the length is asked at the start, and at the end of each window in which something happened.
+    A window in which nothing happened is as long as the one before.
     """
     check.real_positive("length", length)
     check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
-        _require_no_buffer(scenario, "window")
+        _require_asked(scenario, "window", "window")
         return plan_window(scenario, length, _jobs_under_way(scenario, concurrency), sampling)
 
     return timing
@@ -167,13 +179,18 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
 def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: str) -> Schedule:
     """Every ``length`` seconds are a server step if a sound upload came; see ``window``."""
     idle = idle_clients(scenario, concurrency, sampling)
-    queue = idle.queue
-    count, budget_left, exhausted = 0, True, False
+    queue, decisions = idle.queue, scenario.decisions
+    next_length = None if decisions is None or decisions.policy.window is None else decisions.length
+    if next_length is not None:
+        queue.look(0.0)
+        length = next_length()
+    # The ends of equal windows are multiples of their length after ``start``, so that rounding errors do not add up.
+    start, count, budget_left, exhausted = 0.0, 0, True, False
     while budget_left and (now := idle.next_event()) <= queue.horizon and now < math.inf:
-        count = max(count + 1, math.floor(now / length))
-        while count * length * SLACK < now:
+        count = max(count + 1, math.floor((now - start) / length))
+        while (start + count * length) * SLACK < now:
             count += 1
-        end = count * length
+        end = start + count * length
         limit = min(end * SLACK, queue.horizon)
         uploads, releases = [], []
         while (now := idle.next_event(limit)) <= limit:
@@ -190,6 +207,8 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
             break
         budget_left = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
         queue.look(end)
+        if next_length is not None and budget_left and (decided := next_length()) != length:
+            start, count, length = end, 0, decided
         idle.release(releases, end)
     else:
         exhausted = budget_left and not queue.events  # else uploads may still wait for the end of their window
@@ -216,7 +235,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
     check.optional(check.real_positive, "deadline", deadline)
 
     def timing(scenario: Scenario) -> Schedule:
-        _require_no_buffer(scenario, "cohort")
+        _require_asked(scenario, "cohort")
         wanted = min(10, scenario.num_clients - int(over_selection)) if size is None else int(size)
         selected = wanted + int(over_selection)
         allowed = f"at most {scenario.num_clients}, the number of clients"
@@ -224,109 +243,6 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
         return plan_cohort(scenario, wanted, selected, deadline)
 
     return timing
-
-
-def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float | None) -> Schedule:
-    """Rounds of ``selected`` clients that wait for ``wanted`` sound uploads, at most ``deadline`` seconds."""
-    rng = chance.generator(scenario.seed, "rounds")
-    queue = EventQueue(scenario)
-    down: dict[int, float] = {}  # crashed clients, until when
-    start, rounds, fruitless, budget_left = 0.0, 0, 0, True
-    while start <= queue.horizon:
-        queue.look(start)
-        chosen = _choose_cohort(queue, down, rng, scenario, selected, rounds, start)
-        if not chosen and budget_left:
-            queue.announce(range(scenario.num_clients), start)
-            start = min(_ready_time(queue, down, client, start) for client in range(scenario.num_clients))
-            if start == math.inf:
-                break
-            continue
-        queue.prepare(chosen)
-        for client in chosen:
-            queue.dispatch(client, start)
-        if not budget_left:
-            break
-        judged, end = _wait(queue, wanted, len(chosen), math.inf if deadline is None else start + deadline)
-        if end > queue.horizon:
-            break
-        down = {client: until for client, until in down.items() if until > end} | queue.call_off(end)
-        budget_left = queue.apply_step(judged, end)
-        start, rounds = end, rounds + 1
-        fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
-        if fruitless == FRUITLESS_ROUNDS and budget_left:
-            if queue.asks and queue.decisions.withheld >= fruitless:
-                raise queue.decisions.nothing_uploaded()
-            field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
-            told = " (those that came were corrupt)" if queue.record.corrupt else ""
-            raise ValueError(
-                f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without a sound upload{told}"
-            )
-    return queue.record.schedule(exhausted=budget_left and not queue.events)
-
-
-def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:
-    """Wait for ``wanted`` sound uploads of the jobs under way: all uploads with their outcomes, and the round's end."""
-    judged: list[tuple[int, Outcome]] = []
-    came, end = 0, limit
-    while under_way and came < wanted:
-        event = queue.pop(min(limit, queue.horizon))
-        if event is None:
-            return judged, limit
-        end, kind, _, job = event
-        under_way -= queue.release(event)[2]
-        if kind == UPLOAD:
-            judged.append((job, queue.judge(job)))
-            came += _counts(queue, *judged[-1])
-    return judged, end
-
-
-def _counts(queue: EventQueue, job: int, outcome: Outcome) -> bool:
-    """Whether an upload is one of those that a round waits for."""
-    return outcome in APPLIED and queue.record.sound(job)
-
-
-def _ready_time(queue: EventQueue, down: dict[int, float], client: int, time: float) -> float:
-    """When a client is online and up: now, or as soon as it is."""
-    up = max(time, down.get(client, time))
-    return max(up, queue.interval_now(client, up)[0])
-
-
-def _choose_cohort(
-    queue: EventQueue,
-    down: dict[int, float],
-    rng: np.random.Generator,
-    scenario: Scenario,
-    selected: int,
-    rounds: int,
-    time: float,
-) -> list[int]:
-    """Up to ``selected`` clients that can get a job now, ascending: all sets equally probable, or a policy's choice."""
-    chosen: list[int] = []
-    if queue.decisions is not None and queue.decisions.policy.choose is not None:
-        queue.announce(range(scenario.num_clients), time)
-        idle = [client for client in range(scenario.num_clients) if _ready_time(queue, down, client, time) <= time]
-        return queue.decisions.choose(np.array(idle), min(selected, len(idle)), alone=True) if idle else []
-    for clients in _random_order(rng, scenario, selected, rounds):
-        queue.announce(clients, time)
-        chosen += [client for client in clients if _ready_time(queue, down, client, time) <= time]
-        if len(chosen) >= selected:
-            break
-    return sorted(chosen[:selected])
-
-
-def _random_order(rng: np.random.Generator, scenario: Scenario, selected: int, rounds: int) -> Iterator[list[int]]:
-    """All clients in random order, some at a time; the first ones are drawn as if all clients were online."""
-    first = rng.choice(scenario.num_clients, selected, replace=False).tolist()
-    yield first
-    more = chance.generator(scenario.seed, "substitutes", rounds)
-    tried = set(first)
-    while 2 * len(tried) < scenario.num_clients:  # most guesses are new
-        guesses = dict.fromkeys(more.integers(scenario.num_clients, size=selected).tolist())
-        new = [client for client in guesses if client not in tried]
-        tried.update(new)
-        yield new
-    others = np.setdiff1d(np.arange(scenario.num_clients), np.fromiter(tried, np.int64, len(tried)))
-    yield more.permutation(others).tolist()
 
 
 # --- participation sets -------------------------------------------------------------------------

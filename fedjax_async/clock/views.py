@@ -77,7 +77,8 @@ class Policy(NamedTuple):
     """The decisions of a policy; ``None`` leaves a decision to the timing.
 
     ``choose(view, idle, count)``: which of the ``idle`` clients (ascending) train next, at most ``count`` of them and
-    at least one if none is under way. ``buffer(view)``: how many uploads make the next server step.
+    at least one if none is under way. ``buffer(view)``: how many uploads make the next server step, with a buffered
+    timing. ``window(view)``: how many seconds the next window takes, with the timing ``window``.
     ``sends(view, finished)``: whether a client uploads what it has trained. ``sizes``: uploads take the time of their
     true bytes. ``loss``: the policy reads the columns loss and rms_loss. ``every``: the fewest arrivals between two
     looks; a decision between looks gets the older view, in which only ``time`` and ``losses`` may be newer. ``spec``:
@@ -86,6 +87,7 @@ class Policy(NamedTuple):
 
     choose: Callable[[View, np.ndarray, int], Choice] | None = None
     buffer: Callable[[View], int] | None = None
+    window: Callable[[View], float] | None = None
     sends: Callable[[View, Finished], bool] | None = None
     sizes: bool = False
     loss: bool = False
@@ -112,6 +114,8 @@ class Decider(Protocol):
     def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]: ...
 
     def size(self, most: int) -> int: ...
+
+    def length(self) -> float: ...
 
     def upload(self, record: Any, job: int, number: int, time: float) -> int | None: ...
 

@@ -169,7 +169,7 @@ def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: Planne
     ``replan(decisions)`` plans the run and asks ``decisions``.
     """
     s, components = run.settings, run.components
-    for name in (OBSERVED, "chosen", "buffer"):
+    for name in (OBSERVED, "chosen", "buffer", "window"):
         check.require(name not in nominal.probes, "probe name", name, "another: a table of the policy has this one")
     _try(replan, looking.policy)
     facts = Facts(looking.prior.num_clients, steps.every_closes, s.updates or 0, s.server_steps or 0)
@@ -195,9 +195,11 @@ def checked_policy(model: Any, prior: Prior) -> Policy:
         raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
     contracts.fits(isinstance(found, Policy), "policy", found, contract)
     policy: Policy = found
-    for name in ("choose", "buffer", "sends"):
+    for name in ("choose", "buffer", "window", "sends"):
         function = getattr(policy, name)
         check.require(function is None or callable(function), f"policy.{name}", objects.shown(function), "a function")
+    one, name = policy.buffer is None or policy.window is None, policy.spec or objects.shown(model)
+    check.require(one, "policy", name, "one that decides the size of the buffer or the length of the window, not both")
     for name in ("sizes", "loss"):
         check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
     check.whole("policy.every", policy.every)
@@ -216,9 +218,9 @@ def _until_its_end(run: Run) -> dict[str, dict[str, np.ndarray]]:
     A run that is stopped early has such decisions: it was planned beyond its end.
     """
     rows, tables = {"chosen": len(run.schedule.client)}, dict(run.probes)
-    if "buffer" in tables:
-        table, end = tables["buffer"], run.evaluations["time"][-1] * SLACK
-        rows["buffer"] = int(np.sum((table["update"] <= len(run.schedule.job)) & (table["time"] <= end)))
+    for name in {"buffer", "window"} & tables.keys():
+        table, end = tables[name], run.evaluations["time"][-1] * SLACK
+        rows[name] = int(np.sum((table["update"] <= len(run.schedule.job)) & (table["time"] <= end)))
     for name in rows.keys() & tables.keys():
         tables[name] = {column: values[: rows[name]] for column, values in tables[name].items()}
     return tables

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.types import Schedule
+
+Decided = TypeVar("Decided")
 
 
 class PlannedSteps(NamedTuple):
@@ -41,6 +43,11 @@ SIZES: dict[str, Callable[[Mapping[str, Any]], BufferSizes]] = {
     "adaptive_buffer": lambda options: BufferSizes(options["size"], options["most"]),
 }
 
+# For each policy that decides the length of the window: the first one, from its options.
+FIRST_LENGTH: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "adaptive_window": lambda options: options["length"],
+}
+
 # For each timing: the largest number of uploads in a server step, without corrupt ones. It follows from the timing's
 # options, the number of clients and the largest number of jobs in flight.
 LONGEST: dict[str, Callable[[Mapping[str, Any], int, int], int]] = {
@@ -53,7 +60,8 @@ LONGEST: dict[str, Callable[[Mapping[str, Any], int, int], int]] = {
 
 def decides(policy: Policy) -> bool:
     """Whether the run may differ from the nominal plan."""
-    return policy.sizes or any(one is not None for one in (policy.choose, policy.buffer, policy.sends))
+    deciding = (policy.choose, policy.buffer, policy.window, policy.sends)
+    return policy.sizes or any(one is not None for one in deciding)
 
 
 def planned_steps(schedule: Schedule) -> PlannedSteps:
@@ -72,7 +80,7 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
     if policy.buffer is None:
         # a late upload may come after the server has given its place to another client
         longest = reached = LONGEST[name](options, clients, in_flight if s.timeout is None else clients)
-    elif (sizes := _sizes(s)) is not None:
+    elif (sizes := _of_policy(s, SIZES)) is not None:
         longest = reached = min(sizes.most or in_flight, in_flight)
     else:
         longest, reached, source = in_flight, 1, f"{source}, and the buffer sizes are not known before the run"
@@ -80,14 +88,15 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
 
 
 def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
-    """The timing with the policy's first size of the buffer, for the nominal plan; unchanged if that is not known."""
+    """The timing with the policy's first buffer or window, for the nominal plan; unchanged if that is not known."""
     name, options = timing_options(s)
-    sizes = _sizes(s)
-    if sizes is None or name not in ("every", "buffer"):
-        return timing
-    size = min(sizes.first, options["concurrency"] or clients)
-    shared = {option: options[option] for option in ("concurrency", "sampling")}
-    return TIMINGS["buffer"](size=size, **shared)
+    sizes, length = _of_policy(s, SIZES), _of_policy(s, FIRST_LENGTH)
+    shared = {option: options.get(option) for option in ("concurrency", "sampling")}
+    if sizes is not None and name in ("every", "buffer"):
+        return TIMINGS["buffer"](size=min(sizes.first, options["concurrency"] or clients), **shared)
+    if length is not None and name == "window":
+        return TIMINGS["window"](length=length, **shared)
+    return timing
 
 
 @contextlib.contextmanager
@@ -119,12 +128,12 @@ def timing_options(s: Settings) -> tuple[str, dict[str, Any]]:
     return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
 
 
-def _sizes(s: Settings) -> BufferSizes | None:
-    """The sizes of the policy that decides the buffer; ``None`` if no policy of the package does."""
+def _of_policy(s: Settings, table: Mapping[str, Callable[[Mapping[str, Any]], Decided]]) -> Decided | None:
+    """What ``table`` knows of the policy; ``None`` if no policy of the package that it joins is in the table."""
     if own.thing_of("policy", s.policy) is not None:
         return None
     parts = [_read("policy", POLICIES, part) for part in grammar.joined(str(s.policy))]
-    return next((SIZES[name](options) for name, options in parts if name in SIZES), None)
+    return next((table[name](options) for name, options in parts if name in table), None)
 
 
 def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:

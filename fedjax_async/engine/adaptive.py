@@ -142,7 +142,7 @@ class WavesExecutor:
         self._extensions += 1
         due = evaluations.due(work.first)
         self._evaluated = due[-1] if due else self._evaluated
-        self._told.decided(record.client, evaluations.closes)
+        self._told.decided(record.client, evaluations.closes, evaluations.times)
         probes = self._told.local_probes(work)
         if self._extensions == 1:
             device.begin(work, probes)

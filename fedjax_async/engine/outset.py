@@ -50,6 +50,11 @@ class GrowingPoints:
         return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
 
     @property
+    def times(self) -> np.ndarray:
+        """When each arrival is applied."""
+        return self._events.columns()["time"]
+
+    @property
     def closes(self) -> np.ndarray:
         """Which arrivals complete their server step; bool[E]."""
         return self._events.columns()["closes"]

@@ -28,14 +28,14 @@ class Told:
         self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
         self._rows, self._probed_rows = 0, 0  # how many the planner knows
         self._clients: Sequence[int] = ()
-        self._closes, self._repeated = np.zeros(0, np.bool_), 0
+        self._closes, self._times, self._repeated = np.zeros(0, np.bool_), np.zeros(0), 0
         self._past: dict[str, Any] = {}
 
     # --- what is recorded -------------------------------------------------------------------------
 
-    def decided(self, clients: Sequence[int], closes: np.ndarray) -> None:
-        """Keep the plan so far: the client of each job, and which arrivals close their server step."""
-        self._clients, self._closes = clients, closes
+    def decided(self, clients: Sequence[int], closes: np.ndarray, times: np.ndarray) -> None:
+        """Keep the plan so far: the client of each job, which arrivals close their server step, and when they come."""
+        self._clients, self._closes, self._times = clients, closes, times
 
     def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
         """Keep the records of the received positions of an extension, and the columns of its probes."""
@@ -103,6 +103,7 @@ class Told:
             "finished": np.array(self._finished, np.float64).reshape(-1, 2),
             "clients": np.array(self._clients, np.int64),
             "closes": self._closes,
+            "times": self._times,
         }
 
     def structure(self, records: Mapping[str, Any], probes: Mapping[str, Any]) -> Any:
@@ -126,6 +127,7 @@ class Told:
             (self._past["records"]["job"][begin : begin + work.received], work.jobs),
             (self._past["clients"][first:jobs], self._clients[first:]),
             (self._past["closes"][work.first : arrivals], self._closes[work.first :]),
+            (self._past["times"][work.first : arrivals], self._times[work.first :]),
         )
         self._repeated = jobs
         alike = all(np.array_equal(before, now) for before, now in pairs)

@@ -23,7 +23,7 @@ from fedjax_async.clock import (
     fault_counts,
     plan,
 )
-from tests.clock.textbook import same
+from tests.clock.textbook import same, table_of
 from tests.refusals import refusals
 
 N = 20
@@ -95,6 +95,7 @@ def test_a_policy_without_decisions_leaves_the_plan_as_it_is(timing, world):
     ("every:concurrency=5", "power_of_choice:d=6"), ("buffer:size=3,concurrency=8", "oort+adaptive_buffer"),
     ("window:length=1.5,concurrency=6", "oort:every=4+event_triggered:norm=0.2"),
     ("cohort:size=5,over_selection=2", "power_of_choice:d=9+event_triggered:norm=0.2+true_bytes"),
+    ("window:length=9,concurrency=6", "oort+adaptive_window:length=0.7,most=2,recent=4"),
 ])  # fmt: skip
 def test_plans_of_policies_are_schedules_in_every_world(world, timing, spec):
     policy = bind_policy(spec)(PRIOR)
@@ -145,8 +146,11 @@ def test_joined_policies_look_as_often_as_the_one_that_has_to():
 test_timings_refuse_what_they_cannot_ask = refusals(
     ("every", "oort", "concurrency = 20: must be below 20"),
     ("buffer:size=3,concurrency=8,sampling=round_robin", "oort", "sampling = 'round_robin': must be left out"),
-    ("window:length=1", "adaptive_buffer", "timing = 'window': must be buffer"),
+    ("window:length=1", "adaptive_buffer", "timing = 'window': must be buffer: policy = 'adaptive_buffer'"),
     ("cohort:size=3", "adaptive_buffer", "timing = 'cohort': must be buffer"),
+    ("cohort:size=3", "adaptive_window:length=3", "timing = 'cohort': must be window: policy = 'adaptive_window:"),
+    ("every", "adaptive_window", "timing = 'every': must be window: policy = 'adaptive_window' decides how long"),
+    ("buffer:size=2", "oort+adaptive_window", r"timing = 'buffer': must be window: policy = 'oort\+adaptive_window'"),
     ("participation", "uniform", "timing = 'participation': must be another"),
     by=lambda timing, policy: planned(timing, Decisions(bind_policy(policy)(PRIOR), Stand())),
 )
@@ -184,6 +188,48 @@ def test_a_buffer_is_asked_for_once_per_server_step(delay, conditions):
     np.testing.assert_array_equal(np.diff([0, *ends]), table["size"][: len(ends)])
 
 
+def by_hand(seconds, lengths, windows):
+    """Windows of clients that start again at their end: ends and lengths of those with arrivals, clients of each."""
+    ready, begin, found = seconds[:, 0].copy(), 0.0, []
+    jobs, length = np.ones(len(seconds), int), lengths[0]
+    while len(found) < windows:
+        end = begin + length
+        came = np.flatnonzero((begin < ready) & (ready <= end))
+        if len(came):
+            found.append((end, length, came[np.lexsort((came, ready[came]))].tolist()))
+            ready[came] = end + seconds[came, jobs[came]]
+            jobs[came] += 1
+            length = lengths[len(found) % len(lengths)]
+        begin = end
+    return found
+
+
+def test_windows_of_a_policy_are_those_computed_by_hand():
+    lengths = [0.5, 2.0, 2.0, 0.25, 1.0]  # binary fractions: no rounding
+    seconds = np.random.default_rng(3).integers(1, 40, size=(6, 60)) / 8
+    decisions = Decisions(Policy(window=lambda view: lengths[view.step % 5]), Stand())
+    schedule = plan("window:length=7", table_of(*seconds), num_clients=6, local_steps=1, until=Until(steps=25),
+                    decisions=decisions)  # fmt: skip
+    ends, taken, clients = zip(*by_hand(seconds, lengths, 25))
+    counts, table = [len(some) for some in clients], decisions.tables["window"]
+    np.testing.assert_array_equal(schedule.client[schedule.job], np.concatenate(clients))
+    np.testing.assert_array_equal(schedule.time, np.repeat(ends, counts))
+    np.testing.assert_array_equal(np.flatnonzero(schedule.closes), np.cumsum(counts) - 1)
+    np.testing.assert_array_equal(table["length"], taken)
+    np.testing.assert_array_equal(table["time"], [0.0, *ends[:-1]])
+    np.testing.assert_array_equal(table["update"], np.cumsum([0, *counts[:-1]]))
+    assert np.any(np.diff([0, *ends]) > taken), "some windows must be empty"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_windows_of_a_constant_length_are_the_planned_ones_bit_for_bit(world):
+    for length, rest in ((1.5, "concurrency=6"), (0.1, "sampling=same"), (0.7, "concurrency=9,sampling=round_robin")):
+        want = planned(f"window:length={length},{rest}", **WORLDS[world])
+        decisions = Decisions(Policy(window=lambda view, length=length: length), Stand())
+        same(want, planned(f"window:length=60,{rest}", decisions, **WORLDS[world]))
+        assert set(decisions.tables["window"]["length"]) == {length}
+
+
 def test_a_plan_of_clients_that_withhold_is_cut_like_a_shorter_plan():
     conditions = {"limits": Limits(timeout=0.8, max_staleness=2), "num_clients": N, "local_steps": 5, "seed": 3}
 
@@ -206,6 +252,8 @@ test_options_out_of_range_are_refused = refusals(
     ("oort:pace=200", "pace"), ("oort:window=0", "window = 0"), ("oort:penalty=-1", "penalty = -1"),
     ("oort:clip=2", "clip = 2"), ("linear:temperature=0", "temperature = 0"), ("linear:age=x", "age = 'x'"),
     ("adaptive_buffer:size=3,most=2", "most = 2: must be at least 3"), ("adaptive_buffer:recent=0", "recent = 0"),
+    ("adaptive_window:length=3,most=2", "most = 2: must be at least 3"), ("adaptive_window:length=0", "length = 0"),
+    ("adaptive_window:recent=0", "recent = 0"), ("adaptive_window:every=0", "every = 0"),
     ("event_triggered:norm=0", "norm = 0"), ("event_triggered", "needs the option norm"),
     ("uniform:every=0", "every = 0"),
     ("power_of_choice+true_bytes:x=1", "no option 'x'"), ("oort+", r"policy = 'oort\+': must be names of policies"),
@@ -268,6 +316,11 @@ WRONG = [
 test_functions_of_a_policy_that_raise_or_return_something_else_are_named_in_one_line = refusals(
     *((policy, f"^policy.{says}") for policy, says in WRONG), by=_of
 )
+test_a_window_is_a_number_of_seconds = refusals(
+    *((length, rf"^policy.window\(view\) = {says}: must be a finite number > 0") for length, says in
+      ((0, "0"), (-1.0, "-1.0"), (np.nan, "nan"), (np.inf, "inf"), ("long", "'long'"), (None, "None"))),
+    by=lambda length: planned("window", Decisions(Policy(window=lambda view: length), Stand())),
+)  # fmt: skip
 CHOICES = [
     ([[1], [2, 3]], [0.0, 1.0], "of equal length"), ([0.5], [0.0], "integers"), ([True, False], [0.0, 0.0], "integers"),
     (["a"], [0.0], "integers"), ([0], ["best"], "real numbers"), ([0], [None], "real numbers"),

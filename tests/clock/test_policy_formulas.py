@@ -18,8 +18,8 @@ def view(rows=(), losses=None, time=0.0, **more):
 
 
 def test_every_policy_is_tested_here():
-    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "event_triggered", "true_bytes"}
-    assert set(POLICIES) == tested
+    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "adaptive_window", "event_triggered"}
+    assert set(POLICIES) == tested | {"true_bytes"}
     assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3, spec="uniform:every=3")
 
 
@@ -169,6 +169,24 @@ def test_the_adaptive_buffer_is_adasync():
         assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == want
     assert want == 9
     assert buffer(view([(0, 1.0, loss, 0.0) for loss in (np.inf, 1.0, 1.0, 1.0)])) == 2
+
+
+def test_the_adaptive_window_is_adasync_in_seconds():
+    """W = W_0 sqrt(F(w_0) / F(w)), the root in hundredths, from the first and the last losses."""
+    window = bind_policy("adaptive_window:length=0.8,most=2.5,recent=3")(PRIOR).window
+    slowest = bind_policy("adaptive_window:length=0.8,recent=3")(PRIOR).window
+    losses = [2.0, 2.2, 1.8]
+    assert [window(view([(0, 1.0, loss, 0.0) for loss in losses[:k]])) for k in range(4)] == [0.8] * 4
+    for loss in np.linspace(3.0, 0.01, 40):
+        losses.append(loss)
+        seen = view([(0, 1.0, loss, 0.0) for loss in losses])
+        root = np.round(np.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])), 2)
+        want = np.clip(0.8 * root, 0.8, [2.5, PRIOR.seconds.max()])
+        np.testing.assert_allclose([window(seen), slowest(seen)], want, rtol=1e-15)
+    assert want.tolist() == [2.5, 3.0]
+    for last, most in ((np.inf, 0.8), (0.0, 2.5)):
+        assert window(view([(0, 1.0, loss, 0.0) for loss in (1.0, 1.0, 1.0, last, last, last)])) == most
+    assert bind_policy("adaptive_window:length=5")(PRIOR).window(view()) == 5.0, "no client takes as long"
 
 
 def test_the_event_trigger_is_the_norm():

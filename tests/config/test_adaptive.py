@@ -174,6 +174,46 @@ def test_what_only_the_nominal_plan_would_not_allow_is_not_refused(changes):
     prepare_of(changes)
 
 
+GROWING = {"method": "asynfl@window:length=9", "policy": "adaptive_window:length=0.4,most=3,recent=6", "updates": None,
+           "server_steps": 20, "lr": 0.5}  # fmt: skip
+
+
+def test_windows_grow_by_the_losses_of_the_run_and_are_in_its_probes(tmp_path, monkeypatch):
+    kept = GROWING | {"checkpoint": 10, "plots": False}
+    whole = run(**kept, out=tmp_path / "whole")
+    table, losses = whole.probes["window"], np.asarray(whole.probes["observed"]["loss"], np.float64)
+    assert table["length"][0] == 0.4 and len(np.unique(table["length"])) > 3
+    for update, length in zip(table["update"], table["length"]):
+        root = np.sqrt(losses[:6].mean() / losses[:update][-6:].mean()) if update >= 6 else 1.0
+        np.testing.assert_allclose(length, np.clip(0.4 * np.round(root, 2), 0.4, 3.0), rtol=1e-12)
+    ends = whole.schedule.time[whole.schedule.closes]
+    np.testing.assert_array_equal(table["time"], [0.0, *ends[:-1]])
+    windows = (np.diff([0.0, *ends]) / table["length"]).round(9)
+    np.testing.assert_array_equal(windows, np.rint(windows))  # windows without an arrival are as long
+    save = Keeper.save
+
+    def killed(keeper, position, snapshot):
+        save(keeper, position, snapshot)
+        raise Killed
+
+    monkeypatch.setattr(Keeper, "save", killed)
+    with pytest.raises(Killed):
+        run(**kept, out=tmp_path / "killed")
+    monkeypatch.setattr(Keeper, "save", save)
+    have = resume(tmp_path / "killed", plots=False, dataset=DATA)
+    same((learned(whole), whole.probes), (learned(have), have.probes))
+
+
+def test_the_nominal_plan_has_the_first_length():
+    assert prepare_of(GROWING).schedule.time[0] <= 0.8
+    method = "asynfl@window:length=2,concurrency=4,sampling=round_robin"
+    planned, looking = (
+        prepare_of({"method": method.replace("2", length, 1)} | policy).schedule
+        for length, policy in (("2", {}), ("7", {"policy": "adaptive_window:length=2"}))
+    )
+    same(list(planned), list(looking))
+
+
 def test_an_explained_run_is_trained_again_along_its_own_schedule(oort):
     told = explain(oort[0], say=lambda line: None, dataset=DATA)
     np.testing.assert_array_equal(told.arrivals["client"], oort[0].updates["client"])
@@ -201,6 +241,9 @@ def test_a_policy_of_your_own():
     ({"policy": "ort"}, "policy = 'ort': unknown; did you mean 'oort'"),
     ({"policy": "oort", "method": "fedasync@every:concurrency=6"}, "concurrency = 6: must be below 6"),
     ({"policy": "adaptive_buffer", "method": "fedavg@cohort:size=2"}, "timing = 'cohort': must be buffer"),
+    ({"policy": "adaptive_window", "method": "asynfl@cohort:size=2"}, "timing = 'cohort': must be window: policy"),
+    ({"policy": "adaptive_window+adaptive_buffer"}, r"policy = 'adaptive_window\+adap.*': must be one .* not both"),
+    ({"policy": lambda prior: Policy(window=3.0)}, "policy.window = .3.0.: must be a function"),
     ({"policy": "uniform", "method": "fedasync@participation"}, "timing = 'participation'"),
     ({"policy": "power_of_choice:d=3", "method": "fedasync@participation"}, "timing = 'participation'"),
     ({"policy": "true_bytes"}, "policy = 'true_bytes': must be left out, or given with compress"),

@@ -87,9 +87,12 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
 
 @pytest.mark.slow
 @pytest.mark.float64
-def test_engine_equals_oracle_and_the_replayed_schedule():
-    policy = "power_of_choice:d=4+adaptive_buffer:size=1,recent=4"
-    timing, options = "buffer:size=2,concurrency=3", {"batching": "vmap", "max_width": 2}
+@pytest.mark.parametrize(("timing", "policy"), [
+    ("buffer:size=2,concurrency=3", "power_of_choice:d=4+adaptive_buffer:size=1,recent=4"),
+    ("window:length=0.7,concurrency=3", "power_of_choice:d=4+adaptive_window:length=0.7,most=2,recent=4"),
+])  # fmt: skip
+def test_engine_equals_oracle_and_the_replayed_schedule(timing, policy):
+    options = {"batching": "vmap", "max_width": 2}
     given = personal(timing)
     have = adaptive(WavesExecutor, given, timing, policy, **options)
     want = adaptive(ReferenceExecutor, given, timing, policy)
@@ -98,6 +101,9 @@ def test_engine_equals_oracle_and_the_replayed_schedule():
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
     close(have[1].probes, want[1].probes, 1e-9)
     same(have[2].tables["chosen"]["client"], want[2].tables["chosen"]["client"])
+    (decided,) = have[2].tables.keys() - {"chosen"}
+    same(have[2].tables[decided], want[2].tables[decided])
+    assert len(np.unique([*have[2].tables[decided].values()][-1])) > 1, "the policy must decide something else"
     again = given._replace(schedule=have[0], points=evaluation_points(have[0], EVERY))
     close(run_waves(*again, batching="vmap").params, have[1].params, 1e-12)
 
@@ -148,6 +154,18 @@ def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path)
     for other in (last, sizes):
         with pytest.raises(ValueError, match=r"policy = .*must be deterministic, so that the run can be resumed"):
             adaptive(WavesExecutor, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **options)
+
+
+def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path):
+    """Jobs of equal length: all clients come together at 1 s, and only the end of the window differs."""
+    given = case("fedbuff", "window:length=1", "constant:mean=1", every=EVERY)
+    options = {"batching": "loop", "max_width": 2, "lanes": 1, "delay": "constant:mean=1"}
+    for length, refused in ((0.5, pytest.raises(Killed)), (0.7, pytest.raises(ValueError, match="must be determini"))):
+        decided = Policy(window=lambda view, length=length: length)
+        with refused:
+            adaptive(
+                WavesExecutor, given, "window", decided, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options
+            )
 
 
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
