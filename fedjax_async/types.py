@@ -101,6 +101,7 @@ class FederatedData(NamedTuple):
     validation_offset: np.ndarray | None = None
     validation_size: np.ndarray | None = None
     malicious: np.ndarray | None = None  # bool[N], the clients that attack (setting ``attack``); None: none does
+    client_names: Sequence[str] | None = None  # [N], where the data have them; only tables and pictures show them
 
 
 class ClientData(NamedTuple):
@@ -215,8 +216,7 @@ class ServerAlgorithm(NamedTuple):
     arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
     ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once per version, and all
     jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
-    ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
-    ``jnp.zeros(())``.
+    ``receive`` changes, where every arrival closes its step). A rule that sends more needs one, if only ``zeros(())``.
     ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
     recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
     shared by the uploads of a step.
@@ -369,7 +369,7 @@ class Run(NamedTuple):
     any more, ended_early (a text that says so); the wave engine adds batches, widths, slots, useful_steps,
     executed_steps, programs. ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0),
     client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there,
-    and ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
+    and ``params`` are those of the last evaluation. ``best``: with ``keep_best``. ``client_names``: of the data.
 
     A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
     ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.
@@ -385,6 +385,7 @@ class Run(NamedTuple):
     probes: Mapping[str, dict[str, np.ndarray]] = {}
     stopped: Stopped | None = None
     best: Best | None = None
+    client_names: Sequence[str] | None = None  # [N]
 
     def __repr__(self) -> str:
         """One line, since the tables have thousands: method, updates and the last loss and accuracy."""

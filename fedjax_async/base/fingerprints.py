@@ -34,6 +34,7 @@ import numpy as np
 from fedjax_async.base import inputs
 
 LENGTH = 32  # characters
+_ADDED_LATER = ("class_names", "group_names", "client_names")  # fields of data that do not count while they are None
 
 Contents = Iterator[bytes | tuple[str, object]]  # bytes, and objects with a name for error messages
 
@@ -144,7 +145,7 @@ def _items(thing: Mapping[object, object]) -> Contents:
 def _sequence(thing: Sequence[object]) -> Contents:
     yield from _class_part(thing, tuple, list, collections.deque)
     names = getattr(thing, "_fields", map(str, range(len(thing))))
-    yield from ((of, one) for of, one in zip(names, thing) if one is not None or of != "class_names")  # added later
+    yield from ((of, one) for of, one in zip(names, thing) if one is not None or of not in _ADDED_LATER)
 
 
 def _class_part(thing: object, *plain: type) -> Contents:

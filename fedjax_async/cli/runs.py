@@ -338,15 +338,16 @@ def plan(arguments: argparse.Namespace) -> None:
     with precision(settings), planning_bar() as part:
         experiment = prepare(settings, planning=part(0))
     early = ended_early(experiment.settings, experiment.described, experiment.schedule)
+    names = experiment.components.data.client_names
     if not experiment.has_server:
         _print_peers(experiment)
-        figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
+        figure = None if not arguments.gantt else peer_gantt(experiment.schedule, names=names, drawing=drawing)
     else:
         if settings.policy is not None:
             print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
         used = _print_plan(experiment)
         offline = absences_of(experiment.described, experiment.schedule.num_clients).times
-        options: dict[str, Any] = {"used": used, "offline": offline, "drawing": drawing}
+        options: dict[str, Any] = {"used": used, "offline": offline, "names": names, "drawing": drawing}
         figure = None if not arguments.gantt else gantt(experiment.schedule, **options)
     if figure is not None:
         save_figure(figure, Path(arguments.gantt))

@@ -11,12 +11,14 @@ from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of, plots_of
 from fedjax_async.models import layer_names, read_arrays
 from fedjax_async.results import table
+from fedjax_async.results.client_names import titled
 from fedjax_async.results.explaining import TABLES, Explanation, decimals_of, explain
 from fedjax_async.results.figure import Drawing, require_matplotlib
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.privacy import guarantees
 from fedjax_async.results.redrawing import redraw
+from fedjax_async.results.store import load
 
 VISIBLE = 1e-3  # a larger relative distance of parameters is more than rounding
 
@@ -41,12 +43,15 @@ def redrawn(arguments: argparse.Namespace) -> None:
 def privacy(arguments: argparse.Namespace) -> None:
     """Print epsilon of each folder's run."""
     for folder in arguments.folders:
-        for one in guarantees(folder, delta=arguments.delta):
+        run = load(folder)
+        for one in guarantees(run, delta=arguments.delta):
             bound = "epsilon: none" if one.epsilon is None else f"epsilon = {one.epsilon:.4g}"
             print(f"{folder}: {one.unit}: {bound} at delta = {one.delta:.3g} ({one.delta_of})")
             print(f"  runs compared: {one.neighbours}")
             if one.client is not None:
-                print(f"  largest for client {one.client}, which took part {one.participations} times")
+                print(
+                    f"  largest for {titled(run.client_names, one.client)}, which took part {one.participations} times"
+                )
             print(f"  how: {one.how}")
 
 

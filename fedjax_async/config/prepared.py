@@ -107,7 +107,7 @@ class Experiment(NamedTuple):
 
     def recorded(self, result: Any) -> Run:
         """The tables of the run from what the engine returned."""
-        return self.kind.recorded(self, result)
+        return self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
 
 
 class WithServer(NamedTuple):

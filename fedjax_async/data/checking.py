@@ -6,6 +6,7 @@ Every error is one line that names the first wrong entry: ``data.y[17] = 99: mus
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ LARGEST = 2**31 - 1  # the largest int32, in which the device keeps labels
 MOST_CLASSES = LARGEST + 1
 CHANNELS = (1, 3, 4)  # of images: grey, colour, colour with opacity
 SIDE = 8  # pixels: the shortest side of images
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def check_data(data: FederatedData) -> FederatedData:
@@ -29,8 +31,8 @@ def check_data(data: FederatedData) -> FederatedData:
 
     It refuses anything but arrays, no clients, a client without examples, no test set, NaN and infinity in inputs or
     targets, labels outside 0 .. ``num_classes`` - 1, labels that are not integers, x and y (or training and test
-    examples) that do not fit together, and rows outside their array in ``order``, ``offset`` and ``size`` (training,
-    test and validation parts).
+    examples) that do not fit together, rows outside their array in ``order``, ``offset`` and ``size`` (training,
+    test and validation parts), and names that are not one text per client.
 
     The values of x and y are not read, and so not checked, if they are virtual or ``data.streamed`` is true. The same
     holds for the values of a virtual ``order`` other than ``Identity``. Their shapes, types and lengths are checked,
@@ -61,6 +63,8 @@ def check_data(data: FederatedData) -> FederatedData:
     check_alike("data.test_y", data.test_y, "data.y", data.y)
     tables = _tables(data, "", "x", least=1)
     tables |= _tables(data, "test_", "test_x", least=0) | _tables(data, "validation_", "x", least=0)
+    if data.client_names is not None:
+        check_names("data.client_names", data.client_names, len(data.size))
     changed = {name: table for name, table in tables.items() if table is not getattr(data, name)}
     return data._replace(**changed) if changed else data
 
@@ -93,6 +97,16 @@ def check_examples(
             _check_labels(names[1], y, num_classes)
         for name, array in zip(names, (x, y)):
             check_fits(name, array)
+
+
+def check_names(field: str, names: Any, count: int | None = None) -> None:
+    """Raise ``ValueError`` unless ``names`` are texts that files can hold; with ``count``, so many, one per client."""
+    allowed = f"a list or tuple of {'texts' if count is None else f'{count} texts, one per client'}"
+    require(isinstance(names, (list, tuple)), field, type_name(names), allowed)
+    require(count in (None, len(names)), field, f"{len(names)} names", allowed)
+    for i, name in enumerate(names):
+        require(isinstance(name, str), f"{field}[{i}]", name, "a text")
+        require(not _SURROGATES.search(name), f"{field}[{i}]", ascii(name), "a text that UTF-8 can hold")
 
 
 def is_one_hot(y: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_async.base import registry
 from fedjax_async.base.check import kind, require, whole
-from fedjax_async.data.checking import check_alike, check_array, check_examples
+from fedjax_async.data.checking import check_alike, check_array, check_examples, check_names
 from fedjax_async.data.decode import usual
 from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
     out; None for float targets. ``groups``: the natural owner of every training example (a person, a device), if there
     is one. ``test_groups``: the owner of every test example, with the numbers of ``groups``; test examples of owners
     without training examples belong to no client. ``class_names``: the name of each class, which a partition by a table
-    may use.
+    may use. ``group_names``: the name of each owner, by its number in ``groups``, for tables and pictures.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Dataset(NamedTuple):
     groups: np.ndarray | None = None  # int32[M]
     test_groups: np.ndarray | None = None  # int32[T]
     class_names: tuple[str, ...] | None = None  # one per class
+    group_names: tuple[str, ...] | None = None  # one per owner
 
 
 class Federation(NamedTuple):
@@ -77,6 +78,12 @@ def check_dataset(dataset: Dataset) -> Dataset:
         require(len(d.class_names) == count, f"{d.name}.class_names", f"{len(d.class_names)} names", allowed)
     allowed = "left out without groups, the owners of the training examples"
     require(d.test_groups is None or d.groups is not None, f"{d.name}.test_groups", "given", allowed)
+    if d.group_names is not None:
+        check_names(f"{d.name}.group_names", d.group_names)
+        require(d.groups is not None, f"{d.name}.group_names", "given", allowed)
+        owners = int(np.max(d.groups, initial=-1)) + 1
+        allowed = f"at least {owners} names, one per owner"
+        require(len(d.group_names) >= owners, f"{d.name}.group_names", f"{len(d.group_names)} names", allowed)
     return dataset
 
 
@@ -123,10 +130,11 @@ def federate(
         warn_of_numbering(dataset.name, (dataset.y, dataset.test_y))
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
+    names = _names(dataset, partitioner, len(parts))
     if test_fraction is None:
         allowed = f"given, such as 0.2: the data set {dataset.name} has no test set (test_x and test_y)"
         require(len(dataset.test_x) > 0, "test_fraction", None, allowed)
-        return with_validation(_own_tests(_pool(dataset, parts), dataset, partitioner), validation_fraction, rng)
+        return with_validation(_own_tests(_pool(dataset, parts, names), dataset, partitioner), validation_fraction, rng)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
     # the pool is copied without the held-out examples, so that none can be trained on
@@ -135,7 +143,7 @@ def federate(
         x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
     )
     renumbered = [np.searchsorted(kept, part) for part in train]
-    return with_validation(_pool(split, renumbered), validation_fraction, rng, min_size=3)._replace(
+    return with_validation(_pool(split, renumbered, names), validation_fraction, rng, min_size=3)._replace(
         test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
     )
 
@@ -180,14 +188,24 @@ def with_validation(
     return data._replace(validation_order=order, validation_offset=offset[count:], validation_size=size[count:])
 
 
-def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
+def _names(dataset: Dataset, partitioner: str | Partitioner | None, count: int) -> tuple[str, ...] | None:
+    """The names of the owners, if each of ``count`` clients is one of them; None if names are only client numbers."""
+    if partitioner != "natural" or dataset.groups is None or dataset.group_names is None:
+        return None
+    owners = np.unique(dataset.groups)  # client i of as many clients as owners is the i-th owner
+    found = tuple(dataset.group_names[owner] for owner in owners)
+    return found if len(owners) == count and found != tuple(map(str, range(count))) else None
+
+
+def _pool(dataset: Dataset, parts: Sequence[np.ndarray], names: tuple[str, ...] | None) -> FederatedData:
     """``FederatedData`` with training part ``parts[i]`` of client i and a global test set."""
     order, offset, size = _joined(parts)
     d = dataset
     decode = d.decode or usual(d.x)
     return FederatedData(
-        d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=decode, num_classes=_classes(d)
-    )
+        d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=decode, num_classes=_classes(d),
+        client_names=names,
+    )  # fmt: skip
 
 
 def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partitioner | None) -> FederatedData:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from fedjax_async.base.home import require_metadata
 from fedjax_async.base.inputs import reading
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.arrays import appearing, array_hash
-from fedjax_async.data.checking import MOST_CLASSES, as_labels, check_fits
+from fedjax_async.data.checking import MOST_CLASSES, as_labels, check_fits, check_names
 from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.types import Array, FederatedData
@@ -121,6 +121,7 @@ def write_clients(
     decode: Decode = decoders.as_is,
     num_classes: int | None = None,
     name: str = "clients",
+    client_names: Sequence[str] | None = None,
     **own_tests: np.ndarray,
 ) -> Path:
     """Write clients to a new folder for :func:`open_folder`, chunk by chunk; only one chunk is in memory.
@@ -131,6 +132,7 @@ def write_clients(
       decode: stored by name if it is in ``data.decode``; any other must be given again to :func:`open_folder`.
       num_classes: ``None`` if y is not a class.
       name: the name of the data in settings and results.
+      client_names: one for each client, for tables and pictures.
       own_tests: ``test_order``, ``test_offset`` and ``test_size`` of ``FederatedData``, all three or none.
 
     Returns the folder. Raises ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
@@ -162,6 +164,9 @@ def write_clients(
         metadata = {"format": FORMAT, "version": VERSION, "name": name, "num_classes": num_classes}
         known = (known for known, function in decoders.DECODERS.items() if function is decode)
         metadata |= {"decode": next(known, None), "files": files}
+        if client_names is not None:
+            check_names("client_names", client_names, files["size"]["shape"][0])
+            metadata["client_names"] = list(client_names)
         (temporary / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
@@ -175,7 +180,7 @@ def write_folder(folder: AnyPath, data: FederatedData) -> Path:
     tests = {} if data.test_order is None else {field: getattr(data, field) for field in OWN_TESTS}
     return write_clients(
         folder, _chunks(data), test_x=data.test_x, test_y=data.test_y, decode=data.decode,
-        num_classes=data.num_classes, name=data.name, **tests,
+        num_classes=data.num_classes, name=data.name, client_names=data.client_names, **tests,
     )  # fmt: skip
 
 
@@ -202,9 +207,12 @@ def open_folder(folder: AnyPath, *, decode: Decode | None = None, verify: bool =
     good = size.dtype == np.int32 and size.ndim == 1 and len(size) > 0 and size.min() >= 1
     good = good and int(size.sum(dtype=np.int64)) == len(x) == len(y) and len(test_x) == len(test_y)
     require(bool(good), f"{folder}: size", f"{size.dtype}{list(size.shape)}", f"sizes >= 1 of {len(x)} examples in all")
+    names = metadata.get("client_names")
+    if names is not None:
+        check_names(f"{folder}: client_names", names, len(size))
     return FederatedData(
         metadata["name"], x, y, Identity((len(x),)), (np.cumsum(size) - size).astype(np.int32), size, test_x, test_y,
-        decode=decode, num_classes=metadata["num_classes"], streamed=True,
+        decode=decode, num_classes=metadata["num_classes"], streamed=True, client_names=names,
         **{field: np.array(array) for field, array in arrays.items()},
     )  # fmt: skip
 
@@ -222,7 +230,8 @@ def folder(*, path: str) -> Federation:
         if num_clients is None or num_clients == len(data.size):
             return data
         whole("num_clients", num_clients, 1, len(data.size))
-        fewer = data._replace(offset=data.offset[:num_clients], size=data.size[:num_clients])
+        names = None if data.client_names is None else data.client_names[:num_clients]
+        fewer = data._replace(offset=data.offset[:num_clients], size=data.size[:num_clients], client_names=names)
         if data.test_order is None or data.test_offset is None or data.test_size is None:
             return fewer
         test_size = data.test_size[:num_clients]

@@ -12,6 +12,7 @@ from fedjax_async.base import check, disk
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
+from fedjax_async.results.client_names import COLUMN, markdown_rows, shown_name, with_names
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import client_scores, meanings, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Runs = Mapping[str, Sequence[Run]]
 NAME = "clients"  # file name without its ending
+MOST_NAMED = 50  # clients with a line of their own in clients.md
 
 
 def _every(runs: Runs) -> list[Run]:
@@ -82,14 +84,43 @@ def write_clients_of_run(run: Run, folder: Path) -> None:
     """Write the tables of one run's clients, if it has their scores.
 
     ``clients.csv``: one row per client with its scores at the last evaluation, NaN for a client without test rows;
-    ``clients.md``: one row per model as in :func:`client_rows`.
+    ``clients.md``: one row per model as in :func:`client_rows`. If the data name their clients, ``clients.csv`` has a
+    column ``client_name``, and ``clients.md`` ends with :func:`worst_rows`.
     """
     if not client_scores([run]) or not run.per_client:
         return
     write_client_tables({str(run.settings.get("method", "run")): [run]}, folder)
     last = {name: np.asarray(values[-1]) for name, values in run.per_client.items()}
     count = len(next(iter(last.values())))
-    disk.write(folder / f"{NAME}.csv", files.csv_bytes({"client": np.arange(count)} | files.applicable(last)))
+    columns = with_names(run, {"client": np.arange(count)} | files.applicable(last))
+    disk.write(folder / f"{NAME}.csv", files.csv_bytes(columns))
+    if rows := worst_rows(run):
+        decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric([run]) == "accuracy" else 4)
+        table = tables.table(markdown_rows(rows), "markdown", decimals=decimals)
+        before = (folder / f"{NAME}.md").read_text(encoding="utf-8")
+        title = f"The {len(rows)} worst of {count} clients:" if len(rows) < count else "All clients, the worst first:"
+        disk.write(folder / f"{NAME}.md", f"{before}\n{title}\n\n{table}".encode())
+
+
+def worst_rows(run: Run, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
+    """The clients with the worst scores at the last evaluation, by number and name, the worst first; at most ``most``.
+
+    They are ordered by the score of the first model in the columns. Clients without test rows come last. Empty if the
+    run has no names of clients.
+    """
+    names, metric = run.client_names, metrics.main_metric([run])
+    scores = _drawn([run], metric)
+    if names is None or not scores:
+        return []
+    values = {score: metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64) for score in scores}
+    first = values[scores[0]]
+    order = np.argsort(-first if smaller_is_better(scores[0]) else first, kind="stable")[:most]
+    unit = f", {metric}" + (" (%)" if metric == "accuracy" else "")
+    return [
+        {"client": int(client), COLUMN: shown_name(names, client)}
+        | {f"{of_model(score)[0]}{unit}": float(values[score][client]) for score in scores}
+        for client in order.tolist()
+    ]
 
 
 def ordered_scores(run: Run, score: str) -> np.ndarray:

@@ -28,6 +28,7 @@ from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
+from fedjax_async.results.client_names import COLUMN, markdown_rows, shown_name, titled
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import ProgressShown, bar, require_progress
@@ -60,6 +61,7 @@ class Explanation(NamedTuple):
     part: str  # of the data: validation or test
     drift: float  # relative distance between the final parameters of both runs; NaN if a callback stopped the first
     why: str = ""  # what may have caused it: input files of unknown content, other versions
+    client_names: tuple[str, ...] | None = None  # of the run
 
 
 def explain(
@@ -125,7 +127,8 @@ def explain(
     home.require_datasets([str(settings.dataset)])
     with precision(settings):
         found = _repeated(run, settings, part, examples, progress)
-        found = found._replace(why=causes(folder, run.settings, as_dict(with_files(settings))))
+        why = causes(folder, run.settings, as_dict(with_files(settings)))
+        found = found._replace(why=why, client_names=run.client_names)
     if out is not None:
         _write(found, out, about, drawing)
     return found
@@ -261,11 +264,12 @@ def client_rows(found: Explanation) -> list[dict[str, Any]]:
 
     Clients whose arrivals raised the loss most come first.
     """
-    client, staleness = found.arrivals["client"], found.arrivals["staleness"]
+    client, staleness, names = found.arrivals["client"], found.arrivals["staleness"], found.client_names
     rows = []
     for each in np.unique(client):
         of = np.flatnonzero(client == each)
-        row: dict[str, Any] = {"client": int(each), **_totals(found, of), "mean staleness": float(staleness[of].mean())}
+        row: dict[str, Any] = {"client": int(each)} | ({} if names is None else {COLUMN: shown_name(names, int(each))})
+        row |= {**_totals(found, of), "mean staleness": float(staleness[of].mean())}
         if found.class_sizes:
             sums = [float(found.arrivals[f"class_{c}"][of].sum()) for c in range(len(found.class_sizes))]
             row |= {"most up": _named(sums, np.argmax, 1), "most down": _named(sums, np.argmin, -1)}
@@ -303,7 +307,7 @@ def class_rows(found: Explanation) -> list[dict[str, Any]]:
     classes sum to the total change; ``of its own mean`` is the change of the mean loss of its examples. Empty without
     class labels.
     """
-    client, total, rows = found.arrivals["client"], sum(found.class_sizes), []
+    client, names, total, rows = found.arrivals["client"], found.client_names, sum(found.class_sizes), []
     for c, size in enumerate(found.class_sizes):
         change = found.arrivals[f"class_{c}"]
         by_client = np.bincount(client, change)
@@ -315,8 +319,8 @@ def class_rows(found: Explanation) -> list[dict[str, Any]]:
             "of its own mean": float(change.sum()) * total / size if size else float("nan"),
             "up": float(change[change > 0].sum()),
             "down": float(change[change < 0].sum()),
-            "raised most by": f"client {up}" if by_client[up] > 0 else "-",
-            "lowered most by": f"client {down}" if by_client[down] < 0 else "-",
+            "raised most by": titled(names, up) if by_client[up] > 0 else "-",
+            "lowered most by": titled(names, down) if by_client[down] < 0 else "-",
         })  # fmt: skip
     return rows
 
@@ -347,17 +351,19 @@ def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawin
         for ending in ("csv", "md"):
             (out / f"{name}.{ending}").unlink(missing_ok=True)
             if rows:
-                write(rows, out / f"{name}.{ending}", decimals=decimals_of(rows))
+                shown = markdown_rows(rows) if ending == "md" else rows
+                write(shown, out / f"{name}.{ending}", decimals=decimals_of(rows))
     _draw(found, out, drawing)
     types = {name: np.asarray(values).dtype.str for name, values in found.arrivals.items()}
-    kept = {name: value for name, value in found._asdict().items() if name != "arrivals"}
+    kept = {name: value for name, value in found._asdict().items() if name != "arrivals" and value is not None}
     disk.write(out / ABOUT, files.json_bytes({"about": about, "types": types, "kept": kept}))
     disk.sweep_up(out)
 
 
 def _draw(found: Explanation, out: Path, drawing: Drawing) -> None:
     """The picture, also of an explanation that was read: it is drawn as asked for now."""
-    save_formats(swings(found.arrivals, found.start, found.part, drawing=drawing), out / "swings", drawing)
+    figure = swings(found.arrivals, found.start, found.part, names=found.client_names, drawing=drawing)
+    save_formats(figure, out / "swings", drawing)
 
 
 def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation | None:
@@ -370,7 +376,7 @@ def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation |
         if same:
             arrivals = files.csv_columns((out / ARRIVALS).read_bytes(), saved["types"])
             kept = saved["kept"]
-            pairs = {name: tuple(kept[name]) for name in ("start", "class_sizes")}
+            pairs = {name: tuple(kept[name]) for name in ("start", "class_sizes", "client_names") if name in kept}
             drift = math.nan if kept["drift"] is None else kept["drift"]  # JSON has no NaN
             return Explanation(arrivals, **kept | pairs | {"drift": drift})
     except (ValueError, KeyError, TypeError, OSError):

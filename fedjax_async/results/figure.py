@@ -117,6 +117,11 @@ def empty(width: float, height: float, drawing: Drawing = SCREEN) -> Figure:
     return require_matplotlib()(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
 
 
+def verbatim(texts: Sequence[str]) -> list[str]:
+    """Texts that matplotlib draws as they are: what is between two ``$`` is not taken for a formula."""
+    return [text.replace("$", r"\$") for text in texts]
+
+
 def finish(figure: Figure, drawing: Drawing) -> Figure:
     """Set the title and, for a paper's width, text sizes of at most 8 points; call it when everything is drawn."""
     from matplotlib.text import Text  # noqa: PLC0415

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import lazy
-from fedjax_async.results import metrics
+from fedjax_async.results import client_names, metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
 from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.timeline import MOST_BARS, shares
@@ -26,6 +26,7 @@ from fedjax_async.types import Run
 DASHES = ("solid", "dash", "dot", "dashdot")  # when the colours are used up
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
 MOST_CLIENTS = 400  # with one bar each; more are shown as a histogram
+MOST_NAMES = 40  # below the bars
 UNITS = {
     "time": "virtual time (s)",
     "update": "client updates applied",
@@ -128,13 +129,29 @@ def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: obj
     return {"type": "bar", "x": x, "y": y, "name": name, "marker": {"color": colour}, **more}
 
 
-def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Shown:
-    """A bar per client and column; for more than ``MOST_CLIENTS``, a histogram of each column."""
+def escaped_labels(names: Sequence[str] | None, clients: Sequence[int] | np.ndarray) -> list[str]:
+    """The labels of these clients, for plotly; a long name is cut, and the client's number follows it."""
+    return [html.escape(label) for label in client_names.labels(names, clients)]
+
+
+def hover_names(names: Sequence[str] | None, clients: Sequence[int] | np.ndarray) -> Json:
+    """The names of the clients of these bars for the text that appears over them; empty without names."""
+    return {} if names is None else {"hovertext": escaped_labels(names, clients)}
+
+
+def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str, names: Sequence[str] | None) -> Shown:
+    """A bar per client and column; for more than ``MOST_CLIENTS``, a histogram of each column.
+
+    Names of clients appear over the bars; for at most ``MOST_NAMES`` clients also below them.
+    """
     colours = (PALETTE[0], PALETTE[4], PALETTE[1])
     count = len(next(iter(columns.values())))
     if count <= MOST_CLIENTS:
-        data = [_bars(np.arange(count), v, c, name) for c, (name, v) in zip(colours, columns.items())]
-        return Shown(title, plot(data, axis("client"), axis(title.partition(",")[0]), barmode=mode, **_SMALL))
+        who = np.arange(count)
+        data = [_bars(who, v, c, name, **hover_names(names, who)) for c, (name, v) in zip(colours, columns.items())]
+        below: Json = {} if names is None or count > MOST_NAMES else {"tickvals": who.tolist(), "automargin": True}
+        below |= {"ticktext": escaped_labels(names, who)} if below else {}
+        return Shown(title, plot(data, axis("client", **below), axis(title.partition(",")[0]), barmode=mode, **_SMALL))
     found = [column[np.isfinite(column)] for column in columns.values()]
     low, high = min(v.min(initial=math.inf) for v in found), max(v.max(initial=-math.inf) for v in found)
     if not low <= high:
@@ -167,7 +184,7 @@ def clients(run: Run) -> list[Shown]:
         }
         if any(np.isfinite(values).any() for values in last.values()):
             title = metrics.axis_title(column).replace("test ", "client test ")
-            bars = _by_client(f"{title}, last evaluation", last, "group")
+            bars = _by_client(f"{title}, last evaluation", last, "group", run.client_names)
             notes = [bars.note, *(_spread_note(run, score) for score in of_metric(client_scores([run]), column))]
             shown.append(bars._replace(note=" ".join(filter(None, notes))))
             break  # the loss only where no client has class labels
@@ -178,7 +195,7 @@ def clients(run: Run) -> list[Shown]:
         for name, chosen in (("accepted", accepted), ("rejected", ~accepted))
         if name == "accepted" or chosen.any()
     }
-    shown.append(_by_client("updates per client", counts, "stack"))
+    shown.append(_by_client("updates per client", counts, "stack", run.client_names))
     if who.size and run.has_server:
         shown.append(staleness(run))
     return shown

@@ -10,7 +10,7 @@ from fedjax_async.engine.peer_result import executed
 from fedjax_async.peers import PeerSchedule
 from fedjax_async.results.absences import absences_of
 from fedjax_async.results.figure import INK, PALETTE
-from fedjax_async.results.html_figures import Json, Shown, axis, plot
+from fedjax_async.results.html_figures import Json, Shown, axis, escaped_labels, hover_names, plot
 from fedjax_async.results.timeline import BY_STALENESS, OFFLINE, REJECTED, STATE_COLOURS, away, jobs_of, lines_of
 from fedjax_async.types import Run
 
@@ -59,10 +59,17 @@ def _offline(name: str, of_rows: Sequence[np.ndarray]) -> list[Json]:
     return [_bars(f"{name} offline", begin, end, rows, **look)]
 
 
-def _chart(data: list[Json], clients: np.ndarray, until: float, rows: str, bar: str, top: float) -> Json:
-    """The figure. ``rows``: name of its rows; ``bar``: unit of the staleness (colour of bars); ``top``: its maximum."""
+def _chart(
+    data: list[Json], clients: np.ndarray, names: Sequence[str] | None, until: float, rows: str, bar: str, top: float
+) -> Json:
+    """The figure.
+
+    ``names``: of all clients; ``rows``: name of its rows; ``bar``: unit of the staleness (colour of bars); ``top``: its
+    maximum.
+    """
     y = axis(rows, range=[len(clients) - 0.4, -0.6], showgrid=False)
-    y |= {"tickvals": list(range(len(clients))), "ticktext": [str(client) for client in clients]}
+    y |= {"tickvals": list(range(len(clients))), "ticktext": escaped_labels(names, clients)}
+    y |= {} if names is None else {"automargin": True}
     scale = {"title": {"text": f"staleness<br>({bar})"}, "thickness": 12, "outlinewidth": 0}
     return plot(
         data,
@@ -98,13 +105,14 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
     absences = absences_of(run.settings, schedule.num_clients)
     note = " ".join(filter(None, [note, absences.note and f"{absences.note[0].upper()}{absences.note[1:]}."]))
+    who = "%{customdata[0]}" if run.client_names is None else "%{hovertext}"
     data = _offline("client", [] if absences.times is None else [absences.times(int(c), until) for c in clients])
     for name in (*BY_STALENESS, *STATE_COLOURS):
         mine = jobs[state[jobs] == name]
         if not mine.size:
             continue
         text = (
-            f"client %{{customdata[0]}}, job %{{customdata[1]}}: {name}<br>"
+            f"client {who}, job %{{customdata[1]}}: {name}<br>"
             "%{customdata[3]} local steps from version %{customdata[2]}<br>"
             "sent at %{base:,.6~g} s, ends at %{customdata[4]:,.6~g} s"
         )
@@ -115,6 +123,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
             "marker": _marker(name, staleness[mine]),
             "customdata": about,
             "hovertemplate": text + "<extra></extra>",
+            **hover_names(run.client_names, schedule.client[mine]),
         }
         data.append(_bars(name, begin[mine], finish[mine], rows[mine], **more))
     came = jobs[np.isfinite(applied[jobs])]
@@ -125,7 +134,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     line = TICKS | {"marker": {"opacity": 0, "color": PALETTE[1]}, "error_y": height, "y0": middle, "dy": 0}
     data.append(line | {"name": "server steps", "x": steps, "visible": "legendonly"})
     top = int(staleness[jobs].max(initial=0))
-    return Shown("Schedule", _chart(data, clients, until, "client", "server steps", top), note)
+    return Shown("Schedule", _chart(data, clients, run.client_names, until, "client", "server steps", top), note)
 
 
 def peer_gantt(run: Run, most_drawn: int) -> Shown:
@@ -148,7 +157,8 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
     columns = (plan.number[events], plan.local_steps[events], plan.end[events], plan.mixed_at[events], mixed, sent)
     about = np.column_stack([plan.client[events], *columns, staleness]).astype(np.float32)
     text = (
-        "node %{customdata[0]}, event %{customdata[1]}: %{customdata[2]} local steps<br>"
+        f"node {'%{customdata[0]}' if run.client_names is None else '%{hovertext}'}, "
+        "event %{customdata[1]}: %{customdata[2]} local steps<br>"
         "from %{base:,.6~g} s to %{customdata[3]:,.6~g} s, sends %{customdata[6]} messages<br>"
         "mixes %{customdata[5]} messages at %{customdata[4]:,.6~g} s, staleness %{customdata[7]:.3~g}<extra></extra>"
     )
@@ -164,8 +174,9 @@ def peer_gantt(run: Run, most_drawn: int) -> Shown:
     for name, mine in (("trained", accepted), (REJECTED, ~accepted)):
         if mine.any():
             more = {"marker": _marker(name, staleness[mine]), "customdata": about[mine], "hovertemplate": text}
+            more |= hover_names(run.client_names, plan.client[events[mine]])
             data.append(_bars(name, plan.start[events[mine]], plan.end[events[mine]], rows[mine], **more))
     mixes = mixed > 0
     data.append(TICKS | {"name": "inbox mixed", "x": plan.mixed_at[events][mixes], "y": rows[mixes]})
     top = float(staleness.max(initial=0.0))
-    return Shown("Schedule", _chart(data, nodes, until, "node", "events of the sender", top), note)
+    return Shown("Schedule", _chart(data, nodes, run.client_names, until, "node", "events of the sender", top), note)

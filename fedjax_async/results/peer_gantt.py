@@ -28,6 +28,7 @@ def peer_gantt(
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
+    names: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """A Gantt chart: a row per node, a bar per compute event, a line per message from its sender to its receiver.
@@ -36,7 +37,8 @@ def peer_gantt(
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
     inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
     are left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which.
-    ``until``: virtual seconds shown (default: enough for about five events per node).
+    ``until``: virtual seconds shown (default: enough for about five events per node). ``names``: one per node,
+    ``run.client_names``; long ones are cut, as in :func:`gantt`.
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     rows = rows_of(clients, schedule.num_clients)
@@ -57,7 +59,7 @@ def peer_gantt(
     draw_absences(axes, [away(schedule, node, until) for node in rows], until)
     shown = left_out(rows, schedule.num_clients, "node", asked, end)
     axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
-    label_rows(axes, rows, until, "node")
+    label_rows(axes, rows, names, until, "node")
     if kinds:
         texts = [f"message {name}" for name in kinds]
         canvas.legend_below(figure, list(kinds.values()), texts, drawing, columns=4, fontsize=8)

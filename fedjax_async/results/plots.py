@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
+from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.timeline import OFFLINE, STATE_COLOURS, Jobs, idle_time, jobs_of, shares
@@ -59,13 +60,13 @@ def rows_of(clients: int | Sequence[int], count: int) -> list[int]:
     return rows
 
 
-def label_rows(axes: Axes, rows: Sequence[int], until: float, name: str) -> None:
-    """Name the rows, one ``name`` (client) each, and the axis of virtual time up to ``until``."""
+def label_rows(axes: Axes, rows: Sequence[int], names: Sequence[str] | None, until: float, name: str) -> None:
+    """Name the rows, one ``name`` (client) each, by ``names`` or numbers, and the axis of time up to ``until``."""
     size, label = canvas.axis("time", until)
     axes.set_xlim(0, until / size)
     canvas.label(axes, label, name)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [str(row) for row in rows])
+    axes.set_yticks(range(len(rows)), canvas.verbatim(labels(names, rows)))
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
@@ -103,6 +104,7 @@ def gantt(
     used: np.ndarray | None = None,
     accepted: np.ndarray | None = None,
     scores: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """A Gantt chart: one row per client, a bar per job from dispatch to upload, coloured by staleness.
@@ -123,6 +125,8 @@ def gantt(
         ``run.updates["used"]`` and ``run.updates["accepted"]``.
       scores: one number per job, in order of dispatch, written on its bar unless it is NaN; such as the score by which
         a policy chose the job, ``run.probes["chosen"]["score"]``.
+      names: one per client, ``run.client_names``, in place of numbers. A name of more than 24 characters is cut, and
+        the client's number follows it.
 
     Raises: ``ValueError`` for a schedule without arrivals and for arguments that do not fit it.
     """
@@ -161,7 +165,7 @@ def gantt(
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
     notes = [left_out(rows, schedule.num_clients, "client", asked, end), between.join(filter(marks.get, marks))]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
-    label_rows(axes, rows, until, "client")
+    label_rows(axes, rows, names, until, "client")
     colours = {state: STATE_COLOURS[state] for state in states} | ({"client offline": OFFLINE} if away else {})
     if colours:
         from matplotlib.patches import Patch  # noqa: PLC0415 (an extra)

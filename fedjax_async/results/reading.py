@@ -11,6 +11,7 @@ from typing import Any
 from fedjax_async.base import check, lazy
 from fedjax_async.results import store, sweep_folder
 from fedjax_async.results.beside import labels_in
+from fedjax_async.results.client_names import with_names
 from fedjax_async.results.compared import Comparison
 from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
@@ -88,19 +89,21 @@ def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> Any:
     """A pandas data frame of ``evaluations`` or ``updates``: one row for each, of all runs below each other.
 
     A comparison's rows begin with ``method`` and ``seed``, a sweep's with ``run`` and ``seed``. (Of one run,
-    ``pandas.DataFrame(run.evaluations)`` is the same.) ``ValueError`` where pandas is missing.
+    ``pandas.DataFrame(run.evaluations)`` is the same.) Updates have a column ``client_name`` if the data name their
+    clients. ``ValueError`` where pandas is missing.
     """
     check.one_of("table", table, ("evaluations", "updates"))
     kinds = (Run, Mapping, Sweep)
     check.kind("results", results, kinds, "a Run, what compare returns, or a Sweep")
     pandas = lazy.optional("pandas", "data frames")
     if isinstance(results, Run):
-        return pandas.DataFrame(dict(getattr(results, table)))
+        return pandas.DataFrame(with_names(results, getattr(results, table)))
     if isinstance(results, Sweep):
         first, parts = "run", [(point.name, run) for point, run in zip(results.points, results.runs)]
     else:
         first, parts = "method", [(name, run) for name, seeds in results.items() for run in seeds]
     frames = [
-        pandas.DataFrame({first: name, "seed": run.settings.get("seed"), **getattr(run, table)}) for name, run in parts
+        pandas.DataFrame({first: name, "seed": run.settings.get("seed"), **with_names(run, getattr(run, table))})
+        for name, run in parts
     ]
     return pandas.concat(frames, ignore_index=True)

@@ -51,12 +51,13 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
     if not run.has_server:
         if len(run.schedule.source):
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
-        save_formats(peer_gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
+        save_formats(peer_gantt(run.schedule, names=run.client_names, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         used, accepted = run.updates.get("used"), run.updates.get("accepted")
         offline = absences_of(run.settings, run.schedule.num_clients).times
-        chart = gantt(run.schedule, used=used, accepted=accepted, offline=offline, drawing=drawing)
+        chosen = {"used": used, "accepted": accepted, "offline": offline}
+        chart = gantt(run.schedule, **chosen, names=run.client_names, drawing=drawing)
         save_formats(chart, folder / "gantt", drawing)
 
 

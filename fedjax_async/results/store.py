@@ -38,7 +38,8 @@ PROBES = "probes.npz"  # only in the folder of a run with probes: arrays named p
 STOPPED = "stopped.json"  # only if the run ended before its budget: by what, why, at which evaluation
 BEST = "best.npz"  # only with keep_best: the parameters of the best model, in the format of params.npz
 BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
-OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
+CLIENT_NAMES = "client_names.json"  # only if the data name their clients: a list
+OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT, CLIENT_NAMES)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished; in a comparison, those of its stacks
 LABELS, COMMAND = BESIDE = ("labels.json", "command.txt")  # beside results, see ``beside.py``
@@ -89,6 +90,8 @@ def _contents(run: Run) -> dict[str, bytes]:
     if run.best is not None:
         about = {name: value for name, value in run.best._asdict().items() if name != "params"}
         found |= {BEST: disk.npz_bytes(flatten(run.best.params)), BEST_ABOUT: files.json_bytes(about)}
+    if run.client_names is not None:
+        found[CLIENT_NAMES] = files.json_bytes(run.client_names)
     return found
 
 
@@ -196,6 +199,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
     - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;
+    - ``client_names.json``, a list, if the data name their clients;
     - ``manifest.json`` with column types and checksums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
@@ -319,4 +323,5 @@ def load(folder: str | Path) -> Run:
         probes=unflatten(probes),
         stopped=stopped,
         best=best,
+        client_names=tuple(json.loads(content[CLIENT_NAMES])) if CLIENT_NAMES in content else None,
     )

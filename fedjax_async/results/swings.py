@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedjax_async.results import figure as canvas
+from fedjax_async.results.client_names import label
 from fedjax_async.results.figure import SCREEN, Drawing
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ HEIGHTS = (3.0, 2.0)
 
 
 def swings(
-    arrivals: Mapping[str, np.ndarray], start: tuple[float, float], part: str, *, drawing: Drawing = SCREEN
+    arrivals: Mapping[str, np.ndarray],
+    start: tuple[float, float],
+    part: str,
+    *,
+    names: Sequence[str] | None = None,
+    drawing: Drawing = SCREEN,
 ) -> Figure:
     """Two plots: the accuracy (the loss without classes), coloured by client, and each client's changes of the loss.
 
@@ -30,6 +36,7 @@ def swings(
       arrivals: as in :class:`fedjax_async.results.explaining.Explanation`.
       start: loss and accuracy before the first arrival.
       part: the part of the data, for the titles of the axes.
+      names: one per client, for the legend; long ones are cut, as in :func:`fedjax_async.results.gantt`.
     """
     from matplotlib.collections import LineCollection  # noqa: PLC0415
 
@@ -64,7 +71,7 @@ def swings(
     below.axhline(0.0, color=canvas.INK, linewidth=0.6)
     canvas.label(above, "", f"{part} {column}" + (" (%)" if labelled else ""))
     canvas.label(below, label, "change of the loss\ncaused so far")
-    _legend(figure, colours, drawing, others=len(np.unique(client)) > len(colours))
+    _legend(figure, colours, names, drawing, others=len(np.unique(client)) > len(colours))
     return canvas.finish(figure, drawing)
 
 
@@ -85,10 +92,14 @@ def _owners(step: np.ndarray, client: np.ndarray, change: np.ndarray) -> np.ndar
     return owner
 
 
-def _legend(figure: Figure, colours: Mapping[int, str], drawing: Drawing, *, others: bool) -> None:
+def _legend(
+    figure: Figure, colours: Mapping[int, str], names: Sequence[str] | None, drawing: Drawing, *, others: bool
+) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
     grey = {"others": canvas.FAINT} if others else {}
-    named = {f"client {each}": colour for each, colour in colours.items()} | grey
+    named = {f"client {label(names, each)}": colour for each, colour in colours.items()} | grey
     lines = [Line2D([], [], color=colour, linewidth=1.6) for colour in named.values()]
-    canvas.legend_below(figure, lines, list(named), drawing, columns=COLOURED + 1, labelcolor=canvas.INK)
+    canvas.legend_below(
+        figure, lines, canvas.verbatim(list(named)), drawing, columns=COLOURED + 1, labelcolor=canvas.INK
+    )

@@ -40,7 +40,8 @@ def pooled(
     """The data set of these clients. Each is a natural owner; owners are numbered in the order of their first parts.
 
     Test examples keep their owners; owners without training examples are numbered last. Parts without examples are left
-    out. Raises ``ValueError`` without any training example, or if parts do not fit together.
+    out. ``group_names`` are the clients' names, with a question mark for what UTF-8 cannot hold. Raises ``ValueError``
+    without any training example, or if parts do not fit together.
 
     >>> one, two = ClientRows("b", np.ones((2, 3)), np.array([0, 1])), ClientRows("a", np.ones((1, 3)), np.array([2]))
     >>> pooled("own", [one, two], [two]).groups.tolist(), pooled("own", [one], [two]).test_groups.tolist()
@@ -53,11 +54,13 @@ def pooled(
         alike = part.x.shape[1:] == kept[0].x.shape[1:] and part.y.shape[1:] == kept[0].y.shape[1:]
         wanted = f"rows like those of {kept[0].client!r}, {list(kept[0].x.shape[1:])} and {list(kept[0].y.shape[1:])}"
         require(alike, f"{name}, client {part.client!r}", f"x {part.x.shape}, y {part.y.shape}", wanted)
+    names = tuple(client.encode(errors="replace").decode() for client in number)
     x, y, groups = _joined(kept, number)
     if not tested:
-        return check_dataset(Dataset(name, x, y, x[:0], y[:0], decode, num_classes, groups))
+        return check_dataset(Dataset(name, x, y, x[:0], y[:0], decode, num_classes, groups, group_names=names))
     test_x, test_y, test_groups = _joined(tested, number)
-    return check_dataset(Dataset(name, x, y, test_x, test_y, decode, num_classes, groups, test_groups))
+    found = Dataset(name, x, y, test_x, test_y, decode, num_classes, groups, test_groups, group_names=names)
+    return check_dataset(found)
 
 
 def _joined(parts: list[ClientRows], number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -45,10 +45,10 @@ def csv(
         require(separator in tuple(SEPARATORS), "separator", separator, "one of , ; | or a tab")
     columns = columns._replace(client=client)
     file, other = existing(path), None if test is None else existing(test, "test")
-    table = _read(file, separator)
+    table = _read(file, separator, client)
     columns = _named(file, table.column_names, columns, split)
     if other is not None:
-        tests = rows_of(other, _read(other, separator), columns)
+        tests = rows_of(other, _read(other, separator, client), columns)
         return dataset_of(file.stem, [rows_of(file, table, columns)], [tests], columns)
     if split is None:
         return dataset_of(file.stem, [rows_of(file, table, columns)], [], columns)
@@ -57,8 +57,8 @@ def csv(
     return dataset_of(file.stem, parts[:1], parts[1:], columns)
 
 
-def _read(file: Path, separator: str | None) -> Any:
-    """The table of a file; ``ValueError`` if it is none."""
+def _read(file: Path, separator: str | None, client: str | None) -> Any:
+    """The table of a file, with the texts of its column ``client``; ``ValueError`` if it is none."""
     pa = arrow()
     reader = importlib.import_module("pyarrow.csv")
     try:
@@ -66,13 +66,16 @@ def _read(file: Path, separator: str | None) -> Any:
             header = lines.readline()
         chosen = separator or max(SEPARATORS, key=header.count)
         parsing = reader.ParseOptions(delimiter=chosen, newlines_in_values=True)
-        table = reader.read_csv(
-            file, parse_options=parsing, convert_options=reader.ConvertOptions(strings_can_be_null=True)
-        )
+        texts = {} if client is None else {client: pa.string()}  # a number would lose its zeros: 007
+        converting = reader.ConvertOptions(strings_can_be_null=True, column_types=texts)
+        table = reader.read_csv(file, parse_options=parsing, convert_options=converting)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{file}': must be a CSV file with a header ({reason})") from error
     names = table.column_names
+    if client in names:
+        trimmed = importlib.import_module("pyarrow.compute").utf8_trim_whitespace(table.column(client))
+        table = table.set_column(names.index(client), client, trimmed)
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"'{file}': columns", twice, "named differently")
     return table

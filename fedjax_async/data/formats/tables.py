@@ -174,7 +174,7 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     found = pooled(name, *parts, num_classes=classes)
     if names is not None and columns.y is not None:
         found = found._replace(class_names=tuple(map(str, names)))
-    return found if columns.client is not None else found._replace(groups=None, test_groups=None)
+    return found if columns.client is not None else found._replace(groups=None, test_groups=None, group_names=None)
 
 
 def _parts(rows: Rows, columns: ReadColumns, number: dict[str, int]) -> list[ClientRows]:
