@@ -81,9 +81,9 @@ def check_dataset(dataset: Dataset) -> Dataset:
     if d.group_names is not None:
         check_names(f"{d.name}.group_names", d.group_names)
         require(d.groups is not None, f"{d.name}.group_names", "given", allowed)
-        owners = int(np.max(d.groups, initial=-1)) + 1
-        allowed = f"at least {owners} names, one per owner"
-        require(len(d.group_names) >= owners, f"{d.name}.group_names", f"{len(d.group_names)} names", allowed)
+        count = 0 if d.groups is None else int(np.max(d.groups, initial=-1)) + 1
+        allowed = f"at least {count} names, one per owner"
+        require(len(d.group_names) >= count, f"{d.name}.group_names", f"{len(d.group_names)} names", allowed)
     return dataset
 
 

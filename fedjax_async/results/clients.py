@@ -116,11 +116,11 @@ def worst_rows(run: Run, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
     first = values[scores[0]]
     order = np.argsort(-first if smaller_is_better(scores[0]) else first, kind="stable")[:most]
     unit = f", {metric}" + (" (%)" if metric == "accuracy" else "")
-    return [
-        {"client": int(client), COLUMN: shown_name(names, client)}
-        | {f"{of_model(score)[0]}{unit}": float(values[score][client]) for score in scores}
-        for client in order.tolist()
-    ]
+    rows: list[dict[str, Cell]] = []
+    for client in order.tolist():
+        row: dict[str, Cell] = {"client": client, COLUMN: shown_name(names, client)}
+        rows.append(row | {f"{of_model(score)[0]}{unit}": float(values[score][client]) for score in scores})
+    return rows
 
 
 def ordered_scores(run: Run, score: str) -> np.ndarray:

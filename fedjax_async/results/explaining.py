@@ -61,7 +61,7 @@ class Explanation(NamedTuple):
     part: str  # of the data: validation or test
     drift: float  # relative distance between the final parameters of both runs; NaN if a callback stopped the first
     why: str = ""  # what may have caused it: input files of unknown content, other versions
-    client_names: tuple[str, ...] | None = None  # of the run
+    client_names: Sequence[str] | None = None  # of the run
 
 
 def explain(

@@ -56,8 +56,8 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         used, accepted = run.updates.get("used"), run.updates.get("accepted")
         offline = absences_of(run.settings, run.schedule.num_clients).times
-        chosen = {"used": used, "accepted": accepted, "offline": offline}
-        chart = gantt(run.schedule, **chosen, names=run.client_names, drawing=drawing)
+        known: dict[str, Any] = {"offline": offline, "names": run.client_names}
+        chart = gantt(run.schedule, used=used, accepted=accepted, **known, drawing=drawing)
         save_formats(chart, folder / "gantt", drawing)
 
 

@@ -97,9 +97,7 @@ def _legend(
 ) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
-    grey = {"others": canvas.FAINT} if others else {}
-    named = {f"client {label(names, each)}": colour for each, colour in colours.items()} | grey
-    lines = [Line2D([], [], color=colour, linewidth=1.6) for colour in named.values()]
-    canvas.legend_below(
-        figure, lines, canvas.verbatim(list(named)), drawing, columns=COLOURED + 1, labelcolor=canvas.INK
-    )
+    texts = [f"client {label(names, each)}" for each in colours] + ["others"] * others
+    looks = [*colours.values()] + [canvas.FAINT] * others
+    lines = [Line2D([], [], color=colour, linewidth=1.6) for colour in looks]
+    canvas.legend_below(figure, lines, canvas.verbatim(texts), drawing, columns=COLOURED + 1, labelcolor=canvas.INK)

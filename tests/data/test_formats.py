@@ -55,6 +55,7 @@ def test_leafs_femnist_keeps_writers_and_their_tests(tmp_path):
     assert dataset.x[0, 0, 0, 0] == round(255 * 0.03)
     data = federate(dataset, "natural")
     assert data.test_size.tolist() == [0, 0, 1] and len(data.test_x) == 2
+    assert data.client_names == ("w1", "w0", "w2")
 
 
 def test_leafs_texts_and_vectors(tmp_path):
@@ -425,6 +426,7 @@ def test_data_import_writes_a_folder_of_clients(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("vectors: 2 clients, 3 examples of float32[2], 3 classes, 1 test examples of each client\n")
     data = open_folder(tmp_path / "out", verify=True)
+    assert data.client_names == ["b", "a"]
     assert data.size.tolist() == [2, 1] and data.test_size.tolist() == [0, 1] and data.y.tolist() == [0, 1, 2]
     assert cli.main(command) == 2 and "must be a folder that does not exist yet" in capsys.readouterr().err
     table = tmp_path / "t.parquet"

@@ -1,0 +1,129 @@
+"""Names of clients reach tables, pictures and pages as plain text, also from a saved folder; numbers stay."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_async import data, simulate
+from fedjax_async.data import Dataset, federate, open_folder, write_folder
+from fedjax_async.results import explaining, load, plots, save
+from fedjax_async.results.client_names import LONGEST, label, with_names
+from fedjax_async.results.clients import MOST_NAMED, worst_rows, write_clients_of_run
+from fedjax_async.results.html_figures import clients
+from fedjax_async.results.html_gantt import gantt
+from fedjax_async.results.swings import swings
+from tests.results.folders import contents, rows
+from tests.results.made_up import make_run
+
+HOSTILE = ("<b>North</b>|shop", "007", "A $clinic$ with a *long*\nname of several words")
+SHORT = ["<b>North</b>|shop", "007 (1)", "A $clinic$ with a *… (2)"]
+
+
+def named_run():
+    run = make_run()._replace(client_names=HOSTILE)
+    scores = np.float32([[0.5, 0.25, 0.75]] * 3)
+    spread = {f"client_accuracy{ending}": np.full(3, 0.5) for ending in ("", "_std", "_worst")}
+    return run._replace(per_client={"accuracy": scores}, evaluations=run.evaluations | spread)
+
+
+def test_a_csv_column_names_the_clients_of_a_run_and_of_its_folder(tmp_path):
+    shops = ["007", "Ost", "7"]
+    lines = [f"{shops[k % 3]},{k % 5}.5,{'abc'[k % 3]},{'test' if k % 4 == 0 else 'train'}" for k in range(36)]
+    (tmp_path / "v.csv").write_text("\n".join(["shop,x,kind,part", *lines]))
+    dataset = f"csv:path={tmp_path / 'v.csv'},x=x,y=kind,client=shop,split=part"
+    options = {"model": "logistic", "updates": 3, "per_client": True, "progress": False, "plots": False}
+    run = simulate(dataset=dataset, clients=3, steps=1, out=tmp_path / "run", **options)
+    assert run.client_names == load(tmp_path / "run").client_names == ("Ost", "7", "007")  # by their first training row
+    table = rows(tmp_path / "run" / "clients.csv")
+    assert [(row["client"], row["client_name"]) for row in table] == [("0", "Ost"), ("1", "7"), ("2", "007")]
+    assert federate(data.load(dataset), "natural", 2).client_names is None  # two owners share a client
+
+
+def test_only_natural_clients_with_one_owner_have_its_name():
+    x, y = np.zeros((6, 2), np.float32), np.arange(6, dtype=np.int32) % 2
+    groups = np.int32([2, 0, 0, 2, 3, 3])  # nobody has number 1
+    owned = Dataset("own", x, y, x, y, groups=groups, group_names=("a", "b", "c", "d"))
+    assert federate(owned, "natural").client_names == ("a", "c", "d")
+    assert federate(owned, "natural", test_fraction=0.5).client_names == ("a", "c", "d")
+    assert federate(owned, "natural", 2).client_names is None and federate(owned, "iid", 3).client_names is None
+    numbers = owned._replace(group_names=("0", "-", "1", "2"))
+    assert federate(numbers, "natural").client_names is None  # they say no more than the clients' numbers
+    for wrong, message in (
+        (("a",), r"group_names = '1 names': must be at least 4"),
+        (("a", "b", "c", "\ud800"), "UTF-8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federate(owned._replace(group_names=wrong), "natural")
+
+
+def test_a_folder_of_clients_keeps_their_names(tmp_path):
+    x, y = np.zeros((4, 2), np.float32), np.int32([0, 1, 0, 1])
+    owned = Dataset("own", x, y, x, y, groups=np.int32([0, 0, 1, 2]), group_names=("a", "b", "c"))
+    assert open_folder(write_folder(tmp_path / "all", federate(owned, "natural"))).client_names == ["a", "b", "c"]
+    assert data.load(f"folder:path={tmp_path / 'all'}").deal(2, 0).client_names == ["a", "b"]
+    path = write_folder(tmp_path / "none", federate(owned, "iid", 2))
+    assert "client_names" not in json.loads((path / "metadata.json").read_text())
+
+
+def test_a_run_without_names_has_the_same_files_as_ever(tmp_path):
+    folder = save(make_run()._replace(client_names=None), tmp_path)
+    assert "client_names.json" not in contents(folder) and load(folder).client_names is None
+    save(named_run(), folder, overwrite=True)
+    assert load(folder).client_names == HOSTILE
+    save(make_run(), folder, overwrite=True)
+    assert "client_names.json" not in contents(folder)
+    updates = make_run().updates
+    assert list(with_names(make_run(), updates)) == list(updates)
+    found = with_names(named_run(), updates)
+    assert list(found)[:3] == ["client", "client_name", "job"]
+    assert found["client_name"].tolist() == [HOSTILE[client] for client in updates["client"]]
+
+
+def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
+    write_clients_of_run(named_run(), tmp_path)
+    assert [row["client_name"] for row in rows(tmp_path / "clients.csv")] == list(HOSTILE)
+    cells = [line.split(" | ")[:2] for line in (tmp_path / "clients.md").read_text().splitlines()[-3:]]
+    assert [[cell.strip("| ") for cell in line] for line in cells] == [
+        ["1", "007"],
+        ["0", r"&lt;b&gt;North&lt;/b&gt;\|shop"],
+        ["2", r"A \$clinic\$ with a \*long\* name of several words"],
+    ]
+    scores = {"accuracy": np.float32([np.arange(99.0)[::-1]])}
+    many = named_run()._replace(client_names=[f"c{i}" for i in range(99)], per_client=scores)
+    assert [row["client"] for row in worst_rows(many)] == list(range(98, 98 - MOST_NAMED, -1))
+
+
+def test_pictures_show_short_names_as_they_are():
+    run = named_run()
+    figure = plots.gantt(run.schedule, names=run.client_names)
+    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert ticks == [text.replace("$", r"\$") for text in SHORT] and max(map(len, SHORT)) == LONGEST
+    assert [label(["", "x\x1b"], client) for client in (0, 1)] == ["(0)", "x\ufffd"]
+    arrivals = {name: run.updates[name] for name in ("client", "step")} | {"time": run.updates["arrival_time"]}
+    arrivals |= dict.fromkeys(("change", "loss", "accuracy"), np.linspace(0.1, 0.5, len(arrivals["step"])))
+    legend = swings(arrivals, (1.0, 0.1), "test", names=run.client_names).legends[0]
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(f"client {text}" for text in ticks)
+
+
+def test_the_page_shows_short_names_without_html():
+    escaped = [SHORT[0].replace("<", "&lt;").replace(">", "&gt;"), *SHORT[1:]]
+    chart = gantt(named_run(), 100).figure
+    assert chart["layout"]["yaxis"]["ticktext"] == escaped
+    bars = [trace for trace in chart["data"] if trace["type"] == "bar"]
+    assert {name for trace in bars for name in trace["hovertext"]} == set(escaped)
+    assert all(trace["hovertemplate"].startswith("client %{hovertext}, job") for trace in bars)
+    accuracy = clients(named_run())[0].figure
+    assert accuracy["layout"]["xaxis"]["ticktext"] == accuracy["data"][0]["hovertext"] == escaped
+    assert "hovertext" not in clients(make_run())[0].figure["data"][0]
+
+
+def test_an_explanation_names_clients():
+    arrivals = {name: np.array([0, 2]) for name in ("client", "staleness")}
+    arrivals |= {name: np.array([-0.5, 0.25]) for name in ("change", "first_order", "class_0")}
+    found = explaining.Explanation(arrivals, (1.0, 0.1), (4,), "test", 0.0, client_names=HOSTILE)
+    assert [row["client_name"] for row in explaining.client_rows(found)] == [" ".join(HOSTILE[2].split()), HOSTILE[0]]
+    assert explaining.class_rows(found)[0]["lowered most by"] == f"client 0 ({HOSTILE[0]})"
+    assert "client_name" not in explaining.client_rows(found._replace(client_names=None))[0]
