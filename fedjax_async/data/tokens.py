@@ -1,4 +1,4 @@
-"""Texts of your own as token ids for encoders of BERT's type: :func:`tokenize`, with the fetched or another vocabulary."""
+"""Texts of your own as token ids for encoders of BERT's type: :func:`tokenize`."""
 
 from __future__ import annotations
 

