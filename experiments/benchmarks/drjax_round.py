@@ -147,11 +147,13 @@ def main() -> None:
     a = parser.parse_args()
     if a.smoke:
         a.models, a.clients, a.repeats = ["logistic"], 4, 1
-    table = [measure(name, a.clients, a.repeats) for name in a.models]
-    if a.out is not None or not a.smoke:
-        write_table(table, a.out or Path(__file__).parent / "results" / "drjax_round.csv")
-    else:
-        print(table)
+    table: list[dict[str, Any]] = []
+    for name in a.models:
+        table.append(measure(name, a.clients, a.repeats))
+        if a.out is not None or not a.smoke:
+            write_table(table, a.out or Path(__file__).parent / "results" / "drjax_round.csv")
+        else:
+            print(table)
 
 
 if __name__ == "__main__":
