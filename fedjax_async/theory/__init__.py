@@ -8,9 +8,10 @@ its data.
 ``vector_fields.py`` measures how far an iterated map, such as local training, is from the gradient of a loss; start
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
 the loss that FedAvg minimises if its field is a gradient, ``closed_forms.py`` and ``field_examples.py`` fields that are
-known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point; ``fixed_points.py``
-finds this point and its distance to the minimiser. ``training_field.py`` measures the antisymmetry of the clients' real
-local training, at a model and as a probe along a run.
+known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point. ``lifting.py`` says which
+properties of the clients' losses the surrogate loss has; ``fixed_points.py`` finds the fixed point and its distance to
+the minimiser. ``training_field.py`` measures the antisymmetry of the clients' real local training, at a model and as a
+probe along a run.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
 learns a curve of low loss between two of them. ``asyncmanifold_rate.py`` has AsyncManifold's bound and rate,
@@ -28,7 +29,7 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | ``manifold_bound`` | mean squared gradient | G finite, equal participation | gap*, L, G, sigma, S, Q, D, C |
 | ``pushcen_bound`` | mean squared gradient | G finite, no lost mass, no mask | gap*, L, G, zeta, eps_c, shares |
 | ``fedavg_distance_bound`` | distance to x_s* | k-conservative, strongly convex | alpha*, beta, k, distance |
-| ``fedavg_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |
+| ``fedavg_sharp_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |
 | ``fedavgm_distance_bound`` | distance to x_s* | quadratic clients | alpha*, beta, k, distance |
 
 Bounds raise ``ValueError`` for learning rates that their theorems do not admit, and name the largest one.
@@ -75,13 +76,16 @@ from fedjax_async.theory.field_examples import (EXAMPLES as EXAMPLES, ClosedOrbi
     closed_orbit as closed_orbit)
 from fedjax_async.theory.field_rates import (HeavyBall as HeavyBall, Spectrum as Spectrum,
     fedavg_client_lr as fedavg_client_lr, fedavg_distance_bound as fedavg_distance_bound,
-    fedavg_gap_bound as fedavg_gap_bound, fedavgm_distance_bound as fedavgm_distance_bound,
-    fedavgm_parameters as fedavgm_parameters, iterate_spectrum as iterate_spectrum,
-    surrogate_constants as surrogate_constants)
+    fedavg_gap_bound as fedavg_gap_bound, fedavg_hardest_threshold as fedavg_hardest_threshold,
+    fedavg_quadratic_gap_bound as fedavg_quadratic_gap_bound, fedavg_sharp_gap_bound as fedavg_sharp_gap_bound,
+    fedavgm_distance_bound as fedavgm_distance_bound, fedavgm_parameters as fedavgm_parameters,
+    iterate_spectrum as iterate_spectrum, surrogate_constants as surrogate_constants)
 from fedjax_async.theory.fixed_points import (Found as Found, fixed_point as fixed_point,
     fixed_point_shift as fixed_point_shift, minimiser as minimiser)
 from fedjax_async.theory.landscape import (barrier as barrier, loss_along as loss_along, loss_surface as loss_surface,
     scores as scores)
+from fedjax_async.theory.lifting import (drifting_loss as drifting_loss,
+    surrogate_pl_constant as surrogate_pl_constant)
 from fedjax_async.theory.orders import (LearningRates as LearningRates, corollary_1 as corollary_1,
     corollary_2 as corollary_2, corollary_3 as corollary_3, corollary_4 as corollary_4, fast_lrs as fast_lrs,
     residual_order as residual_order, slow_lrs as slow_lrs)

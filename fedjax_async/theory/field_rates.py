@@ -10,6 +10,8 @@ assumption on heterogeneity. ``lambda = (beta - alpha) / (beta + alpha)`` throug
 | :func:`surrogate_constants` | Lemma 10 | strongly convex, convex and weakly convex f_c |
 | :func:`fedavg_distance_bound` | Theorem 12 | alpha > 0, gamma = 2 / (alpha + beta), eta = 1 |
 | :func:`fedavg_gap_bound` | Theorem 13 | alpha = 0, gamma = 1 / beta, eta = 1, f_s with a minimiser |
+| :func:`fedavg_sharp_gap_bound` | Theorem 13, the best constant | as Theorem 13; attained for every k and t |
+| :func:`fedavg_quadratic_gap_bound` | Theorem 13, for quadratics | as Theorem 13, quadratic f_c; attained |
 | :func:`fedavgm_distance_bound` | Theorem 14 | as Theorem 12, quadratic f_c only |
 
 What the paper does not say, each shown by a test:
@@ -18,6 +20,9 @@ What the paper does not say, each shown by a test:
 - Theorem 13 concludes that f_s has a finite minimiser since every client has one. This is false even for k = 1:
   ``(sqrt(x^2 + y^2) - y)^2 / 2`` and ``(x - 1)^2 / 2`` are convex, smooth outside the origin, have Lipschitz gradients
   and minimisers, but their mean approaches 0 only as y goes to infinity. If a minimiser exists, the bound holds.
+- Theorem 13 is twice too large for large t, and quadratics stay below 1/e of that (0.18 of the printed bound). Neither
+  depends on k: the hardest f_s is as hard for every k, so in f_s FedAvg's local steps accelerate nothing. (They do in
+  f for equal clients, where t rounds are k t steps.)
 - Theorem 14 has the factor 1 in place of ``1 + (1 + q) t``, and fails at t = 1. With the corrected factor it holds
   for quadratics. For other losses it fails with any factor: heavy ball with these parameters may cycle on a strongly
   convex function of one variable (Lessard, Recht and Packard, 2016, section 4.6), and such functions are
@@ -133,6 +138,45 @@ def fedavg_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
     """
     check.positive("t", t)
     return distance**2 / (2 * t)
+
+
+def fedavg_sharp_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
+    """Theorem 13 with the best constant: ``f_s(x_t) - f_s(x_s*) <= ||x_0 - x_s*||^2 / (4 t + 2)`` for t >= 0.
+
+    f_s is convex with a 1-Lipschitz gradient (Lemma 10, item 2), and FedAvg is gradient descent on it at rate 1; this
+    is the sharp bound of gradient descent (Drori and Teboulle, 2014, theorem 3.1). It is ``t / (2 t + 1)`` of eq. 12.
+    For every k it is attained, by equal clients with the Huber loss of threshold :func:`fedavg_hardest_threshold`.
+
+    Args: as in :func:`fedavg_gap_bound`.
+    """
+    check.non_negative("t", t)
+    return distance**2 / (4 * t + 2)
+
+
+def fedavg_hardest_threshold(k: int, t: int, distance: float) -> float:
+    """Threshold of the Huber losses that attain :func:`fedavg_sharp_gap_bound` after t rounds of k steps at rate 1.
+
+    With slope ``min(|x|, threshold)``, k steps end at 0 from ``|x| <= k threshold`` and else move by ``k threshold``.
+    So the surrogate is the Huber loss of threshold ``k threshold``, the hardest for t steps if that is
+    ``distance / (2 t + 1)``.
+    """
+    check.whole("k", k)
+    check.non_negative("t", t)
+    check.positive("distance", distance)
+    return distance / (k * (2 * t + 1))
+
+
+def fedavg_quadratic_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
+    """Theorem 13 for quadratic clients: ``(2 t / (2 t + 1))^(2 t) ||x_0 - x_s*||^2 / (4 t + 2)`` for t >= 1.
+
+    An error along an eigenvector of V_s with eigenvalue s in [0, 1] is multiplied by 1 - s in a round, so its gap is
+    ``s (1 - s)^(2 t) / 2`` of its squared distance: at most at ``s = 1 / (2 t + 1)``, where equality holds. Relative to
+    eq. 12 that is 0.148 for t = 1 and rises to ``1 / (2 e) = 0.184``.
+
+    Args: as in :func:`fedavg_gap_bound`.
+    """
+    check.positive("t", t)
+    return (2 * t / (2 * t + 1)) ** (2 * t) * fedavg_sharp_gap_bound(t, distance)
 
 
 def fedavgm_parameters(alpha: float, beta: float, k: int) -> HeavyBall:

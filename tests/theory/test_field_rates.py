@@ -20,6 +20,9 @@ from fedjax_async.theory.field_rates import (
     fedavg_client_lr,
     fedavg_distance_bound,
     fedavg_gap_bound,
+    fedavg_hardest_threshold,
+    fedavg_quadratic_gap_bound,
+    fedavg_sharp_gap_bound,
     fedavgm_distance_bound,
     fedavgm_parameters,
     iterate_spectrum,
@@ -227,6 +230,37 @@ def test_theorem_13():
     assert np.all(gaps >= -1e-9) and np.all(gaps <= bound)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_theorem_13_with_the_best_constant_is_attained_for_every_k(k):
+    """Equal Huber clients; the surrogate is the Huber loss of k times the threshold."""
+    for t in (1, 2, 7):
+        threshold = fedavg_hardest_threshold(k, t, 2.0)
+        loss = partial(lambda x, delta: jnp.sum(optax.losses.huber_loss(x, delta=delta)), delta=threshold)
+        field = server_field([loss, loss], 1.0, k)
+        points = jnp.linspace(-2, 2, 401)[:, None]
+        np.testing.assert_allclose(jax.vmap(field)(points), np.clip(points, -k * threshold, k * threshold), atol=1e-14)
+        end = float(path(field, jnp.array([2.0]), rounds=t)[-1, 0])
+        gap = k * threshold * end - (k * threshold) ** 2 / 2
+        np.testing.assert_allclose(gap, fedavg_sharp_gap_bound(t, 2.0), rtol=1e-12)
+        np.testing.assert_allclose(gap / fedavg_gap_bound(t, 2.0), t / (2 * t + 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_theorem_13_on_quadratics_is_attained_at_one_eigenvalue(k):
+    times = np.array([1, 5, 40])
+    reached = []
+    for t in times:
+        hardest = 1 - (1 - 1 / (2 * t + 1)) ** (1 / k)  # k steps then have the eigenvalue 1 / (2 t + 1)
+        curvatures = jnp.asarray(np.append(np.linspace(0.01, 1, 40), hardest))
+        forms = [quadratic_displacement(a[None, None], jnp.zeros(1), 1.0, k) for a in curvatures]
+        ends = [float(path(form.field, jnp.ones(1), rounds=int(t))[-1, 0]) for form in forms]
+        gaps = [float(form.potential(jnp.array([x]))) for form, x in zip(forms, ends)]
+        reached.append(gaps[-1])
+        assert max(gaps) <= fedavg_quadratic_gap_bound(t, 1.0) * (1 + 1e-12)
+    np.testing.assert_allclose(reached, fedavg_quadratic_gap_bound(times, 1.0), rtol=1e-10)
+    np.testing.assert_allclose(fedavg_quadratic_gap_bound(1e6, 1.0) / fedavg_gap_bound(1e6, 1.0), 0.5 / np.e, rtol=1e-5)
+
+
 def test_erratum_theorem_13_needs_a_minimiser_of_the_mean():
     """(sqrt(x^2 + y^2) - y)^2 / 2 and (x - 1)^2 / 2: each has minimisers, the mean has none."""
 
@@ -306,6 +340,10 @@ test_bad_input = refusals(
     (lambda: fedavg_distance_bound(1, 2, 0, 1, 1.0), "^k = "),
     (lambda: fedavg_distance_bound(1, 2, 1, -1, 1.0), "^t = "),
     (lambda: fedavg_gap_bound(0, 1.0), "^t = "),
+    (lambda: fedavg_sharp_gap_bound(-1, 1.0), "^t = "),
+    (lambda: fedavg_quadratic_gap_bound(0, 1.0), "^t = "),
+    (lambda: fedavg_hardest_threshold(0, 1, 1.0), "^k = "),
+    (lambda: fedavg_hardest_threshold(1, 1, 0.0), "^distance = "),
     (lambda: fedavgm_distance_bound(1, 2, 1, -1, 1.0), "^t = "),
     (lambda: iterate_spectrum(2, 1, 1), "^high = "),
     (lambda: iterate_spectrum(0, 1, 0), "^j = "),
