@@ -3,6 +3,7 @@
     python experiments/plan.py                                       # counts all rows; a few minutes
     python experiments/plan.py --only "pushcen table 1"              # rows with these words
     python experiments/plan.py --next --minutes 60 [--only TEXT]     # trains what fits, most worth first, and keeps it
+    python experiments/plan.py --keep DIR --only TEXT                # merges curves that a script wrote into DIR
     python experiments/plan.py --write                               # writes the table of experiments/README.md
 
 The rows are those of ``plan_rows.py``, in order of worth. The numbers of runs come from the scripts: each is called
@@ -14,6 +15,7 @@ without matplotlib there are no pictures. ``--data FOLDER`` puts data sets toget
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -161,10 +163,11 @@ def write(lines: Sequence[str], page: Path = PAGE) -> None:
 
 
 def chosen(text: str) -> list[Row]:
-    """The rows whose paper, title, scale or command has every word of ``text``, in any case."""
-    words = text.lower().split()
+    """The rows whose paper, title, scale or command has every word of ``text``, in any case; numbers as a whole."""
+    words = [re.escape(word) for word in text.lower().split()]
+    patterns = [rf"(?<![\w.]){word}(?![\w.])" if word[0].isdigit() else word for word in words]
     about = [f"{TITLES[row.paper]} {row.title} {row.scale} {row.command}".lower() for row in ROWS]
-    return [row for row, known in zip(ROWS, about, strict=True) if all(word in known for word in words)]
+    return [row for row, known in zip(ROWS, about, strict=True) if all(re.search(word, known) for word in patterns)]
 
 
 def main() -> None:
@@ -174,6 +177,7 @@ def main() -> None:
     parser.add_argument("--next", action="store_true", help="train what is missing, most worth first")
     parser.add_argument("--minutes", type=known_runs.minutes, default=60.0, metavar="M", help="for --next [60]")
     parser.add_argument("--out", type=Path, default=Path("runs/plan"), metavar="DIR", help="of --next [runs/plan]")
+    parser.add_argument("--keep", type=Path, default=None, metavar="DIR", help="merge the curves of a script's --out")
     parser.add_argument("--write", action="store_true", help="write the table of experiments/README.md")
     parser.add_argument("--data", type=Path, default=None, metavar="DIR", help="put data sets together from parcels")
     given = parser.parse_args()
@@ -182,6 +186,11 @@ def main() -> None:
     rows = chosen(given.only)
     if not rows:
         parser.error(f"--only {given.only!r}: must be words of a paper's name, a title, a scale or a command")
+    if given.keep is not None:
+        if len({(row.paper, row.script, row.curves) for row in rows}) != 1 or not rows[0].curves:
+            parser.error("--keep: --only must choose rows of one file of curves")
+        print(f"{keep(rows[0], given.keep)} runs are new in {rows[0].results / rows[0].curves}")
+        return
     if given.data is not None:
         parcels.join(given.data)
     if given.next:

@@ -19,7 +19,17 @@ from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.plugins import load_plugin
 from fedjax_async.config.registries import REGISTRIES
-from fedjax_async.data import federate, fetch, list_datasets, load, open_folder, verify, write_clients, write_folder
+from fedjax_async.data import (
+    federate,
+    fetch,
+    list_datasets,
+    load,
+    open_folder,
+    tokenize,
+    verify,
+    write_clients,
+    write_folder,
+)
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.models import minilm_lora, read_arrays, read_safetensors, write_arrays
 from fedjax_async.results.cluster import train_job
@@ -95,6 +105,8 @@ CALLS = {
     "fetch.source": lambda run: fetch("mnist", ".", NOBODY),
     "list_datasets.data_dir": lambda run: list_datasets(NOBODY),
     "load.data_dir": lambda run: load("mnist", NOBODY),
+    "tokenize.data_dir": lambda run: tokenize(["a"], data_dir=NOBODY),
+    "tokenize.vocabulary": lambda run: tokenize(["a"], vocabulary=NOBODY),
     "verify.data_dir": lambda run: verify("mnist", NOBODY),
     "open_folder.folder": lambda run: open_folder(NOBODY),
     "write_clients.folder": lambda run: write_clients(NOBODY, [], test_x=ARRAYS["w"], test_y=ARRAYS["w"]),

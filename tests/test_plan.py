@@ -164,4 +164,5 @@ def test_parcels_refuse_what_is_not_there(tmp_path):
 def test_rows_are_chosen_by_words():
     found = plan.chosen("pushcen PAPER alpha 0.4")
     assert len(found) == 1 and found[0].options.endswith("--alphas 0.4")
+    assert {row.title.partition(",")[0] for row in plan.chosen("pushcen table 6 fashion_mnist_6k")} == {"Table 6"}
     assert plan.chosen("") == plan.ROWS and plan.chosen("nothing has this") == []

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import geometry
-from fedjax_async.geometry import Correction, Family
+from fedjax_async.geometry import Correction, CurveFamily
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
 from fedjax_async.server import begun, closed
@@ -85,7 +85,7 @@ def corrected(now: Params, state: Observed, arrival: Arrival) -> dict[str, tuple
 
 
 def proposals(
-    now: Params, state: Observed, arrival: Arrival, position: float, family: Family | None = None
+    now: Params, state: Observed, arrival: Arrival, position: float, family: CurveFamily | None = None
 ) -> dict[str, Params]:
     """Name -> the model that the server would move to: ``position`` of the way to each corrected end.
 
@@ -119,7 +119,7 @@ def probe(
     model: Model,
     examples: Mapping[str, tuple[Any, Any]],
     position: float,
-    family: Family | None = None,
+    family: CurveFamily | None = None,
 ) -> Callable[[Observed, State, Arrival, DataParts], dict[str, Array]]:
     """A probe of :func:`proposals`: columns ``PROPOSAL | PART``, its mean loss on each part of ``examples``.
 

@@ -46,7 +46,7 @@ class Trained(NamedTuple):
     """A client's curve."""
 
     points: tuple[Params, ...]  # the start, the inner points and the end
-    family: geometry.Family
+    family: geometry.CurveFamily
 
     @property
     def models(self) -> dict[str, Params]:

@@ -125,9 +125,7 @@ def run_variants(
         for seed in range(given.seeds):
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
-    known = known_runs.read(getattr(given, "known", ()))
-    if clients is not None:
-        known = {key: found for key, found in known.items() if found.run.per_client}
+    known = _known(task, given, with_clients=clients is not None)
     keys = [known_runs.key(base | point) for point in points]
     names = [variant.name for variant in variants for _ in range(given.seeds)]
     absent = {key: point for key, point in zip(keys, points) if key not in known}
@@ -161,11 +159,22 @@ def run_variants(
             keep(key, run)
     if hasattr(given, "known"):
         write()
-    if missing := sum(key not in of_key for key in absent):
-        print(f"{task}: time is up, {missing} runs are missing", file=sys.stderr)
+    if left := sum(key not in of_key for key in absent):
+        print(f"{task}: time is up, {left} runs are missing", file=sys.stderr)
         raise known_runs.TimeIsUp
     runs = [of_key[key] for key in keys]
     return {variant.name: [run for run, name in zip(runs, names) if name == variant.name] for variant in variants}
+
+
+def _known(task: str, given: argparse.Namespace, *, with_clients: bool) -> dict[str, known_runs.Known]:
+    """The runs in the files of ``--known``, by key; if the table needs single clients, those with their columns."""
+    known = known_runs.read(getattr(given, "known", ()))
+    if not with_clients:
+        return known
+    whole = {key: found for key, found in known.items() if found.run.per_client}
+    if len(whole) < len(known):
+        print(f"{task}: {len(known) - len(whole)} runs in --known lack the clients beside them", file=sys.stderr)
+    return whole
 
 
 def all_of(calls: Iterable[Callable[[], T]]) -> list[T]:

@@ -303,8 +303,8 @@ def study(
     """Run an experiment: parse the options, run every task, write the table and pictures of accuracy curves.
 
     ``variants``: a list for all tasks, or a function ``variants(task, scale)``. ``more(task, given)`` returns further
-    rows of a task. Pictures of more rows than can have
-    bands come twice: all rows without bands, and those of ``bands`` (names up to the first comma) with them.
+    rows of a task. Pictures of more rows than can have bands come twice: all rows without bands, and those of ``bands``
+    (names up to the first comma) with them.
     """
     parser = known_runs.with_known(shared.with_variants(options(about, name)))
     given = shared.parse_tasks(parser, TASKS, tasks, SEEDS)

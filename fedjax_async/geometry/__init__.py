@@ -19,8 +19,8 @@ from fedjax_async.geometry.corrections import (CORRECTIONS as CORRECTIONS, PHASE
     dc_asgd_a as dc_asgd_a, fedasync as fedasync, gradient_surgery as gradient_surgery, norm_falls as norm_falls,
     ortho_correct as ortho_correct, orthocorrect as orthocorrect, orthodyn as orthodyn, orthograd as orthograd,
     orthopos as orthopos, orthostrict as orthostrict, share_passes as share_passes, steps_pass as steps_pass)
-from fedjax_async.geometry.families import (FAMILIES as FAMILIES, Family as Family, chain as chain, cubic as cubic,
-    family as family, quadratic as quadratic)
+from fedjax_async.geometry.families import (FAMILIES as FAMILIES, CurveFamily as CurveFamily, chain as chain,
+    cubic as cubic, family as family, quadratic as quadratic)
 from fedjax_async.geometry.hyperbolic import (LorentzPoint as LorentzPoint, lorentz_distance as lorentz_distance,
     lorentz_inner as lorentz_inner, lorentz_penalty as lorentz_penalty, lorentz_project as lorentz_project)
 from fedjax_async.geometry.manifold import (MANIFOLDS as MANIFOLDS, Manifold as Manifold, euclidean as euclidean,

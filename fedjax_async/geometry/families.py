@@ -22,15 +22,15 @@ from fedjax_async.base import check, registry
 from fedjax_async.geometry.bezier import bezier, line, polygon
 from fedjax_async.types import Array, Number, Params
 
-Path = Callable[[Sequence[Params], Number], Params]  # (points, s) -> the point of the curve at s
+CurvePath = Callable[[Sequence[Params], Number], Params]  # (points, s) -> the point of the curve at s
 
 
-class Family(NamedTuple):
+class CurveFamily(NamedTuple):
     """Curves with m inner points."""
 
     inner: int  # m
     weights: Callable[[Array], Array]  # s in [0, 1] -> b_j(s): float[] for m = 1, otherwise float[m]
-    path: Path  # the curve through or near its points A, P_1, ..., P_m, E
+    path: CurvePath  # the curve through or near its points A, P_1, ..., P_m, E
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` of one offset, for the offsets of all inner points; further arguments are the same for all."""
@@ -70,21 +70,21 @@ def _row(offsets: Params, j: int) -> Params:
     return jax.tree.map(lambda leaf: leaf[j], offsets)
 
 
-def quadratic() -> Family:
+def quadratic() -> CurveFamily:
     """``(1 - s)^2 A + 2 s (1 - s) P_1 + s^2 E``, with one control point (AsyncManifold 2025, eq. 28)."""
-    return Family(1, lambda s: 2.0 * s * (1.0 - s), bezier)
+    return CurveFamily(1, lambda s: 2.0 * s * (1.0 - s), bezier)
 
 
-def cubic() -> Family:
+def cubic() -> CurveFamily:
     """``(1 - s)^3 A + 3 s (1 - s)^2 P_1 + 3 s^2 (1 - s) P_2 + s^3 E``, with two control points."""
 
     def weights(s: Array) -> Array:
         return jnp.stack([math.comb(3, j) * s**j * (1.0 - s) ** (3 - j) for j in (1, 2)])
 
-    return Family(2, weights, bezier)
+    return CurveFamily(2, weights, bezier)
 
 
-def chain(*, bends: int = 1) -> Family:
+def chain(*, bends: int = 1) -> CurveFamily:
     """The polygonal chain through A, P_1, ..., P_m and E; every side takes the same share of s.
 
     Args:
@@ -92,18 +92,18 @@ def chain(*, bends: int = 1) -> Family:
     """
     check.whole("bends", bends)
     if bends == 1:
-        return Family(1, lambda s: jnp.maximum(1.0 - jnp.abs(2.0 * s - 1.0), 0.0), polygon)
+        return CurveFamily(1, lambda s: jnp.maximum(1.0 - jnp.abs(2.0 * s - 1.0), 0.0), polygon)
 
     def weights(s: Array) -> Array:
         return jnp.maximum(1.0 - jnp.abs((bends + 1) * s - jnp.arange(1, bends + 1).astype(s.dtype)), 0.0)
 
-    return Family(bends, weights, polygon)
+    return CurveFamily(bends, weights, polygon)
 
 
-FAMILIES: dict[str, Callable[..., Family]] = {"quadratic": quadratic, "cubic": cubic, "chain": chain}
+FAMILIES: dict[str, Callable[..., CurveFamily]] = {"quadratic": quadratic, "cubic": cubic, "chain": chain}
 
 
-def family(curve: str = "quadratic", bends: int | None = None) -> Family:
+def family(curve: str = "quadratic", bends: int | None = None) -> CurveFamily:
     """The family by its name in ``FAMILIES``, as options of methods give it.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_async.base import check, tree
-from fedjax_async.geometry import Family, family
+from fedjax_async.geometry import CurveFamily, family
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
@@ -181,7 +181,7 @@ class _Parts(NamedTuple):
     batch_size: int
     gamma: Traced
     scale: Scale
-    shape: Family
+    shape: CurveFamily
 
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from fedjax_async.base import check, registry
-from fedjax_async.base.home import PRETRAINED_VERSIONS, pretrained_folder, resolve_data_dir
+from fedjax_async.base.home import PRETRAINED_VERSIONS, fetch_command, pretrained_folder, resolve_data_dir
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
 from fedjax_async.models.weights import arrays_of, filled
@@ -236,7 +236,7 @@ def _folder(path: str | None) -> Path:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and path is None:
         home = resolve_data_dir(None)
-        raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; run: fedjax-async data fetch minilm")
+        raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; {fetch_command('minilm')}")
     check.require(not missing, "path", str(folder), f"a folder with {' and '.join(missing)}")
     return folder
 

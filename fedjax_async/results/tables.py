@@ -138,27 +138,45 @@ STYLES: dict[str, Callable[[Sequence[Row], Mapping[str, int]], str]] = {
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".txt": "text"}
 
 
-def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, int] | None = None) -> str:
+MOST_DECIMALS = 17  # a float64 has no more digits
+Decimals = int | Mapping[str, int]
+
+
+def table(rows: Sequence[Row], style: str = "text", *, decimals: Decimals = 2) -> str:
     """``rows`` as one string; ``style``: ``markdown``, ``csv`` or ``text``; columns in order of first use.
 
-    ``decimals``: column -> decimal places of its floats (default 2); CSV always has all digits.
+    ``decimals``: decimal places of floats, one number for all columns, or a dict, column -> number (2 for the others).
+    Columns that the table lacks may be named, so that several tables can share a dict. CSV has all digits anyway.
 
     >>> print(table([{"method": "fedavg", "accuracy": 0.75}, {"method": "fedasync", "accuracy": 0.7}]), end="")
     method    accuracy
     --------  --------
     fedavg        0.75
     fedasync      0.70
+    >>> print(table([{"accuracy": 0.75, "loss": 0.7}], "markdown", decimals={"loss": 4}).splitlines()[-1])
+    |     0.75 | 0.7000 |
     """
     check.one_of("style", style, STYLES)
     listed = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Mapping) for row in rows)
     check.require(listed, "rows", rows, "a list of at least one row, a dict, column -> value")
-    per_column = decimals is None or isinstance(decimals, Mapping)
-    check.require(per_column, "decimals", decimals, "a dict, column -> decimal places, such as {'loss': 4}")
-    return STYLES[style](rows, decimals or {})
+    return STYLES[style](rows, _of_columns(decimals, _columns(rows)))
 
 
-def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] | None = None) -> Path:
-    """Write ``rows`` in the style of the file ending, ``.md``, ``.csv`` or ``.txt``; returns the path."""
+def _of_columns(decimals: Decimals, columns: Sequence[str]) -> Mapping[str, int]:
+    """The decimal places of the columns; ``ValueError`` for a number out of range."""
+    allowed = "a whole number, or a dict, column -> decimal places, such as {'loss': 4}"
+    check.require(isinstance(decimals, Mapping | int), "decimals", decimals, allowed)
+    per_column = decimals if isinstance(decimals, Mapping) else dict.fromkeys(columns, decimals)
+    for name, places in per_column.items():
+        check.whole(f"decimals[{name!r}]", places, 0, MOST_DECIMALS)
+    return per_column
+
+
+def write(rows: Sequence[Row], path: str | Path, *, decimals: Decimals = 2) -> Path:
+    """Write ``rows`` in the style of the file ending, ``.md``, ``.csv`` or ``.txt``; returns the path.
+
+    ``decimals``: as for :func:`table`; CSV files have all digits.
+    """
     path = check.path("path", path)
     check.one_of("file ending", path.suffix, SUFFIXES)
     content = table(rows, SUFFIXES[path.suffix], decimals=decimals).encode()

@@ -2,7 +2,7 @@
 
 ``STEPS`` names them. A step rule is ``step(params, change, aside, s) -> direction``. Its arguments are the server's
 params Theta^tau, the corrected change ``d = E - Theta^tau``, the distance of the curve from its chord at s as a vector
-(``geometry.Family.aside``), and the position s in [0, 1].
+(``geometry.CurveFamily.aside``), and the position s in [0, 1].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import registry, tree
-from fedjax_async.geometry import MANIFOLDS, Family, geodesic, quadratic, rotate
+from fedjax_async.geometry import MANIFOLDS, CurveFamily, geodesic, quadratic, rotate
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.step_size import StepSize
 from fedjax_async.server.transforms import Transform, scaled
@@ -50,7 +50,7 @@ def _kept(offset: Params, old: Params, new: Params) -> Params:
 CONTROLS: dict[str, Callable[[Params, Params, Params], Params]] = {"none": _kept, "rotation": rotate}
 
 
-def stepping(size: StepSize, step: Step, control: str, family: Family | None = None) -> Transform:
+def stepping(size: StepSize, step: Step, control: str, family: CurveFamily | None = None) -> Transform:
     """Take a step from the server's params towards ``x + d``, where d is the direction so far.
 
     ``arrival.extra`` has the offsets of the inner points of the client's curve from its own chord; for the quadratic

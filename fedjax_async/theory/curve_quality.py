@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from fedjax_async.base import check
 from fedjax_async.geometry import bezier, family, line
-from fedjax_async.geometry.families import Path
+from fedjax_async.geometry.families import CurvePath
 from fedjax_async.geometry.vectors import leaves, length
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
@@ -19,7 +19,9 @@ from fedjax_async.types import Array, Arrival, DataParts, Model, Params, State
 Estimate = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
-def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: ArrayLike, *, path: Path = bezier) -> Array:
+def quality(
+    loss: Callable[[Params], Array], points: Sequence[Params], s: ArrayLike, *, path: CurvePath = bezier
+) -> Array:
     """Q at each position: the loss on the line over the loss on the curve; [P].
 
     Args:
@@ -34,7 +36,7 @@ def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: ArrayL
     return jax.lax.map(lambda at: loss(line(*ends, at)) / loss(path(points, at)), jnp.asarray(s, float))
 
 
-def divergence(points: Sequence[Params], s: ArrayLike, *, path: Path = bezier) -> Array:
+def divergence(points: Sequence[Params], s: ArrayLike, *, path: CurvePath = bezier) -> Array:
     """D at each position s > 0: the distance from A along the curve over that along the line; [P]. NaN if A is E.
 
     Arguments as in :func:`quality`. Source: AsyncManifold (2025), Assumption 7, for a Euclidean ambient space.

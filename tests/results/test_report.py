@@ -142,6 +142,8 @@ def test_spread_is_the_sample_standard_deviation():
     assert spread(values).std == np.std(values, ddof=1)
     assert mean_std([75.0, 76.0]) == "75.50 ± 0.71"
     assert mean_std([75.0], decimals=1) == "75.0"
+    assert table([{"a": 0.5, "b": 0.25}], decimals=1).split()[-2:] == ["0.5", "0.2"]
+    assert table([{"a": 0.5, "b": 0.25}], decimals={"b": 1, "c": 0}).split()[-2:] == ["0.50", "0.2"]
     assert mean_std([1.0, float("nan")]) == "-"
 
 

@@ -71,7 +71,12 @@ CALLS = [
     (lambda: results.choose(3), "sweep = 3: must be a Sweep, as sweep returns"),
     (lambda: results.table(3), "rows = 3: must be a list of at least one row, a dict"),
     (lambda: results.table([3]), "rows = [3]: must be a list of at least one row, a dict"),
-    (lambda: results.table([{"a": 1.0}], decimals=2), "decimals = 2: must be a dict, column -> decimal places"),
+    (lambda: results.table([{"a": 1.0}], decimals="2"), "decimals = '2': must be a whole number, or a dict, column"),
+    (
+        lambda: results.table([{"a": 1.0}], decimals={"a": -1}),
+        "decimals['a'] = -1: must be a whole number from 0 to 17",
+    ),
+    (lambda: results.table([{"a": 1.0}], decimals=2.5), "decimals = 2.5: must be a whole number"),
     (lambda: results.write_report(["runs/one"], 3), "path = 3: must be a path"),
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
     (lambda: results.write_report([TESTS], "r.html", target="-1"), "target = '-1': must be an accuracy in (0, 1]"),

@@ -36,7 +36,7 @@ def csv(
     of numbers or texts, several of numbers joined by +, or ``x=others``, all columns that nothing else names.
     ``y``: a column of labels, names of classes or numbers. ``client``: the column with the owner of each row; without
     it, a partitioner deals the rows. ``separator``: by default the one of ``, ; TAB |`` that cuts the header into most
-    names. ``length``, ``y=none``: as for ``parquet``.
+    names. ``length``, ``vocabulary``, ``y=none``: as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row, also for missing values. Needs pyarrow (extra ``formats``).
     """

@@ -32,6 +32,7 @@ def parquet(*, path: str, test: str | None = None, client: str | None = None, co
     labels, names of classes or targets. ``client``: the column with the natural owner of each row; without it, a
     partitioner deals the rows. Only these columns are read. Texts become codes (``data.characters``), cut to
     ``length``; with ``y=none`` the task is to predict the next character, in windows of ``length`` (see shakespeare).
+    With ``vocabulary``, ``minilm`` or the path of a vocab.txt, they become ``length`` token ids (``data.tokenize``).
 
     Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
     """

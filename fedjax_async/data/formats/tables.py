@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_async.base import lazy
 from fedjax_async.base.check import require, whole
-from fedjax_async.data import characters
+from fedjax_async.data import characters, tokens
 from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, pooled
@@ -32,7 +32,8 @@ class ReadColumns(NamedTuple):
     x: str  # or several columns of numbers, joined by +
     y: str | None  # None: x is text, and the task is its next character
     client: str | None  # the natural owner of a row
-    length: int  # texts are cut to this number of characters
+    length: int  # texts are cut to this number of characters, or tokens
+    vocabulary: str | None  # of token ids; None: texts become codes of characters
 
     @property
     def inputs(self) -> list[str]:
@@ -45,10 +46,14 @@ class ReadColumns(NamedTuple):
         return [*self.inputs, *(str(name) for name in (self.y, self.client) if name is not None)]
 
 
-def read_columns(*, x: str = "image", y: str | None = "label", length: int = 80) -> ReadColumns:
+def read_columns(
+    *, x: str = "image", y: str | None = "label", length: int = 80, vocabulary: str | None = None
+) -> ReadColumns:
     """The columns of inputs and targets; options that the readers of tables share."""
-    whole("length", length)
-    return ReadColumns(x, y, None, length)
+    whole("length", length, 1 if vocabulary is None else tokens.SHORTEST)
+    alone = vocabulary is None or y is not None
+    require(alone, "vocabulary", vocabulary, "left out with y=none: the next characters are predicted, not tokens")
+    return ReadColumns(x, y, None, length, vocabulary)
 
 
 class Rows(NamedTuple):
@@ -80,6 +85,10 @@ def rows_of(where: Path, table: Any, columns: ReadColumns) -> Rows:
         for name, part in zip(columns.inputs, parts):
             require(isinstance(part, np.ndarray) and part.ndim == 1, f"'{where}': {name}", "no numbers", "numbers")
         parts = [np.stack(parts, axis=1).astype(np.float32)]
+    if columns.vocabulary is not None:
+        texts = isinstance(parts[0], list)
+        require(texts, f"'{where}': {columns.x}", "no texts", "a column of texts, since a vocabulary is given")
+        parts = [tokens.tokenize(parts[0], columns.length, vocabulary=columns.vocabulary)]
     y = None if columns.y is None else _values(where, columns.y, table.column(columns.y))
     if isinstance(y, np.ndarray) and y.dtype.kind in "biu":
         y = as_labels(f"'{where}': {columns.y}", y)
