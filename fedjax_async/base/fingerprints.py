@@ -2,8 +2,7 @@
 
 Functions are hashed by their byte code, constants, defaults and closures, and so is everything that they use of the
 user's own modules; their docstrings, comments, file names and line numbers do not count. What an installed package
-defines is hashed by its name and the package's version. Byte code differs between versions of Python, and so do the
-hashes.
+defines is hashed by its name and the package's version. Byte code, and so the hashes, differ between Python's versions.
 """
 
 from __future__ import annotations
