@@ -20,6 +20,7 @@ from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.registries import METHODS
 from fedjax_async.data import load
+from fedjax_async.geometry import cubic
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
 from fedjax_async.server import fedasync
@@ -398,6 +399,32 @@ def test_proposals_are_where_each_correction_leads():
     np.testing.assert_allclose(made["fresh"], t + 0.25 * d, rtol=1e-5, atol=1e-6)
 
 
+def test_proposals_on_other_curves_turn_every_inner_point():
+    start, now, change, first, second = (vector(seed) for seed in range(5))
+    rule = corrections.observed(fedasync(mixing=0.5))
+    state, _ = rule.init(now)
+    offsets = jax.tree.map(lambda *rows: jnp.stack(rows), first, second)
+    made = corrections.proposals(now, state, arrival_of(Curve(change, offsets), start), 0.25, cubic())
+    bend = np.asarray(made["fedasync, curve"]["w"]) - np.asarray(made["fedasync"]["w"])
+    weights = 3 * 0.25 * 0.75**2, 3 * 0.25**2 * 0.75
+    want = weights[0] * np.asarray(first["w"]) + weights[1] * np.asarray(second["w"])
+    np.testing.assert_allclose(bend, want, rtol=1e-4, atol=1e-6)
+    turned = np.asarray(made["fedasync, rotated curve"]["w"]) - np.asarray(made["fedasync"]["w"])
+    assert np.linalg.norm(turned) == pytest.approx(np.linalg.norm(want), rel=1e-4)  # R is linear and keeps lengths
+
+
+def test_files_of_other_curves_have_their_names(asynccurve_study):
+    def suffix(*given):
+        parser = argparse.ArgumentParser()
+        asynccurve_study.add_curve(parser)
+        return asynccurve_study.curve_suffix(parser, parser.parse_args(given))
+
+    assert [suffix(), suffix("--curve", "cubic")] == ["", "_cubic"]
+    assert [suffix("--curve", "chain", "--bends", n) for n in ("1", "3")] == ["_chain_1", "_chain_3"]
+    with pytest.raises(SystemExit):
+        suffix("--bends", "3")
+
+
 def test_observing_changes_nothing_and_keeps_the_corrections_states():
     plain = fedasync(mixing=0.5)
     seen = corrections.observed(plain)
@@ -465,7 +492,7 @@ def test_the_table_of_seeds(asynccurve_study):
 def test_every_row_of_the_table_is_tried_equally_often_and_can_be_run(asynccurve_study):
     tried = {name: asynccurve_study.trials(row) for name, row in asynccurve_study.METHODS.items()}
     assert {len(each) for each in tried.values()} == {4}
-    for option in asynccurve_study.ABLATIONS.values():
+    for option in (asynccurve_study.ABLATIONS | asynccurve_study.CURVES).values():
         point = asynccurve_study.without({"method": "asynccurve", "lr": 1e-3}, option)
         assert point["lr"] == 1e-3 and method_of(point["method"])
         assert asynccurve_study.without(point, "momentum=0.5")["method"] == f"asynccurve:{option},momentum=0.5"

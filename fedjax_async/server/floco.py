@@ -73,8 +73,8 @@ def floco(
     spread: Traced = 1.0,
     weighting: str = "examples",
     regions: float = 1.0,
-    radius: Traced = 0.3,
-    signal: int = 4096,
+    radius: Traced | None = None,
+    signal: int | None = None,
     guards: Transform,
 ) -> ServerAlgorithm:
     """Mean of the clients' simplices; the centroid is evaluated (Grinwald et al. 2025).
@@ -97,8 +97,10 @@ def floco(
       weighting: ``p_i`` by ``examples`` or ``uniform``.
       regions: the share of the run's server steps before the second stage, in [0, 1]; 1: never. The authors have 0.5.
       radius: rho > 0 of a region: the simplex shrunk by ``rho / 2`` around the client's centre, which lies within rho
-        of it in the 1-norm; the whole simplex from rho = 2 on.
-      signal: the most numbers that the server keeps of a client's change, >= 1; more are summed with random signs.
+        of it in the 1-norm; the whole simplex from rho = 2 on. Only with ``regions < 1``; 0.3 by default, as the
+        authors have it.
+      signal: the most numbers that the server keeps of a client's change, >= 1; more are summed with random signs. Only
+        with ``regions < 1``; 4096 by default.
 
     Deviations in the second stage: the server uses the latest change of each client so far, of all weights, where the
     authors' code asks all clients in one round and takes the last layer's; clients without an accepted upload stay at
@@ -128,7 +130,10 @@ def floco(
     plain = ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close)
     check.in_range("regions", regions, 0.0, 1.0)
     if regions == 1:
+        for name, value in (("radius", radius), ("signal", signal)):
+            check.require(value is None, name, value, "left out unless regions < 1")
         return plain
+    radius, signal = 0.3 if radius is None else radius, 4096 if signal is None else signal
     return in_regions(plain, vertices=vertices, start=regions, radius=radius, signal=signal)
 
 

@@ -60,6 +60,8 @@ def projected(points: Array, scale: Array) -> Array:
     Source: Duchi et al. (2008), Figure 1.
     """
     count = points.shape[1]
+    # shifts change nothing; near 0, a small scale is not lost to rounding
+    points = points - jnp.max(points, axis=1, keepdims=True)
     falling = -jnp.sort(-points, axis=1)
     excess = jnp.cumsum(falling, axis=1) - scale
     number = jnp.arange(1, count + 1).astype(points.dtype)[None]

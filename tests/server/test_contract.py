@@ -32,9 +32,10 @@ def mixed(params):
     return {**params, "layer": [kernel.astype(jnp.bfloat16), bias]}
 
 
-def arrivals_for(name, uploads):
+def arrivals_for(name, uploads, regions=False):
     arrivals = stacked(uploads)
-    return uploading(name, arrivals._replace(upload=mixed(arrivals.upload), start=mixed(arrivals.start)))
+    arrivals = arrivals._replace(upload=mixed(arrivals.upload), start=mixed(arrivals.start))
+    return uploading(name, arrivals, regions=regions)
 
 
 def types(value):
@@ -94,7 +95,7 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
 
 
 # Options that need others: all are given but ``exponent``, then all but those of the hinge.
-NEEDS = {"staleness": "hinge", "phases": "orthograd+asgd+orthopos"}
+NEEDS = {"staleness": "hinge", "phases": "orthograd+asgd+orthopos", "regions": 0.5}
 WITHOUT = {"exponent"}, {"slope", "threshold"}
 WHOLE = {"server_lr", "mixing", "exponent", "slope", "threshold", "clip", "overstale_after", "overstale"}
 KINDS = {"traced": jnp.float32, "traced whole": jnp.int32, "whole": int}
@@ -108,7 +109,7 @@ def test_numbers_of_any_kind_leave_the_types_of_the_state_alone(name, kind, with
     factory = SERVERS[name]
     needs = {key: value for key, value in NEEDS.items() if key in factories.options_of(factory)}
     fixed = needs if "exponent" in without else {key: value for key, value in needs.items() if key != "staleness"}
-    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
+    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1), "regions" in fixed), 0)
     values = {key: p.default for key, p in traced_options(factory).items() if key not in without}
     values |= {key: 1 for key, value in values.items() if value is None or kind != "traced"}
     if kind == "whole":
@@ -160,16 +161,16 @@ RANGES = {
     "server_lr eps alpha": [0, -1.0, INFINITE, None],
     "mixing lowest": [0, -1.0, INFINITE, None, 1.5],
     "b1 b2 momentum decay": [-0.1, 1.0],
-    "fraction swa spread": [-0.1, 1.5],
+    "fraction swa spread regions": [-0.1, 1.5],
     "second_fraction overstale": [-0.1, 0.25],
     "tolerated initial exponent slope threshold overstale_after": [-0.1],
     "strength": [-0.1, None],
-    "clip": [0, -1.0, INFINITE],
+    "clip radius": [0, -1.0, INFINITE],
     "trim": [-0.1, 0.6, None],
     "byzantine": [-1, 1.5, None],
     "select": [0, 1.5, None],
     "size": [0, 2.0, None],
-    "cycle overwrite vertices": [0, 2.5],
+    "cycle overwrite vertices bends signal": [0, 2.5],
 }
 OUT_OF_RANGE = {field: values for fields, values in RANGES.items() for field in fields.split()}
 

@@ -75,6 +75,11 @@ def test_the_projection_is_that_of_bisection(seed, scale, size):
 project = jax.jit(projected)
 
 
+def test_a_small_scale_is_not_lost_in_float32():
+    points = jnp.asarray([[1e5, -2e5, 9.0]], jnp.float32)
+    np.testing.assert_array_equal(project(points, jnp.float32(1e-4)), [[1.0, 0.0, 0.0]])
+
+
 def test_energy_is_that_of_the_seen_pairs():
     points = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     assert float(energy(jnp.asarray(points), jnp.asarray([True, True, False]))) == pytest.approx(0.5)
@@ -175,6 +180,8 @@ test_bad_options_are_refused = refusals(
     (lambda: floco(regions=1.5), "^regions = 1.5: must be"),
     (lambda: floco(regions=0.5, vertices=1), "^vertices = 1: must be at least 2 if regions < 1"),
     (lambda: floco(regions=0.5, radius=0.0), "^radius = 0.0: must be"),
+    (lambda: floco(radius=0.3), "^radius = 0.3: must be left out unless regions < 1"),
+    (lambda: floco(signal=9), "^signal = 9: must be left out unless regions < 1"),
     (lambda: floco(regions=0.5, signal=0), "^signal = 0: must be"),
     (lambda: floco_client(MODEL, optimizer=optax.sgd(0.1), regions=-1.0), "^regions = -1.0: must be"),
 )
