@@ -34,9 +34,9 @@ def csv(
     ``path``: the file; ``test``: another one with the test set. ``split``: a column that says which rows are test
     examples, ``train`` or ``test``. Without either the data have no test set: give ``test_fraction``. ``x``: a column
     of numbers or texts, several of numbers joined by +, or ``x=others``, all columns that nothing else names.
-    ``y``: a column of labels, names of classes or numbers. ``client``: the column with the owner of each row, read
-    as text (007 stays 007); without it, a partitioner deals the rows. ``separator``: by default the one of ``, ; TAB |`` that cuts the header into most
-    names. ``length``, ``vocabulary``, ``y=none``: as for ``parquet``.
+    ``y``: a column of labels, names of classes or numbers. ``client``: the column with the owner of each row, read as
+    text (007 stays 007); without it, a partitioner deals the rows. ``separator``: by default the one of ``, ; TAB |``
+    that cuts the header into most names. ``length``, ``y=none``: as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row, also for missing values. Needs pyarrow (extra ``formats``).
     """
