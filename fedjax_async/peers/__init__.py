@@ -9,7 +9,7 @@ Order of reading:
    describe it, ``trace.py`` writes and reads it.
 2. What: an algorithm is a ``PeerAlgorithm`` (``types.py``), written for one node; ``engine`` executes the plan with it.
    ``full_mixing.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
-   ``divshare_fragments.py`` and ``tensor_fragments.py`` cut models into fragments, ``pushcen_adfl.py`` sends centroids,
+   ``divshare_fragments.py`` and ``divshare_tensors.py`` cut models into fragments, ``pushcen_adfl.py`` sends centroids,
    ``choco_sgd.py`` compressed differences. Their factories take ``stays(path)``: whether a leaf of the params stays
    with its node.
 3. ``methods.py`` joins the two by name.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedjax_async.peers.statistics import (Masses as Masses, PeerStatistics as PeerStatistics, ages as ages,
         connecting_window as connecting_window, degrees as degrees, masses as masses,
         peer_statistics as peer_statistics)
-    from fedjax_async.peers.tensor_fragments import tensor_fragments as tensor_fragments
+    from fedjax_async.peers.divshare_tensors import tensor_fragments as tensor_fragments
     from fedjax_async.peers.topologies import (TOPOLOGIES as TOPOLOGIES, Graph as Graph, Topology as Topology,
         TopologyModel as TopologyModel)
     from fedjax_async.peers.trace import (is_peer_schedule as is_peer_schedule,

@@ -9,9 +9,9 @@ from fedjax_async.base.method import Method
 from fedjax_async.local import anchored_training
 from fedjax_async.peers.choco_sgd import choco
 from fedjax_async.peers.divshare_fragments import divshare
+from fedjax_async.peers.divshare_tensors import tensor_fragments
 from fedjax_async.peers.full_mixing import full_models, sgp
 from fedjax_async.peers.pushcen_adfl import pushcen
-from fedjax_async.peers.tensor_fragments import tensor_fragments
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.001}
 
@@ -98,7 +98,7 @@ METHODS: dict[str, Method] = {
         full_models,
         exchange="push_sum:newest=false,policy=merge,aggregate_at=end,reference=baseline,late_mass=0",
         topology="gossip",
-        about="Push-sum of full models as in the code released with PushCen-ADFL: late nodes have mass 0.",
+        about="Push-sum of full models as in the code of PushCen-ADFL 2026: late nodes have mass 0.",
         **ADAM,
     ),
     "independent": Method(

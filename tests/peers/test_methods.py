@@ -18,9 +18,9 @@ from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.peers import plan_peers
 from fedjax_async.peers.choco_sgd import choco
 from fedjax_async.peers.divshare_fragments import cut, divshare
+from fedjax_async.peers.divshare_tensors import fragment_numbers, tensor_fragments
 from fedjax_async.peers.full_mixing import full_models, sgp
 from fedjax_async.peers.pushcen_adfl import pushcen
-from fedjax_async.peers.tensor_fragments import fragment_numbers, tensor_fragments
 from fedjax_async.types import Event, Model
 from tests.engine.problem import CLASSES, FEATURES, data
 from tests.peers import textbook

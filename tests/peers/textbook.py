@@ -16,8 +16,8 @@ from fedjax_async.compress.clustering import random_entries
 from fedjax_async.local import job_key
 from fedjax_async.local.anchored import _CLUSTERING
 from fedjax_async.local.batches import seed_of
+from fedjax_async.peers.divshare_tensors import _NUMBERED
 from fedjax_async.peers.pushcen_adfl import _FIRST
-from fedjax_async.peers.tensor_fragments import _NUMBERED
 from tests.compress.textbook import released_clusters
 from tests.local.textbook import batches, gradient
 
