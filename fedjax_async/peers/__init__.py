@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     # fmt: off
     from fedjax_async.peers.choco_sgd import choco as choco
     from fedjax_async.peers.divshare_fragments import divshare as divshare
+    from fedjax_async.peers.divshare_tensors import tensor_fragments as tensor_fragments
     from fedjax_async.peers.ergodicity import Contraction as Contraction, contraction as contraction
     from fedjax_async.peers.exchanges import EXCHANGES as EXCHANGES, Exchange as Exchange
     from fedjax_async.peers.full_mixing import full_models as full_models, sgp as sgp
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from fedjax_async.peers.statistics import (Masses as Masses, PeerStatistics as PeerStatistics, ages as ages,
         connecting_window as connecting_window, degrees as degrees, masses as masses,
         peer_statistics as peer_statistics)
-    from fedjax_async.peers.divshare_tensors import tensor_fragments as tensor_fragments
     from fedjax_async.peers.topologies import (TOPOLOGIES as TOPOLOGIES, Graph as Graph, Topology as Topology,
         TopologyModel as TopologyModel)
     from fedjax_async.peers.trace import (is_peer_schedule as is_peer_schedule,
