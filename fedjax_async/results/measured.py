@@ -88,7 +88,7 @@ def meanings(columns: Iterable[str]) -> str:
     """What the models and nodes' scores among these columns of evaluations mean, in one line; empty without any.
 
     >>> meanings(["loss", "average_accuracy"])
-    'average accuracy: accuracy of one model, the mean of all nodes\' models, on the global test set.'
+    "average accuracy: accuracy of one model, the mean of all nodes' models, on the global test set."
     """
     columns = list(columns)
     found = [name for name in ("global accuracy", "average accuracy") if name.replace(" ", "_") in columns]
