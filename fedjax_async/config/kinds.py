@@ -81,6 +81,11 @@ def require_some_kind(thing: Any) -> None:
     check.require(good, "object", objects.shown(thing), f"{allowed}{_advice('', thing)}")
 
 
+def _is_nnx(thing: type) -> bool:
+    """Whether it is a class of modules of ``flax.nnx``."""
+    return any(base.__module__.startswith("flax.nnx") for base in thing.__mro__)
+
+
 def _advice(field: str, thing: Any) -> str:  # noqa: PLR0911 (a line for each kind)
     """What to do instead, for objects that are often given in place of another; ``field``: empty if not known."""
     if field in ("method", "") and isinstance(thing, ServerAlgorithm):
@@ -90,7 +95,8 @@ def _advice(field: str, thing: Any) -> str:  # noqa: PLR0911 (a line for each ki
     if field == "method" and callable(thing):
         return "; wrap the factory: Method(f), or Spec(f, option=...)"
     if field == "model" and isinstance(thing, type):
-        return f"; make one: {thing.__name__}(...)"
+        fresh = " or, for other weights with each seed, lambda rngs: {0}(..., rngs=rngs)" if _is_nnx(thing) else ""
+        return f"; make one: {thing.__name__}(...)" + fresh.format(thing.__name__)
     if field in ("model", "") and _is_torch(thing):
         return "; of PyTorch's objects, a torch.nn.Module"
     if field == "model" and callable(thing) and "torch" in sys.modules:

@@ -30,10 +30,11 @@ def split(word: str) -> tuple[str, str]:
     >>> split("Ours=fedasync:mixing=0.4"), split("fedasync:mixing=0.4")
     (('Ours', 'fedasync:mixing=0.4'), ('', 'fedasync:mixing=0.4'))
     """
-    label, equals, spec = word.partition("=")
-    if not equals or set(label) & set(":@+"):
+    options = min((at for at in map(word.find, ":@+") if at >= 0), default=len(word))
+    equals = word.rfind("=", 0, options)  # of several the last one, so that a "=" in a label is told
+    if equals < 0:
         return "", word
-    label, spec = label.strip(), spec.strip()
+    label, spec = word[:equals].strip(), word[equals + 1 :].strip()
     require_label("label", label)
     check.require(bool(spec), "method", word, "LABEL=METHOD, such as Ours=fedasync:mixing=0.4")
     return label, spec

@@ -47,7 +47,9 @@ def undirected(topology: Topology, exchange: str) -> Graph:
         forth, back = graph.senders * nodes + graph.receivers, graph.receivers * np.int64(nodes) + graph.senders
         if np.array_equal(forth, np.sort(back)):
             return graph
-    raise ValueError(f"topology: must be one undirected graph for the exchange {exchange}")
+    raise ValueError(
+        f"topology: must be one undirected graph for the exchange {exchange}, such as ring or random_regular:degree=4"
+    )
 
 
 def communication_coefficients(graph: Graph) -> np.ndarray:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedjax_async.base import disk
 from fedjax_async.base.command_line import WORDS
-from fedjax_async.results import files
 from fedjax_async.results.compared import folder_name
 from fedjax_async.results.store import BESIDE, COMMAND, LABELS
 
@@ -64,7 +63,8 @@ def labelled(folder: Path | None, methods: Mapping[str, object]) -> Iterator[Non
     ours = {folder_name(name): name for name in methods}
     kept = {each: label for each, label in labels_in(folder).items() if each not in ours}
     kept |= {each: name for each, name in ours.items() if name != str(methods[name])}
-    with _beginning(folder, LABELS, files.json_bytes(kept) if kept else None):
+    content = (json.dumps(kept, indent=2) + "\n").encode() if kept else None  # in the order of the methods
+    with _beginning(folder, LABELS, content):
         yield
 
 

@@ -13,6 +13,7 @@ from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
+from fedjax_async.results.measured import shown_unit
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
 from fedjax_async.results.worlds import differences
 from fedjax_async.types import Run
@@ -106,7 +107,8 @@ def measured_curve(
     with check.called({"unit": "x"}):
         drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
-    size, label = canvas.axis(x, longest)
+    every = [run for seeds in runs.values() for run in seeds]
+    size, label = canvas.axis(shown_unit(x, every), longest)
     few = len(drawn) <= MOST_BANDS
     names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches for names and bars beside the axes
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)

@@ -36,6 +36,7 @@ JOULES = ((2e6, 1e6, "MJ"), (2e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 SCALED = {
     "time": (TIMES, "virtual time"),
     "bytes": (SIZES, "sent, both directions"),
+    "bytes_between": (SIZES, "sent between the nodes"),
     "bytes_up": (SIZES, "sent by the clients"),
     "values_bytes_up": (SIZES, "values sent by the clients"),
     "energy": (JOULES, "energy"),

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_async.base import lazy
 from fedjax_async.results import client_names, metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
-from fedjax_async.results.measured import client_scores, of_metric, of_model
+from fedjax_async.results.measured import client_scores, of_metric, of_model, shown_unit
 from fedjax_async.results.timeline import MOST_BARS, shares
 from fedjax_async.types import Run
 
@@ -33,6 +33,7 @@ UNITS = {
     "step": "server steps",
     "bytes": "sent, both directions (bytes)",
 }
+BETWEEN = {"bytes_between": "sent between the nodes (bytes)"}  # see ``shown_unit``
 Json = dict[str, object]  # of plotly: a figure, or a part of one
 
 
@@ -112,7 +113,8 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             hover = {"hovertemplate": "%{y:.4g} at %{x:,.6~g}", "opacity": 0.6, "showlegend": False}
             data.append(group | line | about | hover)
     tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
-    across, up = axis(UNITS[x], rangemode="tozero", **tick), axis(metrics.axis_title(column))
+    unit = shown_unit(x, [run for seeds in runs.values() for run in seeds])
+    across, up = axis((UNITS | BETWEEN)[unit], rangemode="tozero", **tick), axis(metrics.axis_title(column))
     legend = {"groupclick": "togglegroup", "orientation": "v"}
     return plot(data, across, up, legend=legend, showlegend=True, height=480)
 

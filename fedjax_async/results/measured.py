@@ -123,3 +123,8 @@ def _has_curve(seeds: Iterable[Run], column: str) -> bool:
 def of_metric(scores: Sequence[str], metric: str) -> list[str]:
     """The scores that are a client's ``metric``, ``accuracy`` or ``loss``, for any model."""
     return [score for score in scores if of_model(score)[1] == metric]
+
+
+def shown_unit(unit: str, runs: Iterable[Run]) -> str:
+    """The unit that names an axis: ``bytes_between`` for the bytes of runs without a server."""
+    return "bytes_between" if unit == "bytes" and not any(run.has_server for run in runs) else unit

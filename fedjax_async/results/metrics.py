@@ -49,15 +49,15 @@ def require_runs(runs: Any) -> None:
 def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps, bytes or joules at each evaluation; float64[rows].
 
-    ``unit``: ``time``, ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` (sent by the clients),
-    ``values_bytes_up`` (the same without the indices, scales and headers of compressed uploads, as in AsynFLC's Table
-    III) or ``energy`` (in joules, if the run counts it).
+    ``unit``: ``time``, ``update``, ``step``, ``bytes`` (in both directions; between nodes, each message once),
+    ``bytes_up``, ``values_bytes_up`` (without indices, scales, headers: AsynFLC's Table III) or ``energy``.
     """
     require_run(run)
     check.one_of("unit", unit, UNITS)
     known = unit != "energy" or "energy" in run.evaluations
     check.require(known, "unit", unit, "another: the run has no energy (set the setting energy)")
-    return np.asarray(UNITS[unit](run.evaluations), np.float64)
+    counted = "bytes_up" if unit == "bytes" and not run.has_server else unit
+    return np.asarray(UNITS[counted](run.evaluations), np.float64)
 
 
 def to_target(run: Run, target: float, unit: str = "time") -> float:

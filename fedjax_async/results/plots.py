@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
+from fedjax_async.results.absences import absences_of
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
@@ -96,7 +97,7 @@ def left_out(rows: Sequence[int], count: int, name: str, until: float, end: floa
 
 
 def gantt(
-    schedule: Schedule,
+    schedule: Schedule | Run,
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
@@ -116,7 +117,7 @@ def gantt(
     steps. If only a part of the clients or of the time is shown, the text above says so.
 
     Args:
-      schedule: that of a run is ``run.schedule``.
+      schedule: a plan, or a run, which brings its names, its times offline and which arrivals were used and accepted.
       clients: how many (the first ones) or which.
       until: virtual seconds shown (default: enough for about eight jobs per client). The chart ends with the schedule:
         if that is earlier, the text above says so.
@@ -130,7 +131,14 @@ def gantt(
 
     Raises: ``ValueError`` for a schedule without arrivals and for arguments that do not fit it.
     """
-    check.kind("schedule", schedule, Schedule, "a Schedule; that of a run is run.schedule")
+    unknown, run, plan = "", schedule if isinstance(schedule, Run) else None, getattr(schedule, "schedule", schedule)
+    check.kind("schedule", plan, Schedule, "a Schedule, or a run with a server; peer_gantt draws those without")
+    schedule = cast(Schedule, plan)
+    if run is not None:
+        offline, unknown = absences_of(run.settings, schedule.num_clients) if offline is None else (offline, "")
+        used = run.updates.get("used") if used is None else used
+        accepted = run.updates.get("accepted") if accepted is None else accepted
+        names = run.client_names if names is None else names
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.job.size > 0, "schedule", "no arrivals", "a schedule with at least one arrival")
     mine = np.isin(schedule.client, rows)
@@ -163,7 +171,8 @@ def gantt(
     steps = _draw_steps(axes, schedule, until)
     marks = {"thin line: idle": idle, "marks above: server steps": steps}
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
-    notes = [left_out(rows, schedule.num_clients, "client", asked, end), between.join(filter(marks.get, marks))]
+    marked = between.join(filter(marks.get, marks))
+    notes = [left_out(rows, schedule.num_clients, "client", asked, end), marked, unknown]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, names, until, "client")
     colours = {state: STATE_COLOURS[state] for state in states} | ({"client offline": OFFLINE} if away else {})

@@ -45,6 +45,12 @@ def listed_in(path: Path, names: Collection[str]) -> list[str]:
     return [line[0] for line in lines[1:] if line and line[0] in names]
 
 
+def in_order(path: Path, names: Collection[str]) -> list[str]:
+    """All ``names``: first those that the table lists, then labels in the order in which they were compared."""
+    first = [*listed_in(path, names), *(label for label in labels_in(path).values() if label in names)]
+    return list(dict.fromkeys([*first, *names]))
+
+
 def comparison_in(folder: str | Path) -> Comparison:
     """The finished runs of the comparison in ``folder``: method or label -> its runs, by seed.
 
@@ -59,7 +65,7 @@ def comparison_in(folder: str | Path) -> Comparison:
         found.setdefault(labels.get(place, str(run.settings.get("method", place))), []).append(run)
     for seeds in found.values():
         seeds.sort(key=lambda run: int(run.settings.get("seed", 0)))
-    return Comparison({name: found[name] for name in dict.fromkeys([*listed_in(path, found), *found])})
+    return Comparison({name: found[name] for name in in_order(path, found)})
 
 
 def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) -> None:

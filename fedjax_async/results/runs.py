@@ -10,7 +10,6 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
-from fedjax_async.results.absences import absences_of
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -54,11 +53,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
         save_formats(peer_gantt(run.schedule, names=run.client_names, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
-        used, accepted = run.updates.get("used"), run.updates.get("accepted")
-        offline = absences_of(run.settings, run.schedule.num_clients).times
-        known: dict[str, Any] = {"offline": offline, "names": run.client_names}
-        chart = gantt(run.schedule, used=used, accepted=accepted, **known, drawing=drawing)
-        save_formats(chart, folder / "gantt", drawing)
+        save_formats(gantt(run, drawing=drawing), folder / "gantt", drawing)
 
 
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:

@@ -174,7 +174,8 @@ def compare(
         you set it.
       settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
       out: if given, each run is saved under ``out/runs/METHOD/seed_K``, or under its label, as soon as it is finished;
-        finished runs of the same settings are read. If a comparison is killed, the same call continues it; no more is
+        finished runs of the same settings are read. Tables and pictures beside them: ``results.write_comparison(runs,
+        out)``, or ``fedjax-async redraw OUT``. If a comparison is killed, the same call continues it; no more is
         trained again than the updates of one run.
       again: train finished runs once more; input files may have changed since.
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.

@@ -98,7 +98,7 @@ def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
 
 def test_pictures_show_short_names_as_they_are():
     run = named_run()
-    figure = plots.gantt(run.schedule, names=run.client_names)
+    figure = plots.gantt(run)  # a run brings its names
     ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert ticks == [text.replace("$", r"\$") for text in SHORT] and max(map(len, SHORT)) == LONGEST
     assert [label(["", "x\x1b"], client) for client in (0, 1)] == ["(0)", "x\ufffd"]

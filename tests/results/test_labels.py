@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedjax_async.results import load, write_comparison
 from fedjax_async.results.beside import LABELS, labelled, labels_in
 from fedjax_async.results.compared import baseline_of, method_in
 from fedjax_async.results.html_folders import read
+from fedjax_async.results.reading import comparison_in
 from fedjax_async.server import methods
 from tests.cli.called import refused
 from tests.results import sweep_engine
@@ -44,6 +46,7 @@ def test_labels_name_rows_folders_and_evaluations_and_the_runs_keep_their_specs(
     assert [group.name for group in found.groups] == list(NAMES) and found.notes == []
     (tmp_path / "comparison.csv").unlink()
     assert {group.name for group in read(tmp_path).groups} == set(NAMES)
+    assert list(comparison_in(tmp_path)) == list(NAMES), "in the order in which they were compared"
 
 
 @pytest.mark.usefixtures("made_up")
@@ -106,6 +109,9 @@ def test_a_label_stands_before_the_first_equals_sign_of_a_spec():
     assert split("Ours = fedasync:mixing=0.4") == ("Ours", "fedasync:mixing=0.4")
     for spec in ("fedasync:mixing=0.4", "fedbuff@buffer:size=5", "fedbuff+swa:start=3", "fedavg"):
         assert split(spec) == ("", spec)
+    for word, label in {"Ours (a=0.4)=fedasync:mixing=0.4": "Ours (a=0.4)", "a=b=c": "a=b"}.items():
+        with pytest.raises(ValueError, match=re.escape(f"label = {label!r}: must be")):
+            split(word)
 
 
 def test_a_method_is_found_by_its_label_its_spec_or_its_rule():

@@ -56,6 +56,7 @@ def test_long_runs_are_drawn_in_hours_and_lines_stay_apart_beyond_the_palette():
     [
         ("time", 700, (60, "virtual time (minutes)")),
         ("bytes", 3e6, (1e6, "sent, both directions (MB)")),
+        ("bytes_between", 10, (1e3, "sent between the nodes (kB)")),
         ("bytes_up", 10, (1e3, "sent by the clients (kB)")),
         ("values_bytes_up", 3e9, (1e9, "values sent by the clients (GB)")),
         ("energy", 3e3, (1e3, "energy (kJ)")),

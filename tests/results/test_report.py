@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ from fedjax_async.results import (
     interval,
     load,
     mean_std,
+    measured,
+    metrics,
     spread,
     table,
+    tables,
     write_comparison,
     write_run,
 )  # fmt: skip
@@ -231,3 +235,16 @@ def test_a_target_that_not_all_seeds_reach_is_counted(tmp_path):
     assert written["time to target (s)"] == written["time to target (s) std"] == "nan"
     assert written["time to target (s) reached"] == "2"
     assert table(comparison({"fedavg": runs["fedavg"][:1]}, target=0.9)).splitlines()[2].split()[-4] == "-"  # one seed
+
+
+def test_messages_between_nodes_count_once_and_small_sizes_have_two_digits():
+    """With a server, bytes of both directions; the least size of a column decides its decimals."""
+    served = make_run([0.1, 0.5])
+    between = served._replace(schedule=SimpleNamespace(source=np.zeros(1)))
+    up, down = served.evaluations["bytes_up"], served.evaluations["bytes_down"]
+    np.testing.assert_array_equal(metrics.progress_in(served, "bytes"), up + down)
+    np.testing.assert_array_equal(metrics.progress_in(between, "bytes"), up)
+    units = [measured.shown_unit("bytes", runs) for runs in ([served], [between], [between, served])]
+    assert units == ["bytes", "bytes_between", "bytes"]
+    for sizes, places in {(0.0372, 12.0): 3, (37.0, 0.0): 1, (0.23,): 2, (): 1, (1e-9,): 6}.items():
+        assert tables.decimals_of([{"method": "a", "sent (MB)": size} for size in sizes])["sent (MB)"] == places
