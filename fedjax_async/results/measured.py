@@ -126,5 +126,8 @@ def of_metric(scores: Sequence[str], metric: str) -> list[str]:
 
 
 def shown_unit(unit: str, runs: Iterable[Run]) -> str:
-    """The unit that names an axis: ``bytes_between`` for the bytes of runs without a server."""
-    return "bytes_between" if unit == "bytes" and not any(run.has_server for run in runs) else unit
+    """The unit that names an axis: ``bytes_between`` for the bytes of runs that are all of nodes without a server.
+
+    A run without a schedule, such as one whose curves alone are kept, counts as one with a server.
+    """
+    return "bytes_between" if unit == "bytes" and all(hasattr(run.schedule, "source") for run in runs) else unit

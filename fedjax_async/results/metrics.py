@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results.compared import method_in, specs_in
-from fedjax_async.results.measured import column_title
+from fedjax_async.results.measured import column_title, shown_unit
 from fedjax_async.types import Run
 
 # Scores of nodes (runs without a server) on the global test set; some evaluations do not have them.
@@ -56,8 +56,7 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
     check.one_of("unit", unit, UNITS)
     known = unit != "energy" or "energy" in run.evaluations
     check.require(known, "unit", unit, "another: the run has no energy (set the setting energy)")
-    counted = "bytes_up" if unit == "bytes" and not run.has_server else unit
-    return np.asarray(UNITS[counted](run.evaluations), np.float64)
+    return np.asarray(UNITS["bytes_up" if shown_unit(unit, [run]) != unit else unit](run.evaluations), np.float64)
 
 
 def to_target(run: Run, target: float, unit: str = "time") -> float:
