@@ -113,8 +113,8 @@ def gantt(
     A tick marks the time at which the server applies the upload. A job whose upload is never applied has the colour of
     its reason, which the legend below names: lost, crashed, interrupted, called off, rejected ... A job that crashed or
     was interrupted ends where that happened. A thin line is idle time: the client has no job (without ``offline``, it
-    may also be away). Marks at the upper edge, and pale lines if there are few, are server
-    steps. If only a part of the clients or of the time is shown, the text above says so.
+    may also be away). Marks at the upper edge, and pale lines if there are few, are server steps. If only a part of the
+    clients or of the time is shown, the text above says so.
 
     Args:
       schedule: a plan, or a run, which brings its names, its times offline and which arrivals were used and accepted.
