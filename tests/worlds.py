@@ -136,7 +136,8 @@ ALIKE: dict[str, list[str]] = {
     "decay": ["linear exponential cosine warmup"],
     "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd"],  # without and with a key
     "method": [
-        "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd fedbuff fadas asynfl asynflc asynflc_ef",
+        "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd fedbuff fadas"
+        " asynfl asynflc asynflc_ef",
         # the uploads of a step do not enter through their sum alone
         "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         "ca2fl orthofl orthofl_released orthofl_pairwise",  # a memory of each client

@@ -67,6 +67,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "scaffold": COHORT,
     "fedasync": MIXED,
     "asgd": ARRIVAL,
+    "delay_adaptive_asgd": ARRIVAL,
     "fedbuff": {"@buffer:size": (10, 3, 30), "server_lr": (0.7, 0.3, 1)},
     "asynfl": WINDOW,
     "asynflc": WINDOW,

@@ -2,7 +2,8 @@
 
 Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving delta (``transforms.py``, with the
 staleness weights), an aggregate over the arrivals of a server step (``aggregate.py``) and an optax optimiser.
-``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``fedopt.py`` the adaptive optimisers,
+``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``delay_adaptive.py`` cuts the steps of late
+deltas, ``fedopt.py`` has the adaptive optimisers,
 ``robust.py`` the rules that tolerate bad uploads. ``ca2fl.py`` is a rule with a memory of each client, ``orthofl.py``
 sends each client weights of its own, ``delay_correction.py`` corrects stale deltas for the server's drift since their
 start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``floco.py`` (a simplex of models, with regions of the clients in

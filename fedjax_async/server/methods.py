@@ -13,6 +13,7 @@ from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fednova as fednova)
 from fedjax_async.server.ca2fl import ca2fl as ca2fl
+from fedjax_async.server.delay_adaptive import delay_adaptive_asgd as delay_adaptive_asgd
 from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
     orthograd as orthograd, orthopos as orthopos, orthostrict as orthostrict)
 from fedjax_async.server.feddyn import feddyn as feddyn, feddyn_client as feddyn_client
@@ -52,6 +53,9 @@ METHODS: dict[str, Method] = {
     ),
     "fedasync": Method(fedasync, "every", about="Mix each arriving model in, weighted by staleness (Xie et al. 2019)."),
     "asgd": Method(asgd, "every", about="Each arriving delta is added, however stale."),
+    "delay_adaptive_asgd": Method(
+        delay_adaptive_asgd, "every", about="ASGD with steps cut by the delay (Koloskova et al. 2022)."
+    ),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "asynfl": Method(asynfl, "window:length=300", about="Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Method(

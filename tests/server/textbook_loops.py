@@ -41,6 +41,20 @@ def ca2fl(lr: float = 1.0) -> Rule:
     return Cached(add(lr))
 
 
+def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:
+    """Koloskova et al. (2022), eq. 11: a late gradient has the step of Mishchenko et al. (2022), or none."""
+
+    class Late(Rule):
+        def taken(self, x, u, client, direction, scale):
+            return [scale * direction] if scale > 0 else []
+
+        def step(self, x, waiting):
+            directions = [direction for taken in waiting for direction in taken]
+            return x + lr * np.mean(directions, axis=0) if directions else x
+
+    return Late(add(), s=lambda tau: 1.0 if tau <= tolerated else 0.0 if drop else tolerated / tau)
+
+
 def fadas(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, adaptation="inverse", tolerated=1.0) -> Rule:
     """Wang et al. (2024), Algorithm 1 and its delay-adaptive rate."""
 
