@@ -30,7 +30,9 @@ World = dict[str, str | None]
 
 # Options for names that need some, or whose defaults suit longer runs; clients take a second a job.
 OPTIONS = {
-    "timing": {"buffer": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1"},
+    "timing": {
+        "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1"
+    },
     "delay": {"pareto": "shape=2.5"} | dict.fromkeys(("lognormal", "exponential"), "heterogeneity=0.5"),
     "availability": {
         "joins": "share=0.4,by=3", "leaves": "share=0.4,by=6", "periodic": "on=3,off=2", "sessions": "on=3,off=2"
@@ -102,7 +104,7 @@ NODES_PROGRAM = PROGRAM | {
     "execution": ["max_width=1", "max_width=4", "lanes=2", "remat=True"],
 }
 # Beside the names of the registries: options that go other ways.
-TIMING = ["every:concurrency=3", "buffer:size=2,concurrency=4,sampling=round_robin",
+TIMING = ["every:concurrency=3", "fresh:threshold=3", "buffer:size=2,concurrency=4,sampling=round_robin",
           "cohort:size=3,over_selection=1,deadline=2"]  # fmt: skip
 ABSENCE = ["sessions:on=3,off=2,leaving=pause", "sessions:on=3,off=2,leaving=lose",
            "joins:share=0.4,by=3+leaves:share=0.4,by=6"]  # fmt: skip
@@ -136,8 +138,8 @@ ALIKE: dict[str, list[str]] = {
     "decay": ["linear exponential cosine warmup"],
     "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd"],  # without and with a key
     "method": [
-        "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd fedbuff fadas"
-        " asynfl asynflc asynflc_ef",
+        "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd ringmaster rennala fedbuff"
+        " fadas asynfl asynflc asynflc_ef",
         # the uploads of a step do not enter through their sum alone
         "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         "ca2fl orthofl orthofl_released orthofl_pairwise",  # a memory of each client

@@ -68,6 +68,8 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "fedasync": MIXED,
     "asgd": ARRIVAL,
     "delay_adaptive_asgd": ARRIVAL,
+    "ringmaster": {"@fresh:threshold": (10, 100), "server_lr": (1, 0.1, 0.03)},
+    "rennala": {"@fresh:size": (10, 30), "server_lr": (1, 0.3)},
     "fedbuff": {"@buffer:size": (10, 3, 30), "server_lr": (0.7, 0.3, 1)},
     "asynfl": WINDOW,
     "asynflc": WINDOW,

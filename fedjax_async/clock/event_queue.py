@@ -166,6 +166,7 @@ class EventQueue:
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
         self.late = set[int]()  # jobs given up
         self.withheld = set[int]()  # jobs that their clients do not upload
+        self.finished: set[int] | None = None  # jobs that have freed their clients; ``calling_off.py`` needs them
         # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied,
         # and how many of them when the row began.
         self._fruitless = self._sound = self._corrupt = self._corrupt_before = 0
@@ -299,16 +300,19 @@ class EventQueue:
         """What an event frees. Call it before its upload is applied: a job given up still occupies its client."""
         _, kind, client, job = event
         in_time = job not in self.late
-        return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
+        client_freed = in_time or kind == UPLOAD
+        if client_freed and self.finished is not None:
+            self.finished.add(job)
+        return job, client, in_time or kind == FREED, client_freed
 
     def judge(self, job: int) -> Outcome:
         """The outcome of ``job`` if its upload comes now: applied, or dropped for which reason."""
         if job in self.withheld:
             return Outcome.WITHHELD
-        late, most = job in self.late, self._limits.max_staleness
+        late = job in self.late
         if late and self._limits.late == "drop":
             return Outcome.DROPPED_LATE
-        if most is not None and self.record.staleness(job) > most:
+        if self.too_stale(job):
             return Outcome.DROPPED_STALE
         return _LATE if late else _APPLIED
 
@@ -353,6 +357,11 @@ class EventQueue:
         }
         self.open.clear()
         return crashed
+
+    def too_stale(self, job: int, steps: int = 0) -> bool:
+        """Whether an upload of ``job`` would be too stale, were ``steps`` more steps closed."""
+        most = self._limits.max_staleness
+        return most is not None and self.record.staleness(job) + steps > most
 
     def _settle(self, job: int, outcome: Outcome) -> None:
         self.record.outcomes[job] = outcome

@@ -18,6 +18,7 @@ too large still fills its buffer.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from heapq import heappop
@@ -26,6 +27,7 @@ import numpy as np
 
 from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, fast_paths
+from fedjax_async.clock.calling_off import StaleJobs
 from fedjax_async.clock.cohorts import plan_cohort
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import FREED, UPLOAD, Release
@@ -77,25 +79,35 @@ def _buffered(name: str, size: int, concurrency: int | None, sampling: str) -> T
             f"at most the {jobs} clients in flight (it would never fill; a smaller one: METHOD@buffer:size={jobs})"
         )
         check.require(size <= jobs, "size", size, allowed)
-        conditions, plan = scenario.conditions, plan_buffer
-        if scenario.decisions is None and conditions == NO_CONDITIONS:
-            plan = fast_paths.buffer
-        elif scenario.decisions is None and conditions == NO_CONDITIONS._replace(
-            limits=NO_LIMITS._replace(max_staleness=conditions.limits.max_staleness, late=conditions.limits.late)
-        ):
-            plan = fast_paths.buffer_of_fresh
-        return plan(scenario, int(size), jobs, sampling)
+        return _plan_of(scenario)(scenario, int(size), jobs, sampling)
 
     return timing
 
 
-def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
-    """Every ``size`` sound arrivals are a server step; see ``buffer``."""
+def _plan_of(scenario: Scenario) -> Callable[[Scenario, int, int, str], Schedule]:
+    """``plan_buffer``, or the fast path that gives the same schedule."""
+    conditions = scenario.conditions
+    if scenario.decisions is None and conditions == NO_CONDITIONS:
+        return fast_paths.buffer
+    if scenario.decisions is None and conditions == NO_CONDITIONS._replace(
+        limits=NO_LIMITS._replace(max_staleness=conditions.limits.max_staleness, late=conditions.limits.late)
+    ):
+        return fast_paths.buffer_of_fresh
+    return plan_buffer
+
+
+def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str, *, call_off: bool = False) -> Schedule:
+    """Every ``size`` sound arrivals are a server step; see ``buffer``.
+
+    ``call_off``: jobs that have become staler than ``max_staleness`` by a moment's end are called off; see ``fresh``.
+    """
     idle = idle_clients(scenario, concurrency, sampling)
     queue, size_of = idle.queue, _sizes(scenario, concurrency)
     events, horizon, patient, corrupt = queue.events, queue.horizon, queue.patient, queue.record.corrupt
     apply, release_one = queue.apply, idle.release_one
     filled, budget_left = 0, True
+    stale = StaleJobs(queue) if call_off else None
+    beyond = 0  # where jobs are called off: steps of a longer budget at the last moment
     queue.look(0.0)
     size = size if size_of is None else size_of()
     while (now := idle.next_event(horizon)) <= horizon and now < math.inf:
@@ -121,13 +133,17 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                         horizon = min(horizon, queue.record.end)  # this moment ends as any other: with the replies
                 else:
                     queue.drop(job, outcome)
-            if not releases and (not events or events[0][0] > now):
+            elif kind == UPLOAD and call_off and not queue.too_stale(job, beyond):
+                filled += queue.judge(job) in APPLIED and job not in corrupt
+                beyond, filled = (beyond + 1, 0) if filled >= size else (beyond, filled)
+            if not releases and not call_off and (not events or events[0][0] > now):
                 queue.look(now)
                 release_one(job, client, capacity_freed, client_freed, now)  # usually the only event now
                 break
             releases.append((job, client, capacity_freed, client_freed))
         else:
             queue.look(now)
+            releases += [] if stale is None else stale.call_off(now, beyond)
             idle.release(releases, now)
     return queue.record.schedule(exhausted=budget_left and not events)
 
@@ -138,6 +154,39 @@ def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
     if decisions is None or decisions.policy.buffer is None:
         return None
     return lambda: decisions.size(most)
+
+
+def fresh(
+    *, threshold: int = 1, size: int = 1, stop: bool = True, concurrency: int | None = None, sampling: str = "uniform"
+) -> Timing:
+    """Every `size` uploads of a staleness below `threshold` are a server step; jobs that reach it are called off.
+
+    A staler upload is dropped before it counts, as by the setting ``max_staleness = threshold - 1``, which may only
+    lower the limit here. With ``stop`` such a job is called off at the server step that makes it too stale, and its
+    client (or another, see ``buffer``) starts from the new model at once; without, the client trains to the end and
+    its upload is dropped. Uploads that come at the very moment of that step still come.
+
+    Sources: ``size=1``: Maranjyan, Tyurin, Richtarik (2025), "Ringmaster ASGD: the first asynchronous SGD with optimal
+    time complexity", with its delay threshold R, Algorithm 4 (without stops) and 5 (with stops). ``threshold=1``: the
+    batch of Rennala SGD, Tyurin, Richtarik (2023), "Optimal time complexities of parallel stochastic optimization
+    methods under a fixed computation model", which either stops unfinished calculations or ignores them.
+    """
+    check.whole("threshold", threshold)
+    check.whole("size", size)
+    check.kind("stop", stop, bool, "True or False")
+    check.optional(check.whole, "concurrency", concurrency)
+    registry.find("sampling", SUCCESSORS, sampling)
+
+    def timing(scenario: Scenario) -> Schedule:
+        check.require(scenario.decisions is None, "timing", "fresh", "another one in a run with a policy")
+        limits, most = scenario.conditions.limits, int(threshold) - 1
+        most = most if limits.max_staleness is None else min(most, limits.max_staleness)
+        conditions = scenario.conditions._replace(limits=limits._replace(max_staleness=most))
+        scenario = scenario._replace(conditions=conditions)
+        plan = functools.partial(plan_buffer, call_off=True) if stop else _plan_of(scenario)
+        return plan(scenario, int(size), _jobs_under_way(scenario, concurrency), sampling)
+
+    return timing
 
 
 def _require_asked(scenario: Scenario, name: str, asked: str | None = None) -> None:
@@ -308,6 +357,7 @@ def _rounds_until_upload(probability: float, spread: float) -> Callable:
 TIMINGS: dict[str, Callable[..., Timing]] = {
     "every": every,
     "buffer": buffer,
+    "fresh": fresh,
     "window": window,
     "cohort": cohort,
     "participation": participation,

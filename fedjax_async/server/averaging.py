@@ -109,6 +109,10 @@ def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Add each arriving delta, ``x <- x + eta Delta_i`` (asynchronous SGD with local steps).
 
     ``server_lr`` is ``eta > 0``. If a server step has several arrivals, their deltas are averaged.
+
+    With the timing ``fresh`` this is Ringmaster ASGD (method ``ringmaster``, ``fresh:threshold=R``) and Rennala SGD
+    (``rennala``, ``fresh:size=K``), with deltas of local steps in place of stochastic gradients. Their default R and K
+    of 10 are this project's: the papers choose them from the noise of the gradients and the accuracy that is wanted.
     """
     check.positive("server_lr", server_lr)
     return rule(guards, optimizer=optax.sgd(server_lr))

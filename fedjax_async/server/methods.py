@@ -56,6 +56,10 @@ METHODS: dict[str, Method] = {
     "delay_adaptive_asgd": Method(
         delay_adaptive_asgd, "every", about="ASGD with steps cut by the delay (Koloskova et al. 2022)."
     ),
+    "ringmaster": Method(
+        asgd, "fresh:threshold=10", about="ASGD whose late jobs are called off (Maranjyan et al. 2025)."
+    ),
+    "rennala": Method(asgd, "fresh:size=10", about="Mean of K deltas from one model (Tyurin and Richtarik 2023)."),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "asynfl": Method(asynfl, "window:length=300", about="Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Method(

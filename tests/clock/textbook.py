@@ -13,9 +13,11 @@ from fedjax_async.types import Schedule
 N = 7
 TIMING_SPECS = [
     "every", "every:concurrency=3,sampling=same", "every:concurrency=3,sampling=uniform",
-    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "window:length=0.7",
-    "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4", "cohort:size=3,over_selection=2,deadline=2",
-    "participation:length=0.3", "participation:probability=0.5,spread=0.8,length=0.4",
+    "every:concurrency=3,sampling=round_robin", "buffer:size=4", "buffer:size=2,concurrency=5", "fresh:size=2",
+    "fresh:threshold=3,stop=false,concurrency=5", "fresh:threshold=4,sampling=round_robin,concurrency=4",
+    "window:length=0.7", "window:length=1,concurrency=4,sampling=round_robin", "cohort:size=4",
+    "cohort:size=3,over_selection=2,deadline=2", "participation:length=0.3",
+    "participation:probability=0.5,spread=0.8,length=0.4",
 ]  # fmt: skip
 
 

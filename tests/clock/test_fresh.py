@@ -1,0 +1,108 @@
+"""The timing ``fresh``, of Ringmaster ASGD and Rennala SGD, against a plain loop over the workers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock import Limits, Outcome, Until, fault_counts, plan
+from tests.clock.textbook import N, check_invariants, make, same, table_of
+from tests.refusals import refusals
+
+
+def played(rows, size, threshold, stop, updates):
+    """Ringmaster ASGD (2025), Algorithms 4 and 5, and Rennala SGD (2023) for batches of ``size``.
+
+    Returns the arrivals (client, number, time, delay, step) and the outcomes of jobs by (client, number). Gradients
+    that come at one moment are taken in order of the workers, before any worker starts again.
+    """
+    step = filled = 0
+    number, begun = [0] * len(rows), [0] * len(rows)
+    ends = [row[0] for row in rows]
+    arrivals, outcomes = [], {}
+    while len(arrivals) < updates:
+        now = min(ends)
+        done = [i for i, end in enumerate(ends) if end == now]
+        for i in done:
+            outcomes[i, number[i]] = "under way"
+            if len(arrivals) == updates:
+                continue
+            delay = step - begun[i]
+            outcomes[i, number[i]] = "ignored" if delay >= threshold else "applied"
+            if delay < threshold:
+                arrivals.append((i, number[i], now, delay, step))
+                filled += 1
+                if filled == size:
+                    step, filled = step + 1, 0
+        if len(arrivals) == updates:
+            break
+        stopped = [i for i in range(len(rows)) if stop and i not in done and step - begun[i] >= threshold]
+        outcomes |= {(i, number[i]): "stopped" for i in stopped}
+        for i in done + stopped:
+            number[i], begun[i] = number[i] + 1, step
+            ends[i] = now + rows[i][min(number[i], len(rows[i]) - 1)]
+    return arrivals, outcomes
+
+
+KNOWN = {"applied": Outcome.APPLIED, "ignored": Outcome.DROPPED_STALE, "stopped": Outcome.CALLED_OFF}
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 40),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_it_is_the_loop_over_the_workers(rows, size, threshold, stop, updates):
+    spec = f"fresh:size={size},threshold={threshold},stop={str(stop).lower()}"
+    s = make(spec, table_of(*rows), num_clients=len(rows), until=Until(updates=updates))
+    check_invariants(s)
+    arrivals, outcomes = played(rows, size, threshold, stop, updates)
+    columns = (s.client[s.job], s.number[s.job], s.time, s.staleness, s.step)
+    assert [tuple(row) for row in zip(*(column.tolist() for column in columns))] == arrivals
+    for client, number, sent, outcome in zip(s.client, s.number, s.dispatch_time, s.outcome):
+        if (found := outcomes.get((client, number), "under way")) != "under way" and sent < arrivals[-1][2]:
+            assert outcome == KNOWN[found]
+
+
+@pytest.mark.parametrize("given", [{}, {"availability": "sessions:on=4,off=2,leaving=lose", "faults": "crash+drop"}])
+def test_without_stops_it_is_a_buffer_that_takes_no_stale_upload(given):
+    for size, threshold in ((1, 3), (3, 1)):
+        limited = make(f"buffer:size={size}", limits=Limits(max_staleness=threshold - 1), **given)
+        same(make(f"fresh:size={size},threshold={threshold},stop=false", **given), limited)
+        stricter = make(
+            f"fresh:size={size},threshold={threshold + 4},stop=false", limits=Limits(threshold - 1), **given
+        )
+        same(stricter, limited)
+
+
+def test_of_a_worker_that_is_very_slow_no_gradient_is_late_and_none_is_trained_in_vain():
+    rows = [[1.0], [1.2], [1.3], [1000.0]]
+    asgd = make("every", table_of(*rows), num_clients=4, updates=4000)
+    ringmaster = make("fresh:threshold=6", table_of(*rows), num_clients=4, updates=4000)
+    assert asgd.staleness.max() > 2000 and ringmaster.staleness.max() < 6
+    counts = fault_counts(ringmaster)
+    assert counts["dropped_stale"] == 0 and counts["called_off"] > 600
+    assert set(ringmaster.client[ringmaster.outcome == Outcome.CALLED_OFF]) == {3}
+
+
+def test_a_batch_of_rennala_has_one_start_model_and_may_exceed_the_clients():
+    s = make("fresh:size=20,threshold=1", updates=200, num_clients=N)
+    assert (s.staleness == 0).all() and s.step[-1] == 9 and fault_counts(s)["called_off"] == 10 * (N - 1)
+    assert np.bincount(s.client[s.job], minlength=N).min() > 0
+
+
+def test_a_client_whose_crashed_job_is_called_off_returns_when_it_has_restarted():
+    s = make("fresh:threshold=2", faults="crash:probability=0.3,restart=5", updates=300)
+    check_invariants(s)
+    counts = fault_counts(s)
+    assert counts["called_off"] > 50 and len(s.job) == 300
+
+
+test_bad_options_are_refused = refusals(
+    ("threshold=0", "threshold = 0: must be"),
+    ("size=0", "size = 0: must be"),
+    ("stop=1", "stop"),
+    ("sampling=any", "sampling = 'any': unknown"),
+    ("concurrency=0", "concurrency = 0: must be"),
+    by=lambda options: plan(f"fresh:{options}", "constant", num_clients=3, local_steps=1, until=Until(updates=3)),
+)
