@@ -1,4 +1,11 @@
-"""CA2FL: a buffered mean, calibrated by the latest delta of every client."""
+"""CA2FL, FedVARP, FedStale: the mean of a step's deltas, calibrated by the latest delta of every client.
+
+Sources: Wang et al., "Tackling the data heterogeneity in asynchronous federated learning with cached update
+calibration" (2024), Algorithm 2; Jhunjhunwala, Sharma, Nagarkatti, Joshi, "FedVARP: tackling the variance due to
+partial client participation in federated learning" (2022), of which CA2FL is the asynchronous form; Rodio, Neglia,
+"FedStale: leveraging stale client updates in federated learning" (2024), and its code (github.com/arodio/FedStale),
+which has FedVARP's step too.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +59,50 @@ def ca2fl(*, server_lr: Traced = 0.3, guards: Transform) -> ServerAlgorithm:
     Args:
       server_lr: ``eta > 0``.
     """
+    return _calibrated("ca2fl", server_lr, None, guards)
+
+
+@takes(guards=guard_rails)
+def fedvarp(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
+    """FedAvg corrected by the last deltas of all clients (Jhunjhunwala et al. 2022).
+
+    ``v = (1/N) sum_j y_j + (1/|S|) sum_{i in S} (Delta_i - y_i)``, ``x <- x + eta v``, and then ``y_i <- Delta_i`` for
+    the clients S of the round; ``y_i`` is the last delta of client i, zero at first. It is :func:`ca2fl` in synchronous
+    rounds, and with a buffer it is CA2FL at another rate; all that is said there holds here.
+
+    Args:
+      server_lr: ``eta > 0``.
+    """
+    return _calibrated("fedvarp", server_lr, None, guards)
+
+
+@takes(guards=guard_rails)
+def fedstale(*, server_lr: Traced = 1.0, beta: Traced = 0.5, guards: Transform) -> ServerAlgorithm:
+    """Between FedAvg and FedVARP: the last deltas of all clients count beta times (Rodio and Neglia 2024).
+
+    ``v = (1/|S|) sum_{i in S} (Delta_i - beta h_i) + (beta / N) sum_j h_j``, ``x <- x + eta v``, and then
+    ``h_i <- Delta_i``: fresh deltas of the round's clients S, and stale ones of all. ``beta = 0`` is FedAvg with
+    uniform weights, ``beta = 1`` is :func:`fedvarp`.
+
+    Args:
+      server_lr: ``eta > 0``.
+      beta: in [0, 1]. The default is this project's; the paper's advice is less where clients participate unequally.
+
+    Deviation: the paper weighs fresh deltas by ``1 / (N p_i)``, with p_i the client's probability to participate, here
+    by ``1 / |S|``. The rest is as in :func:`ca2fl`.
+    """
+    check.in_range("beta", beta, 0.0, 1.0)
+    return _calibrated("fedstale", server_lr, beta, guards)
+
+
+def _calibrated(name: str, server_lr: Traced, beta: Traced | None, guards: Transform) -> ServerAlgorithm:
+    """The rule: ``v = beta h + mean (Delta_i - beta h_i)``; ``beta = None``: 1."""
     check.positive("server_lr", server_lr)
-    require_no_steps(guards, "ca2fl")
+    require_no_steps(guards, name)
+
+    def stale(cached: Params) -> Params:
+        return cached if beta is None else scaled(cached, beta)
+
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[Ca2flState, Cached]:
@@ -68,7 +117,7 @@ def ca2fl(*, server_lr: Traced = 0.3, guards: Transform) -> ServerAlgorithm:
         delta, accepted = result.direction, result.accepted
         share = accepted.astype(result.arrival.weight.dtype)
         before = tree.where(memory.step == state.step, memory.before, memory.newest)
-        difference = jax.tree.map(jnp.subtract, delta, before)
+        difference = jax.tree.map(jnp.subtract, delta, stale(before))
         latest = with_statistics(delta, jax.tree.map(jnp.zeros_like, delta))
         changes = jax.tree.map(lambda s, d, old: s + d - old, state.changes, latest, memory.newest)
         new = state._replace(
@@ -81,7 +130,7 @@ def ca2fl(*, server_lr: Traced = 0.3, guards: Transform) -> ServerAlgorithm:
 
     def close(state: Ca2flState, memory: Cached) -> tuple[Ca2flState, Cached]:
         correction, count, emptied = average.close(state.accumulated)
-        direction = jax.tree.map(jnp.add, state.mean, correction)
+        direction = jax.tree.map(jnp.add, stale(state.mean), correction)
         change = with_statistics(weights_of(scaled(direction, server_lr)), direction)
         cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / state.facts.num_clients))
         no_changes = jax.tree.map(jnp.zeros_like, state.changes)

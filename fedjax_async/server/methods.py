@@ -9,10 +9,11 @@ from typing import cast
 # fmt: off
 from fedjax_async.local import curve_training
 from fedjax_async.base.method import Method
+from fedjax_async.server.aced import aced as aced
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fednova as fednova)
-from fedjax_async.server.ca2fl import ca2fl as ca2fl
+from fedjax_async.server.ca2fl import ca2fl as ca2fl, fedstale as fedstale, fedvarp as fedvarp
 from fedjax_async.server.delay_adaptive import delay_adaptive_asgd as delay_adaptive_asgd
 from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
     orthograd as orthograd, orthopos as orthopos, orthostrict as orthostrict)
@@ -21,6 +22,7 @@ from fedjax_async.server.fedmrur import fedmrur as fedmrur, fedmrur_client as fe
 from fedjax_async.server.fedopt import (fadas as fadas, fedadagrad as fedadagrad, fedadam as fedadam,
     fedavgm as fedavgm, fedyogi as fedyogi)
 from fedjax_async.server.floco import floco as floco, floco_client as floco_client
+from fedjax_async.server.mifa import ace as ace, mifa as mifa
 from fedjax_async.server.orthofl import (orthofl as orthofl, orthofl_no_average as orthofl_no_average,
     orthofl_pairwise as orthofl_pairwise, orthofl_released as orthofl_released)
 from fedjax_async.server.robust import fedmedian as fedmedian, krum as krum, trimmed_mean as trimmed_mean
@@ -79,6 +81,13 @@ METHODS: dict[str, Method] = {
     "ca2fl": Method(
         ca2fl, "buffer:size=10", about="FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."
     ),
+    "fedvarp": Method(
+        fedvarp, "cohort", about="FedAvg corrected by the last deltas of all clients (Jhunjhunwala et al. 2022)."
+    ),
+    "fedstale": Method(fedstale, "cohort", about="Between FedAvg and FedVARP, by a factor (Rodio and Neglia 2024)."),
+    "mifa": Method(mifa, "cohort", about="Mean of every client's last delta, in rounds (Gu et al. 2021)."),
+    "ace": Method(ace, "every", about="Mean of every client's last delta, at each arrival (Chang et al. 2025)."),
+    "aced": Method(aced, "every", about="ACE of the clients that were heard of lately (Chang et al. 2025)."),
     "fadas": Method(
         fadas, "buffer:size=5", about="FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."
     ),

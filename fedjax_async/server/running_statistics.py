@@ -26,6 +26,11 @@ def with_statistics(weights: Params, source: Params) -> Params:
     return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
 
 
+def only_statistics(params: Params) -> Params:
+    """The running statistics alone, as params; empty if there are none."""
+    return {STATISTICS: params[STATISTICS]} if has_statistics(params) else {}
+
+
 def weights_in(upload: Tree) -> Tree:
     """The weights in an upload, which may be any pytree; ``None`` in place of running statistics."""
     return tree.split(upload, lambda path: STATISTICS in path)[0]

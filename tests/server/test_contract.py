@@ -161,7 +161,7 @@ RANGES = {
     "server_lr eps alpha": [0, -1.0, INFINITE, None],
     "mixing lowest": [0, -1.0, INFINITE, None, 1.5],
     "b1 b2 momentum decay": [-0.1, 1.0],
-    "fraction swa spread regions": [-0.1, 1.5],
+    "fraction swa spread regions beta": [-0.1, 1.5],
     "second_fraction overstale": [-0.1, 0.25],
     "tolerated initial exponent slope threshold overstale_after": [-0.1],
     "strength": [-0.1, None],

@@ -22,8 +22,11 @@ TENSORS = [slice(0, 6), slice(6, 8), slice(8, 9)]
 WHOLE = [slice(0, 9)]
 
 
-def ca2fl(lr: float = 1.0) -> Rule:
-    """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is computed anew at every step."""
+def ca2fl(lr: float = 1.0, beta: float = 1.0) -> Rule:
+    """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is computed anew at every step.
+
+    With ``beta``: FedStale, Rodio and Neglia (2024).
+    """
 
     class Cached(Rule):
         def begin(self, x, uploads):
@@ -31,14 +34,51 @@ def ca2fl(lr: float = 1.0) -> Rule:
 
         def taken(self, x, u, client, direction, scale):
             self.cache[client] = direction
-            return direction - self.at_step[client]
+            return direction - beta * self.at_step[client]
 
         def step(self, x, waiting):
-            x = x + lr * (self.at_step.mean(axis=0) + np.mean(waiting, axis=0))
+            x = x + lr * (beta * self.at_step.mean(axis=0) + np.mean(waiting, axis=0))
             self.at_step = self.cache.copy()
             return x
 
     return Cached(add(lr))
+
+
+def mifa(lr: float = 1.0, *, wait: bool = False) -> Rule:
+    """Gu et al. (2021), Algorithm 1, and ACE, Chang et al. (2025): the mean of a table of last updates."""
+
+    class Remembering(Rule):
+        def begin(self, x, uploads):
+            self.table, self.heard = np.zeros((CLIENTS, len(x))), set()
+
+        def taken(self, x, u, client, direction, scale):
+            self.table[client] = direction
+            self.heard.add(client)
+            return client
+
+        def step(self, x, waiting):
+            return x if wait and len(self.heard) < CLIENTS else x + lr * self.table.mean(axis=0)
+
+    return Remembering(add())
+
+
+def aced(lr: float = 1.0, max_age: int = CLIENTS) -> Rule:
+    """Chang et al. (2025), ACED: the mean over the clients heard of in the last ``max_age + 1`` steps."""
+
+    class Active(Rule):
+        def begin(self, x, uploads):
+            self.t, self.table, self.heard = 0, {}, {}
+
+        def taken(self, x, u, client, direction, scale):
+            self.table[client], self.heard[client] = direction, self.t
+            return client
+
+        def step(self, x, waiting):
+            active = [i for i, t in self.heard.items() if self.t - t <= max_age]
+            self.t += 1
+            return x + lr * np.mean([self.table[i] for i in active], axis=0)
+
+    return Active(add())
 
 
 def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:
