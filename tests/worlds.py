@@ -139,7 +139,7 @@ ALIKE: dict[str, list[str]] = {
     "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd"],  # without and with a key
     "method": [
         "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd ringmaster rennala fedbuff"
-        " fadas asynfl asynflc asynflc_ef",
+        " fadas fedcompass asynfl asynflc asynflc_ef",
         # the uploads of a step do not enter through their sum alone
         "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         "ca2fl fedvarp fedstale mifa ace aced orthofl orthofl_released orthofl_pairwise",  # a memory of each client

@@ -29,6 +29,7 @@ from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, fast_paths
 from fedjax_async.clock.calling_off import StaleJobs
 from fedjax_async.clock.cohorts import plan_cohort
+from fedjax_async.clock.compass import plan_compass, require_plain
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import FREED, UPLOAD, Release
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
@@ -354,6 +355,38 @@ def _rounds_until_upload(probability: float, spread: float) -> Callable:
     return from_profiles(profiles, geometric, Scaling(), Speeds())
 
 
+# --- groups -------------------------------------------------------------------------------------
+
+
+def compass(*, shortest: float = 0.2, slack: float = 1.5, momentum: float = 0.9) -> Timing:
+    """Local steps by speed, so that clients arrive in groups (FedCompass); each group is a server step.
+
+    All clients train. A job has between ``Q_min`` and ``Q_max`` local steps; ``Q_max`` is the run's, ``Q_min =
+    shortest * Q_max``. A client that returns joins the group in which it can do most steps before the group's expected
+    arrival; if it can join none, it makes a new one, which arrives together with another group's fastest client after
+    that one's next job. The server waits for a group until all have arrived, at most until `slack` times the seconds
+    expected at its beginning; then its clients start from the new model. ``momentum`` is the weight of the last job in
+    the estimate of a client's speed. A job of the delay model is one of ``Q_max`` steps, and fewer take proportionally
+    less, unless the model has ``reference_steps``.
+
+    Source: Li et al. (2024), "FedCompass", with the scheduler and the defaults of the authors' code (``compass.py``).
+    Deviation: an upload that comes too late for its group is a server step of its own; the authors add it to the step
+    of the next group, but send its client at once. The clients of a run with absences, faults or limits do not all
+    return: there it is refused.
+    """
+    for name, value in (("shortest", shortest), ("momentum", momentum)):
+        check.real_positive(name, value)
+        check.in_range(name, value, 0, 1)
+    check.real_positive("slack", slack)
+    check.require(slack >= 1, "slack", slack, "at least 1")
+
+    def timing(scenario: Scenario) -> Schedule:
+        require_plain(scenario)
+        return plan_compass(scenario, shortest, slack, momentum)
+
+    return timing
+
+
 TIMINGS: dict[str, Callable[..., Timing]] = {
     "every": every,
     "buffer": buffer,
@@ -361,4 +394,5 @@ TIMINGS: dict[str, Callable[..., Timing]] = {
     "window": window,
     "cohort": cohort,
     "participation": participation,
+    "compass": compass,
 }

@@ -1,4 +1,4 @@
-"""Rules that step by a weighted mean or sum of the deltas: FedAvg, FedNova, FedBuff, FedAsync, ASGD, AsynFL."""
+"""Rules that step by a weighted mean or sum of deltas: FedAvg, FedNova, FedBuff, FedAsync, ASGD, AsynFL, FedCompass."""
 
 from __future__ import annotations
 
@@ -156,3 +156,20 @@ def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """
     check.positive("server_lr", server_lr)
     return rule(guards, optimizer=optax.sgd(server_lr), aggregate=over_clients())
+
+
+@takes(discounted=discount, guards=guard_rails)
+def fedcompass(*, server_lr: Traced = 0.9, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+    """Sum of a group's staleness-weighted deltas, divided by the number N of all clients (Li et al. 2024).
+
+    ``x <- x + alpha (1/N) sum_{i in group} s(tau_i) Delta_i``, ``s = (1 + tau)^-0.5`` by default. The timing
+    ``compass`` gives clients as many local steps as fit before their group arrives.
+
+    Args:
+      server_lr: ``alpha > 0``.
+
+    Source: ``FedCompassAggregator`` in the authors' code (github.com/APPFL/APPFL) with uploads that are changes of the
+    model, and the options of its example. Deviation: clients count equally there by default, here always.
+    """
+    check.positive("server_lr", server_lr)
+    return rule(guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr), aggregate=over_clients())

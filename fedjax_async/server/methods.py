@@ -12,7 +12,7 @@ from fedjax_async.base.method import Method
 from fedjax_async.server.aced import aced as aced
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
-    fedbuff as fedbuff, fednova as fednova)
+    fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova)
 from fedjax_async.server.ca2fl import ca2fl as ca2fl, fedstale as fedstale, fedvarp as fedvarp
 from fedjax_async.server.delay_adaptive import delay_adaptive_asgd as delay_adaptive_asgd
 from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
@@ -63,6 +63,9 @@ METHODS: dict[str, Method] = {
     ),
     "rennala": Method(asgd, "fresh:size=10", about="Mean of K deltas from one model (Tyurin and Richtarik 2023)."),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "fedcompass": Method(
+        fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."
+    ),
     "asynfl": Method(asynfl, "window:length=300", about="Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Method(
         asynfl,

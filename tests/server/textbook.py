@@ -118,9 +118,12 @@ def polynomial(tau: int, p: float = 0.5) -> float:
     return (1.0 + tau) ** -p
 
 
-def over_all(n: int, lr: float = 1.0) -> Rule:
-    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` over the clients of the step."""
-    return Rule(add(lr), combine=lambda directions, shares: directions.sum(axis=0) / n)
+def over_all(n: int, lr: float = 1.0, s: Any = None) -> Rule:
+    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` over the clients of the step.
+
+    With ``s``: FedCompass, Li et al. (2024), ``x <- x + lr sum s(tau_i) p_i Delta_i`` with equal weights p_i.
+    """
+    return Rule(add(lr), s=s, combine=lambda directions, shares: directions.sum(axis=0) / n)
 
 
 def robust(combine: Any, lr: float = 1.0, s: Any = None) -> Rule:
