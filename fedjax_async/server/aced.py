@@ -20,7 +20,7 @@ from fedjax_async.server.transforms import Transform, begun, require_no_steps, s
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
-class Last(NamedTuple):
+class Heard(NamedTuple):
     """The server's row about one client."""
 
     delta: Params  # U_i, its last delta, of the weights alone; zero at first
@@ -62,16 +62,16 @@ def aced(*, server_lr: Traced = 1.0, max_age: int | None = None, guards: Transfo
     require_no_steps(guards, "aced")
     average = mean()
 
-    def init(params: Params, facts: Facts = Facts()) -> tuple[AcedState, Last]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[AcedState, Heard]:
         slots = 1 + (facts.num_clients if max_age is None else max_age)
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
         first = jnp.zeros((), jnp.int32)
         empty, none = tree.stack_zeros(zero, slots), jnp.zeros(slots, jnp.int32)
         statistics = average.init(only_statistics(params))
         state = AcedState(params, empty, none, first, statistics, begun(guards, params, facts))
-        return state, Last(zero, first - 1)
+        return state, Heard(zero, first - 1)
 
-    def receive(state: AcedState, memory: Last, arrival: Arrival) -> tuple[AcedState, Last, Info]:
+    def receive(state: AcedState, memory: Heard, arrival: Arrival) -> tuple[AcedState, Heard, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
         accepted, delta = result.accepted, weights_of(result.direction)
         share = accepted.astype(result.arrival.weight.dtype)
@@ -93,9 +93,9 @@ def aced(*, server_lr: Traced = 1.0, max_age: int | None = None, guards: Transfo
             statistics=average.add(state.statistics, only_statistics(result.direction), share, arrival),
             guards=tree.where(accepted, result.state, state.guards),
         )
-        return new, tree.where(accepted, Last(delta, state.step), memory), result.info(share)
+        return new, tree.where(accepted, Heard(delta, state.step), memory), result.info(share)
 
-    def close(state: AcedState, memory: Last) -> tuple[AcedState, Last]:
+    def close(state: AcedState, memory: Heard) -> tuple[AcedState, Heard]:
         statistics, came, emptied = average.close(state.statistics)
         active = jnp.maximum(jnp.sum(state.counts, dtype=jnp.int32), 1).astype(jnp.result_type(float))
         direction = scaled(jax.tree.map(lambda rows: jnp.sum(rows, axis=0), state.slots), 1.0 / active)
@@ -110,7 +110,7 @@ def aced(*, server_lr: Traced = 1.0, max_age: int | None = None, guards: Transfo
         )
         return tree.where(came > 0, stepped, state), memory
 
-    def dispatch(state: AcedState, memory: Last, request: Request) -> tuple[Message, Last]:
+    def dispatch(state: AcedState, memory: Heard, request: Request) -> tuple[Message, Heard]:
         return Message(state.params), memory
 
     return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close)

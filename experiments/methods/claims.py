@@ -1,0 +1,135 @@
+"""The simplest claim of the papers of newer asynchronous methods, each in one small world.
+
+    python experiments/methods/claims.py --scale laptop     # about ten minutes of two cores
+
+Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
+speeds, clients that are absent. A method's rate is the best of a small grid by validation accuracy, the mean over the
+seeds; test examples choose nothing. All methods of a world have the same virtual time. ``paper`` has a larger model and
+more seeds; it is not from a paper.
+
+Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the same command continues from there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
+
+from variants import Variant, options, parse_seeds, report, run_variants
+
+from fedjax_async import register
+from fedjax_async.clock import DelayModel, Delays, bind_delays
+from fedjax_async.results import tables
+from fedjax_async.results.metrics import final_value
+
+RATES = (1, 0.3, 0.1, 0.03)
+_COMMON: dict[str, Any] = {
+    **{"dataset": "fashion_mnist_6k", "model": "mlp:hidden=32", "clients": 20, "steps": 5, "lr": 0.05},
+    **{"validation_fraction": 0.1, "partition": "iid"},
+}
+_UNEQUAL = {"partition": "dirichlet:alpha=0.1,min_size=10", "delay": "lognormal:mean=60,heterogeneity=1"}
+# World -> its settings, and its methods: label -> (spec with a place for the rate, rates).
+Methods = dict[str, tuple[str, tuple[float, ...]]]
+ASGD: Methods = {
+    "ASGD": ("asgd:server_lr={}", RATES),
+    "delay-adaptive ASGD, cut": ("delay_adaptive_asgd:server_lr={}", RATES),
+    "delay-adaptive ASGD, drop": ("delay_adaptive_asgd:server_lr={},late=drop", RATES),
+    "Ringmaster, R = 20": ("ringmaster:server_lr={}@fresh:threshold=20", RATES),
+    "Ringmaster, R = 20, no stops": ("ringmaster:server_lr={}@fresh:threshold=20,stop=false", RATES),
+    "Rennala, K = 10": ("rennala:server_lr={}@fresh:size=10", RATES),
+}
+WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
+    "one slow client": ({"delay": "one_slow", "time": 7200.0, "eval_time": 120.0}, ASGD),
+    "unequal speeds": (
+        {"delay": "lognormal:mean=60,heterogeneity=1.5", "time": 3600.0, "eval_time": 60.0},
+        ASGD | {"Ringmaster, R = 5": ("ringmaster:server_lr={}@fresh:threshold=5", RATES)},
+    ),
+    "unequal labels and speeds": (
+        _UNEQUAL | {"time": 6000.0, "eval_time": 120.0},
+        {
+            "FedAsync": ("fedasync:mixing={}", (0.6, 0.3, 0.1)),
+            "FedBuff, K = 5": ("fedbuff:server_lr={}@buffer:size=5", RATES),
+            "CA2FL, K = 5": ("ca2fl:server_lr={}@buffer:size=5", RATES),
+            "ASGD": ("asgd:server_lr={}", RATES),
+            "ACE": ("ace:server_lr={}", RATES),
+            "ACE, no waiting": ("ace:server_lr={},wait=false", RATES),
+            "ACED": ("aced:server_lr={}", RATES),
+            "FedCompass": ("fedcompass:server_lr={}", (0.9, 0.3, 2.7)),
+        },
+    ),
+    "absent clients": (
+        _UNEQUAL
+        | {
+            "delay": "lognormal:mean=60",
+            "availability": "sessions:on=600,off=1800",
+            "time": 18000.0,
+            "eval_time": 360.0,
+        },
+        {
+            "FedAvg": ("fedavg:server_lr={},weighting=uniform@cohort:size=20", (1, 0.3)),
+            "FedVARP": ("fedvarp:server_lr={}@cohort:size=20", (1, 0.3)),
+            "FedStale, beta = 0.5": ("fedstale:server_lr={}@cohort:size=20", (1, 0.3)),
+            "MIFA": ("mifa:server_lr={}@cohort:size=20", (1, 0.3)),
+            "MIFA, first round waits": ("mifa:server_lr={},wait=true@cohort:size=20", (1, 0.3)),
+        },
+    ),
+}
+SMOKE = {"model": "logistic", "time": 240.0, "eval_time": 120.0, "eval_examples": 100}
+SETTINGS = {"smoke": _COMMON | SMOKE, "laptop": _COMMON, "paper": _COMMON | {"model": "lenet5"}}
+SEEDS = {"smoke": 1, "laptop": 3, "paper": 5}
+
+
+@register("delay", "one_slow")
+def one_slow(*, mean: float = 60.0, times: float = 50.0) -> DelayModel:
+    """Lognormal jobs of ``mean`` seconds; those of client 0 take ``times`` as long."""
+
+    def model(num_clients: int, seed: int) -> Delays:
+        usual = bind_delays(f"lognormal:mean={mean},sigma=0.3", num_clients, seed)
+
+        def durations(clients: np.ndarray, numbers: np.ndarray, *sizes: Any, **named: Any) -> np.ndarray:
+            return usual.durations(clients, numbers, *sizes, **named) * np.where(np.asarray(clients) == 0, times, 1.0)
+
+        return Delays(num_clients, durations)
+
+    return model
+
+
+def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
+    """A row for each method of a world, at the rate that validation examples choose."""
+    own, methods = WORLDS[world]
+    setting = {**SETTINGS["smoke"], **{k: v for k, v in own.items() if "time" not in k}} if scale == "smoke" else {
+        **SETTINGS[scale], **own
+    }  # fmt: skip
+    points = {label: [spec.format(rate) for rate in rates] for label, (spec, rates) in methods.items()}
+    if scale == "smoke":
+        points = {label: specs[-1:] for label, specs in list(points.items())[:2]}
+    variants = [Variant(spec, {"method": spec}) for specs in points.values() for spec in specs]
+    found = run_variants(world.replace(" ", "_"), setting, variants, given)
+    rows = []
+    for label, specs in points.items():
+        validation = {one: np.mean([final_value(run, "validation_accuracy") for run in found[one]]) for one in specs}
+        best = max(specs, key=lambda one: float(np.nan_to_num(validation[one], nan=-1)))
+        runs = found[best]
+        every = [np.asarray(run.evaluations["accuracy"]) for run in runs]
+        rows.append({
+            "world": world,
+            "method": label,
+            "best": best,
+            "accuracy (%)": tables.spread([100 * final_value(run, "accuracy") for run in runs]),
+            "accuracy at half time (%)": tables.spread([100 * float(one[len(one) // 2]) for one in every]),
+            "swing (points)": float(np.mean([100 * np.std(one[-max(len(one) // 3, 2) :]) for one in every])),
+            "updates": float(np.mean([run.counters["updates"] for run in runs])),
+            "server steps": float(np.mean([run.counters["server_steps"] for run in runs])),
+        })  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    given = parse_seeds(options(__doc__, "methods", "claims"), SEEDS)
+    rows = [row for world in WORLDS for row in table(world, given.scale, given)]
+    report(rows, given, decimals={name: 1 for name in rows[0] if name.endswith(")")})
