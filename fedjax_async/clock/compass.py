@@ -21,7 +21,7 @@ _UPLOAD, _LATEST = 0, 1  # kinds of events; at one moment uploads come first
 
 
 @dataclass
-class Group:
+class ArrivalGroup:
     """Clients that are to arrive together."""
 
     expected: float  # seconds; T_a, when all of them should have arrived
@@ -40,7 +40,7 @@ class Compass:
         self.seconds = np.full(count, np.nan)  # of a local step, as estimated; NaN: unknown
         self.steps, self.sent = most.copy(), np.zeros(count)  # of each client's last job
         self.group = np.full(count, -1)  # the number of each client's group; -1: none yet
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, ArrivalGroup] = {}
         self._slack, self._momentum, self._next = slack, momentum, 0
 
     def note(self, client: int, now: float) -> None:
@@ -63,7 +63,7 @@ class Compass:
             return None
         steps = self._steps_of_new(client, now)
         takes = steps * self.seconds[client]
-        self.groups[self._next] = Group(now + takes, now + takes * self._slack, [client])
+        self.groups[self._next] = ArrivalGroup(now + takes, now + takes * self._slack, [client])
         self.group[client], self.steps[client] = self._next, steps
         self._next += 1
         return self._next - 1
