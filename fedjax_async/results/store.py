@@ -307,6 +307,7 @@ def load(folder: str | Path) -> Run:
     folder = check.path("folder", folder)
     manifest = read_manifest(folder)
     content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
+    updates = Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"]))
     probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}
     stopped = Stopped(**json.loads(content[STOPPED])) if STOPPED in content else None
     best = None
@@ -316,12 +317,25 @@ def load(folder: str | Path) -> Run:
         settings=json.loads(content["settings.json"]),
         params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
         evaluations=Columns(files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"])),
-        updates=Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"])),
+        updates=updates,
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
-        counters=json.loads(content["counters.json"]),
+        counters=counters_in(content["counters.json"], updates),
         schedule=(load_peer_schedule if is_peer_schedule(folder / SCHEDULE) else load_schedule)(folder / SCHEDULE),
         probes=unflatten(probes),
         stopped=stopped,
         best=best,
         client_names=tuple(json.loads(content[CLIENT_NAMES])) if CLIENT_NAMES in content else None,
     )
+
+
+def counters_in(content: bytes, updates: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The counters of a saved run, in today's words: earlier versions had others.
+
+    They counted uploads that were too stale among the ``rejected`` ones too, and ``num_bytes`` was the device memory
+    of a run without a server.
+    """
+    counters: dict[str, Any] = json.loads(content)
+    if counters.get("dropped_stale"):
+        counters["rejected"] = int(np.sum(~np.asarray(updates["accepted"], bool)))
+    names = {"num_bytes": "device_memory_bytes"}
+    return {names.get(name, name): count for name, count in counters.items()}

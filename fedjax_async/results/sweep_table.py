@@ -24,6 +24,7 @@ from fedjax_async.types import Run
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
 EXECUTION = REAL_TIMES | {
     "waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs",
+    "widest", "device_memory_bytes",
 }  # fmt: skip
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
@@ -199,7 +200,7 @@ def setting_rows(
         "staleness": ("staleness_mean", 1.0),
     }
     wanted |= {title: cost for title, cost in COSTS.items() if all(cost[0] in each.numbers for each in found)}
-    counted = ("unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
+    counted = ("unused", "rejected", "dropped_stale", "attackers", "malicious", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
