@@ -39,8 +39,7 @@ from fedjax_async.results.metrics import (
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
-from fedjax_async.results.simulation import compare as compare_methods
-from fedjax_async.results.simulation import precision, run_alone
+from fedjax_async.results.simulation import precision, run_alone, train_compared
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.results.worlds import end_text, faults_text
 from fedjax_async.types import Run
@@ -272,19 +271,18 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     require_energy(drawing, [{"energy": settings.energy}])
     target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
-    callbacks_of(arguments)  # raises before any training
+    callbacks = callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
-            runs = compare_methods(
+            runs = train_compared(
                 methods,
                 settings,
                 seeds=arguments.seeds,
-                out=arguments.out,
+                out=Path(arguments.out),
                 overwrite=arguments.overwrite,
                 again=arguments.again,
                 progress=False if arguments.quiet else None,
-                stream=arguments.stream,
-                keep_best=arguments.keep_best,
+                callbacks=callbacks,
             )
         except KeyboardInterrupt:
             finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))
