@@ -218,6 +218,7 @@ def setting_rows(
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers.get(name, 0) for each in group])
+        row["sent (MB)"] = tables.spread([metrics.progress_in(each.run, "bytes")[-1] / 1e6 for each in group])
         if any(each.numbers["all_rejected"] for each in found):
             row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):
