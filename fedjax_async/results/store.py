@@ -20,6 +20,7 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.models.weights import BARE, arrays_of
 from fedjax_async.peers import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.results import files
+from fedjax_async.results.client_names import shown_name, with_names
 from fedjax_async.results.provenance import VERSIONS, versions
 from fedjax_async.types import Best, Params, Run, Stopped
 
@@ -74,12 +75,16 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
 
 
 def _contents(run: Run) -> dict[str, bytes]:
+    # on one line each, so that no name can make the table unreadable; client_names.json has them as they are
+    names = (
+        None if run.client_names is None else [shown_name(run.client_names, k) for k in range(len(run.client_names))]
+    )
     contents = (
         files.json_bytes(run.settings),
         files.json_bytes(versions()),
         files.json_bytes({name: count for name, count in run.counters.items() if name not in REAL_TIMES}),
         files.csv_bytes(files.applicable(run.evaluations)),
-        files.csv_bytes(run.updates),
+        files.csv_bytes(with_names(run._replace(client_names=names), run.updates)),
         disk.npz_bytes(run.per_client),
         disk.npz_bytes(flatten(run.params)),
     )
@@ -199,7 +204,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
     - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;
-    - ``client_names.json``, a list, if the data name their clients;
+    - ``client_names.json``, a list, if the data name their clients; then ``updates.csv`` has them in a column too;
     - ``manifest.json`` with column types and checksums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
