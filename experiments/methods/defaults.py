@@ -70,6 +70,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "delay_adaptive_asgd": ARRIVAL,
     "ringmaster": {"@fresh:threshold": (10, 100), "server_lr": (1, 0.1, 0.03)},
     "rennala": {"@fresh:size": (10, 30), "server_lr": (1, 0.3)},
+    "malenia": {"server_lr": (1, 0.3)},
     "fedbuff": {"@buffer:size": (10, 3, 30), "server_lr": (0.7, 0.3, 1)},
     "fedcompass": {"server_lr": (0.9, 0.3, 2.7)},
     "asynfl": WINDOW,

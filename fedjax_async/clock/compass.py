@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,7 +156,7 @@ class _Plan:
 
 
 def plan_compass(scenario: Scenario, shortest: float, slack: float, momentum: float) -> Schedule:
-    """All clients train at once; a group that has arrived is a server step. See ``timing.compass``."""
+    """All clients train at once; a group that has arrived is a server step. See ``compass``."""
     made = _Plan(scenario, Compass(scenario.local_steps.astype(np.int64), shortest, slack, momentum))
     for client in range(scenario.num_clients):
         made.dispatch(client, 0.0)
@@ -168,8 +169,32 @@ def plan_compass(scenario: Scenario, shortest: float, slack: float, momentum: fl
     return made.record.schedule()._replace(local_steps=np.array(made.steps_of, np.int32))
 
 
-def require_plain(scenario: Scenario) -> None:
-    """``ValueError`` for a scenario in which clients do not always return, or in which a policy decides."""
-    check.require(scenario.decisions is None, "timing", "compass", "another one in a run with a policy")
-    allowed = "another one with availability, faults or limits: its groups expect every client to return"
-    check.require(scenario.conditions == NO_CONDITIONS, "timing", "compass", allowed)
+def compass(*, shortest: float = 0.2, slack: float = 1.5, momentum: float = 0.9) -> Callable[[Scenario], Schedule]:
+    """Local steps by speed, so that clients arrive in groups (FedCompass); each group is a server step.
+
+    All clients train. A job has between ``Q_min`` and ``Q_max`` local steps; ``Q_max`` is the run's, ``Q_min =
+    shortest * Q_max``. A client that returns joins the group in which it can do most steps before the group's expected
+    arrival; if it can join none, it makes a new one, which arrives together with another group's fastest client after
+    that one's next job. The server waits for a group until all have arrived, at most until `slack` times the seconds
+    expected at its beginning; then its clients start from the new model. ``momentum`` is the weight of the last job in
+    the estimate of a client's speed. A job of the delay model is one of ``Q_max`` steps, and fewer take proportionally
+    less, unless the model has ``reference_steps``.
+
+    Source: Li et al. (2024), "FedCompass", with the scheduler and the defaults of the authors' code (``compass.py``).
+    Deviation: an upload that comes too late for its group is a server step of its own; the authors add it to the step
+    of the next group, but send its client at once. The clients of a run with absences, faults or limits do not all
+    return: there it is refused.
+    """
+    for name, value in (("shortest", shortest), ("momentum", momentum)):
+        check.real_positive(name, value)
+        check.in_range(name, value, 0, 1)
+    check.real_positive("slack", slack)
+    check.require(slack >= 1, "slack", slack, "at least 1")
+
+    def timing(scenario: Scenario) -> Schedule:
+        check.require(scenario.decisions is None, "timing", "compass", "another one in a run with a policy")
+        allowed = "another one with availability, faults or limits: its groups expect every client to return"
+        check.require(scenario.conditions == NO_CONDITIONS, "timing", "compass", allowed)
+        return plan_compass(scenario, shortest, slack, momentum)
+
+    return timing

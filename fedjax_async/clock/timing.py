@@ -29,7 +29,7 @@ from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, fast_paths
 from fedjax_async.clock.calling_off import StaleJobs
 from fedjax_async.clock.cohorts import plan_cohort
-from fedjax_async.clock.compass import plan_compass, require_plain
+from fedjax_async.clock.compass import compass
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import FREED, UPLOAD, Release
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
@@ -97,20 +97,42 @@ def _plan_of(scenario: Scenario) -> Callable[[Scenario, int, int, str], Schedule
     return plan_buffer
 
 
-def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str, *, call_off: bool = False) -> Schedule:
+class _Filling:
+    """The server step that is filling: whether a sound upload closes it."""
+
+    def __init__(self, size: int, everyone: int) -> None:
+        self.size, self._everyone = size, everyone  # the number of clients that must all take part; 0: any
+        self._filled, self._clients = 0, set[int]()
+
+    def closes(self, client: int) -> bool:
+        """Count a sound upload of ``client``; whether the step is complete, so that the next one begins."""
+        self._filled += 1
+        if self._everyone:
+            self._clients.add(client)
+        if self._filled < self.size or len(self._clients) < self._everyone:
+            return False
+        self._filled = 0
+        self._clients.clear()
+        return True
+
+
+def plan_buffer(
+    scenario: Scenario, size: int, concurrency: int, sampling: str, *, call_off: bool = False, everyone: bool = False
+) -> Schedule:
     """Every ``size`` sound arrivals are a server step; see ``buffer``.
 
-    ``call_off``: jobs that have become staler than ``max_staleness`` by a moment's end are called off; see ``fresh``.
+    ``call_off``: jobs that have become staler than ``max_staleness`` by a moment's end are called off.
+    ``everyone``: a step has an upload of every client. See ``fresh``.
     """
     idle = idle_clients(scenario, concurrency, sampling)
     queue, size_of = idle.queue, _sizes(scenario, concurrency)
     events, horizon, patient, corrupt = queue.events, queue.horizon, queue.patient, queue.record.corrupt
     apply, release_one = queue.apply, idle.release_one
-    filled, budget_left = 0, True
+    budget_left = True
     stale = StaleJobs(queue) if call_off else None
     beyond = 0  # where jobs are called off: steps of a longer budget at the last moment
     queue.look(0.0)
-    size = size if size_of is None else size_of()
+    filling = _Filling(size if size_of is None else size_of(), scenario.num_clients if everyone else 0)
     while (now := idle.next_event(horizon)) <= horizon and now < math.inf:
         releases: list[Release] = []
         while events and events[0][0] <= now:
@@ -121,22 +143,17 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str, 
             if kind == UPLOAD and (budget_left or job in queue.withheld):
                 outcome = _APPLIED if patient else queue.judge(job)
                 if outcome in APPLIED:
-                    sound = job not in corrupt
-                    filled += sound
-                    closes = sound and filled >= size
+                    closes = job not in corrupt and filling.closes(client)
                     budget_left = apply(job, outcome, now, closes)
-                    if closes:
-                        filled = 0
-                        if size_of is not None and budget_left:
-                            queue.look(now)
-                            size = size_of()
+                    if closes and size_of is not None and budget_left:
+                        queue.look(now)
+                        filling.size = size_of()
                     if not budget_left:
                         horizon = min(horizon, queue.record.end)  # this moment ends as any other: with the replies
                 else:
                     queue.drop(job, outcome)
             elif kind == UPLOAD and call_off and not queue.too_stale(job, beyond):
-                filled += queue.judge(job) in APPLIED and job not in corrupt
-                beyond, filled = (beyond + 1, 0) if filled >= size else (beyond, filled)
+                beyond += queue.judge(job) in APPLIED and job not in corrupt and filling.closes(client)
             if not releases and not call_off and (not events or events[0][0] > now):
                 queue.look(now)
                 release_one(job, client, capacity_freed, client_freed, now)  # usually the only event now
@@ -158,34 +175,46 @@ def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
 
 
 def fresh(
-    *, threshold: int = 1, size: int = 1, stop: bool = True, concurrency: int | None = None, sampling: str = "uniform"
+    *,
+    threshold: int = 1,
+    size: int = 1,
+    everyone: bool = False,
+    stop: bool = True,
+    concurrency: int | None = None,
+    sampling: str = "uniform",
 ) -> Timing:
     """Every `size` uploads of a staleness below `threshold` are a server step; jobs that reach it are called off.
 
     A staler upload is dropped before it counts, as by the setting ``max_staleness = threshold - 1``, which may only
     lower the limit here. With ``stop`` such a job is called off at the server step that makes it too stale, and its
     client (or another, see ``buffer``) starts from the new model at once; without, the client trains to the end and
-    its upload is dropped. Uploads that come at the very moment of that step still come.
+    its upload is dropped. Uploads that come at the very moment of that step still come. With ``everyone`` a step also
+    waits for an upload of each client; a client that never returns stops the run.
 
     Sources: ``size=1``: Maranjyan, Tyurin, Richtarik (2025), "Ringmaster ASGD: the first asynchronous SGD with optimal
     time complexity", with its delay threshold R, Algorithm 4 (without stops) and 5 (with stops). ``threshold=1``: the
-    batch of Rennala SGD, Tyurin, Richtarik (2023), "Optimal time complexities of parallel stochastic optimization
-    methods under a fixed computation model", which either stops unfinished calculations or ignores them.
+    batch of Rennala SGD, and with ``everyone`` that of Malenia SGD, Tyurin, Richtarik (2023), "Optimal time
+    complexities of parallel stochastic optimization methods under a fixed computation model", which either stop
+    unfinished calculations or ignore them.
     """
     check.whole("threshold", threshold)
     check.whole("size", size)
-    check.kind("stop", stop, bool, "True or False")
+    for name, value in (("everyone", everyone), ("stop", stop)):
+        check.kind(name, value, bool, "True or False")
     check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
         check.require(scenario.decisions is None, "timing", "fresh", "another one in a run with a policy")
-        limits, most = scenario.conditions.limits, int(threshold) - 1
+        jobs, limits, most = _jobs_under_way(scenario, concurrency), scenario.conditions.limits, int(threshold) - 1
+        allowed = "left out with everyone and sampling = 'same': other clients never train"
+        check.require(not everyone or jobs == scenario.num_clients or sampling != "same", "concurrency", jobs, allowed)
         most = most if limits.max_staleness is None else min(most, limits.max_staleness)
         conditions = scenario.conditions._replace(limits=limits._replace(max_staleness=most))
         scenario = scenario._replace(conditions=conditions)
-        plan = functools.partial(plan_buffer, call_off=True) if stop else _plan_of(scenario)
-        return plan(scenario, int(size), _jobs_under_way(scenario, concurrency), sampling)
+        slow = functools.partial(plan_buffer, call_off=stop, everyone=everyone)
+        plan = slow if stop or everyone else _plan_of(scenario)
+        return plan(scenario, int(size), jobs, sampling)
 
     return timing
 
@@ -353,38 +382,6 @@ def _rounds_until_upload(probability: float, spread: float) -> Callable:
         return draws.geometric(1 / mean)
 
     return from_profiles(profiles, geometric, Scaling(), Speeds())
-
-
-# --- groups -------------------------------------------------------------------------------------
-
-
-def compass(*, shortest: float = 0.2, slack: float = 1.5, momentum: float = 0.9) -> Timing:
-    """Local steps by speed, so that clients arrive in groups (FedCompass); each group is a server step.
-
-    All clients train. A job has between ``Q_min`` and ``Q_max`` local steps; ``Q_max`` is the run's, ``Q_min =
-    shortest * Q_max``. A client that returns joins the group in which it can do most steps before the group's expected
-    arrival; if it can join none, it makes a new one, which arrives together with another group's fastest client after
-    that one's next job. The server waits for a group until all have arrived, at most until `slack` times the seconds
-    expected at its beginning; then its clients start from the new model. ``momentum`` is the weight of the last job in
-    the estimate of a client's speed. A job of the delay model is one of ``Q_max`` steps, and fewer take proportionally
-    less, unless the model has ``reference_steps``.
-
-    Source: Li et al. (2024), "FedCompass", with the scheduler and the defaults of the authors' code (``compass.py``).
-    Deviation: an upload that comes too late for its group is a server step of its own; the authors add it to the step
-    of the next group, but send its client at once. The clients of a run with absences, faults or limits do not all
-    return: there it is refused.
-    """
-    for name, value in (("shortest", shortest), ("momentum", momentum)):
-        check.real_positive(name, value)
-        check.in_range(name, value, 0, 1)
-    check.real_positive("slack", slack)
-    check.require(slack >= 1, "slack", slack, "at least 1")
-
-    def timing(scenario: Scenario) -> Schedule:
-        require_plain(scenario)
-        return plan_compass(scenario, shortest, slack, momentum)
-
-    return timing
 
 
 TIMINGS: dict[str, Callable[..., Timing]] = {

@@ -22,6 +22,7 @@ from fedjax_async.server.fedmrur import fedmrur as fedmrur, fedmrur_client as fe
 from fedjax_async.server.fedopt import (fadas as fadas, fedadagrad as fedadagrad, fedadam as fedadam,
     fedavgm as fedavgm, fedyogi as fedyogi)
 from fedjax_async.server.floco import floco as floco, floco_client as floco_client
+from fedjax_async.server.malenia import malenia as malenia
 from fedjax_async.server.mifa import ace as ace, mifa as mifa
 from fedjax_async.server.orthofl import (orthofl as orthofl, orthofl_no_average as orthofl_no_average,
     orthofl_pairwise as orthofl_pairwise, orthofl_released as orthofl_released)
@@ -62,6 +63,11 @@ METHODS: dict[str, Method] = {
         asgd, "fresh:threshold=10", about="ASGD whose late jobs are called off (Maranjyan et al. 2025)."
     ),
     "rennala": Method(asgd, "fresh:size=10", about="Mean of K deltas from one model (Tyurin and Richtarik 2023)."),
+    "malenia": Method(
+        malenia,
+        "fresh:everyone=true",
+        about="Mean of the clients' own means, all take part (Tyurin and Richtarik 2023).",
+    ),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "fedcompass": Method(
         fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."

@@ -10,8 +10,8 @@ from tests.clock.textbook import N, check_invariants, make, same, table_of
 from tests.refusals import refusals
 
 
-def played(rows, size, threshold, stop, updates):
-    """Ringmaster ASGD (2025), Algorithms 4 and 5, and Rennala SGD (2023) for batches of ``size``.
+def played(rows, size, threshold, stop, updates, everyone=False):
+    """Ringmaster ASGD (2025), Algorithms 4 and 5, Rennala SGD (2023) for batches of ``size``, and Malenia SGD (2023).
 
     Returns the arrivals (client, number, time, delay, step) and the outcomes of jobs by (client, number). Gradients
     that come at one moment are taken in order of the workers, before any worker starts again.
@@ -19,7 +19,7 @@ def played(rows, size, threshold, stop, updates):
     step = filled = 0
     number, begun = [0] * len(rows), [0] * len(rows)
     ends = [row[0] for row in rows]
-    arrivals, outcomes = [], {}
+    arrivals, outcomes, came = [], {}, set()
     while len(arrivals) < updates:
         now = min(ends)
         done = [i for i, end in enumerate(ends) if end == now]
@@ -32,8 +32,9 @@ def played(rows, size, threshold, stop, updates):
             if delay < threshold:
                 arrivals.append((i, number[i], now, delay, step))
                 filled += 1
-                if filled == size:
-                    step, filled = step + 1, 0
+                came.add(i)
+                if filled >= size and (not everyone or len(came) == len(rows)):
+                    step, filled, came = step + 1, 0, set()
         if len(arrivals) == updates:
             break
         stopped = [i for i in range(len(rows)) if stop and i not in done and step - begun[i] >= threshold]
@@ -49,14 +50,14 @@ KNOWN = {"applied": Outcome.APPLIED, "ignored": Outcome.DROPPED_STALE, "stopped"
 
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=6),
-    st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 40),
+    st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 40), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_it_is_the_loop_over_the_workers(rows, size, threshold, stop, updates):
-    spec = f"fresh:size={size},threshold={threshold},stop={str(stop).lower()}"
+def test_it_is_the_loop_over_the_workers(rows, size, threshold, stop, updates, everyone):
+    spec = f"fresh:size={size},threshold={threshold},stop={str(stop).lower()},everyone={str(everyone).lower()}"
     s = make(spec, table_of(*rows), num_clients=len(rows), until=Until(updates=updates))
     check_invariants(s)
-    arrivals, outcomes = played(rows, size, threshold, stop, updates)
+    arrivals, outcomes = played(rows, size, threshold, stop, updates, everyone)
     columns = (s.client[s.job], s.number[s.job], s.time, s.staleness, s.step)
     assert [tuple(row) for row in zip(*(column.tolist() for column in columns))] == arrivals
     for client, number, sent, outcome in zip(s.client, s.number, s.dispatch_time, s.outcome):
@@ -91,6 +92,12 @@ def test_a_batch_of_rennala_has_one_start_model_and_may_exceed_the_clients():
     assert np.bincount(s.client[s.job], minlength=N).min() > 0
 
 
+def test_a_step_of_malenia_has_all_clients_and_of_fast_ones_several_uploads():
+    s = make("fresh:everyone=true", table_of([1.0], [1.1], [4.2]), num_clients=3, updates=80)
+    steps = [np.bincount(s.client[s.job[s.step == t]], minlength=3).tolist() for t in range(s.step[-1])]
+    assert steps == [[4, 3, 1]] * s.step[-1] and s.step[-1] == 9 and (s.staleness == 0).all()
+
+
 def test_a_client_whose_crashed_job_is_called_off_returns_when_it_has_restarted():
     s = make("fresh:threshold=2", faults="crash:probability=0.3,restart=5", updates=300)
     check_invariants(s)
@@ -102,6 +109,8 @@ test_bad_options_are_refused = refusals(
     ("threshold=0", "threshold = 0: must be"),
     ("size=0", "size = 0: must be"),
     ("stop=1", "stop"),
+    ("everyone=2", "everyone"),
+    ("everyone=true,concurrency=2,sampling=same", "other clients never train"),
     ("sampling=any", "sampling = 'any': unknown"),
     ("concurrency=0", "concurrency = 0: must be"),
     by=lambda options: plan(f"fresh:{options}", "constant", num_clients=3, local_steps=1, until=Until(updates=3)),

@@ -62,6 +62,20 @@ def mifa(lr: float = 1.0, *, wait: bool = False) -> Rule:
     return Remembering(add())
 
 
+def malenia(lr: float = 1.0) -> Rule:
+    """Tyurin and Richtarik (2023): ``(1/n) sum_i (1/B_i) sum_j Delta_ij`` over the clients of a step."""
+
+    class OfMeans(Rule):
+        def taken(self, x, u, client, direction, scale):
+            return client, direction
+
+        def step(self, x, waiting):
+            of_client = [[d for who, d in waiting if who == i] for i in sorted({who for who, _ in waiting})]
+            return x + lr * np.mean([np.mean(each, axis=0) for each in of_client], axis=0)
+
+    return OfMeans(add())
+
+
 def aced(lr: float = 1.0, max_age: int = CLIENTS) -> Rule:
     """Chang et al. (2025), ACED: the mean over the clients heard of in the last ``max_age + 1`` steps."""
 
