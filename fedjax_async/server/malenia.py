@@ -24,7 +24,7 @@ class OwnMean(NamedTuple):
     """The server's row about one client."""
 
     mean: Params  # of its deltas in server step ``step``, of the weights alone
-    count: Array  # int32[], how many these are
+    deltas: Array  # int32[], how many these are
     step: Array  # int32[], the step of its last accepted delta; -1: none was
 
 
@@ -72,7 +72,7 @@ def malenia(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
         share = accepted.astype(result.arrival.weight.dtype)
         again = memory.step == state.step
         before = tree.where(again, memory.mean, jax.tree.map(jnp.zeros_like, memory.mean))
-        count = jnp.where(again, memory.count, 0) + 1
+        count = jnp.where(again, memory.deltas, 0) + 1
         change = scaled(jax.tree.map(jnp.subtract, delta, before), 1.0 / count.astype(jnp.result_type(float)))
         new = state._replace(
             total=tree.where(accepted, jax.tree.map(jnp.add, state.total, change), state.total),
