@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_async.base import registry
 from fedjax_async.base.registry import spec as spec_of
-from fedjax_async.clock import TIMINGS
+from fedjax_async.clock import TIMINGS, bind_delays
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.registries import METHODS
 from fedjax_async.data import load
@@ -539,6 +540,17 @@ def test_every_method_with_a_server_has_a_grid_whose_first_values_are_its_defaul
             assert len(others) == np.prod([len(values) for values in grid.values()]) - 1 > 0
             for other in others:
                 assert meaning(other) != meaning(method), other
+
+
+def test_the_methods_of_the_claims_are_methods_and_one_client_is_slow(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    claims = module("methods", "claims")
+    for _, methods in claims.WORLDS.values():
+        for spec, rates in methods.values():
+            assert len({method_of(spec.format(rate)).rule for rate in rates}) == len(rates) > 1
+    usual, slow = bind_delays("lognormal:mean=60,sigma=0.3", 3, 0), claims.one_slow(times=7.0)(3, 0)
+    ratio = slow.durations(np.arange(3), 0) / usual.durations(np.arange(3), 0)
+    np.testing.assert_allclose(ratio, [7, 1, 1])
 
 
 def test_the_validation_part_chooses_and_a_tie_keeps_the_default(defaults):
