@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
     # whether a budget is left, no job is under way, and no client can train any more: all left, are offline or crashed
     exhausted: bool = False
-    failure_time: np.ndarray = _NO_JOBS  # float64[J], when its client crashed or went offline, or inf; [0]: unknown
+    failure_time: np.ndarray = _NO_JOBS  # float64[J], when it failed (lost: its upload was due), or inf; [0]: unknown
 
     @property
     def staleness(self) -> np.ndarray:
@@ -362,14 +362,14 @@ class Run(NamedTuple):
     have upload_bytes and upload_values_bytes. With the setting ``energy`` both have energy (J) and carbon (g CO2e): of
     all clients so far, and of the job. ``per_client``: accuracy and loss [rows, N], and own_accuracy and own_loss if
     clients have models of their own; or empty. ``counters``: updates, unused, server_steps, local_steps and gradients
-    (of all arrivals), unchanged_steps (closed without an accepted upload), rejected (not finite, too large, given
-    weight 0 by the rule, or too stale for ``max_staleness``; those too stale have no row in ``updates``),
-    trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width; with the setting ``attack`` also
-    attackers and malicious (uploads of attackers); in a run that ended before its budget, because no client could train
-    any more, ended_early (a text that says so); the wave engine adds batches, widths, slots, useful_steps,
-    executed_steps, programs. ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0),
-    client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there,
-    and ``params`` are those of the last evaluation. ``best``: with ``keep_best``. ``client_names``: of the data.
+    (of all arrivals), unchanged_steps (closed without an accepted upload), rejected (arrivals: not finite, too_large or
+    of zero_weight), trained_in_vain, lost, dropped_stale (no arrivals), ... (``clock.fault_counts``), waves,
+    mean_width; with the setting ``attack`` also attackers and malicious (uploads of attackers); in a run that ended
+    before its budget, because no client could train any more, ended_early (a text); the wave engine adds batches,
+    widths, slots, useful_steps, executed_steps, programs and, without a server, device_memory_bytes (no messages).
+    ``probes``: one table per probe, one row per chosen arrival: update (its number, from 0), client, time and the
+    columns of the probe. ``stopped``: why the run ended before its budget; all tables end there, and ``params`` are
+    those of the last evaluation. ``best``: with ``keep_best``. ``client_names``: of the data.
 
     A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
     ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.

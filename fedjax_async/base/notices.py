@@ -45,11 +45,42 @@ ENDED_EARLY = "ended_early"  # the counter that says so, and why; other runs do 
 def all_rejected(counters: Counters) -> bool:
     """Whether uploads arrived and none of them was accepted.
 
-    >>> all_rejected({"updates": 4, "unused": 1, "rejected": 7, "dropped_stale": 2})
+    >>> all_rejected({"updates": 4, "unused": 1, "rejected": 5, "dropped_stale": 2})
     True
     """
     came = counters.get("updates", 0) + counters.get("unused", 0)
-    return bool(came > 0 and counters.get("rejected", 0) - counters.get("dropped_stale", 0) == came)
+    return bool(came > 0 and counters.get("rejected", 0) == came)
+
+
+# Why uploads were rejected -> what to do about it.
+ADVICE = {
+    "not finite": "training diverges: lower the learning rate, first lr, then the server's",
+    "corrupt": "the setting faults made them NaN",
+    "larger than norm_limit": "raise norm_limit, or lower the learning rate",
+    "of weight 0": "from the method's rule: change its options that weigh uploads, not the learning rate",
+}
+
+
+def why_rejected(counters: Counters) -> dict[str, int]:
+    """Cause, a key of ``ADVICE``, -> how many uploads were rejected for it; empty if the counters do not say.
+
+    >>> why_rejected({"rejected": 9, "zero_weight": 4, "too_large": 2, "corrupt": 3})
+    {'corrupt': 3, 'larger than norm_limit': 2, 'of weight 0': 4}
+    """
+    if "too_large" not in counters:  # of a folder of an earlier version
+        return {}
+    corrupt, large, zero = (counters.get(name, 0) for name in ("corrupt", "too_large", "zero_weight"))
+    counts = (counters.get("rejected", 0) - corrupt - large - zero, corrupt, large, zero)
+    return {cause: count for cause, count in zip(ADVICE, counts) if count > 0}
+
+
+def _advice(runs: Iterable[Counters]) -> str:
+    """Why these runs rejected uploads, and what to do."""
+    causes = [why_rejected(counters) for counters in runs]
+    found = {cause: sum(each.get(cause, 0) for each in causes) for cause in ADVICE}
+    if not all(causes):
+        return "not finite, larger than norm_limit, or of weight 0; this older folder does not say which"
+    return "; ".join(f"{count} {cause} ({ADVICE[cause]})" for cause, count in found.items() if count)
 
 
 def unknown_files(paths: Sequence[str]) -> str:
@@ -85,8 +116,8 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
     rejected = [name for name, counters in runs.items() if all_rejected(counters)]
     if rejected:
         warnings.warn(
-            f"{_named(rejected)}EVERY UPLOAD WAS REJECTED (not finite, larger than norm_limit, or of weight 0): the "
-            "model is still the initial one; lower the learning rate or change the limits",
+            f"{_named(rejected)}EVERY UPLOAD WAS REJECTED, and the model is still the initial one: "
+            f"{_advice(runs[name] for name in rejected)}",
             AllRejected,
             stacklevel=3,
         )

@@ -100,13 +100,13 @@ def _compiling(module: str, name: str) -> Action:
     return act
 
 
-def _simulating(name: str, dataset: str = str(Settings.dataset)) -> Action:
-    """The function ``name`` of ``runs``, after a check that the files of the data set exist."""
+def _simulating(name: str, dataset: str = str(Settings.dataset), module: str = "runs") -> Action:
+    """The function ``name`` of a module (:func:`_compiling`), after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
         in_file = dataset_in(getattr(arguments, "config", None))
         home.require_datasets([getattr(arguments, "dataset", in_file or dataset)])
-        _compiling("runs", name)(arguments)
+        _compiling(module, name)(arguments)
 
     return act
 
@@ -252,11 +252,15 @@ def _add_runs(command: Command) -> None:
     job.add_argument("index", type=whole, metavar="N", help="the number of the job, from 0")
 
     plan = command(
-        "plan", "plan a run without training: print staleness and waves, draw a Gantt chart", _simulating("plan")
+        "plan",
+        "plan a run without training: print staleness and waves, draw a Gantt chart",
+        _simulating("plan", module="planned"),
     )
     plan.add_argument(
         "--gantt", type=file, metavar="FILE", help="draw a Gantt chart of the clients' jobs into FILE.png, .pdf or .svg"
     )
+    text = "with --gantt: draw the first so many virtual seconds [about eight jobs per client, five without a server]"
+    plan.add_argument("--until", type=real, metavar="SECONDS", help=text)
     add_drawing(plan, formats=False)
     _add_config(plan)
     _add_settings(plan, base=RUN_BASE)

@@ -22,8 +22,9 @@ def add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds:
         "--target",
         default="95%",
         metavar="ACCURACY",
-        help="measure the time to this test accuracy: a value such as 0.7, a METHOD or label (its final accuracy), or "
-        "a percentage of the lowest final accuracy, which changes with the methods [95%%]",
+        help="measure the time to this test accuracy (without a server: of the nodes' own models on their own tests): "
+        "a value such as 0.7, a METHOD or label (its final accuracy), or a percentage of the lowest final accuracy, "
+        "which changes with the methods [95%%]",
     )
     add_finals(parser)
     add_columns(parser, "comparison.tex")

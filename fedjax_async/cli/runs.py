@@ -1,4 +1,4 @@
-"""The commands ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan``."""
+"""The commands ``run``, ``resume``, ``compare`` and ``quickstart``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ from fedjax_async.base import check, notices
 from fedjax_async.cli.config_file import methods_in
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
-from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import Experiment, Settings, prepare
-from fedjax_async.config.budget import ended_early
 from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import as_dict
-from fedjax_async.engine.components import waits_for_close
-from fedjax_async.peers import peer_statistics, peer_waves
-from fedjax_async.results import gantt, peer_gantt, save_figure, write_comparison
-from fedjax_async.results.absences import absences_of
+from fedjax_async.results import write_comparison
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
-from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
+from fedjax_async.results.figure import Drawing, require_matplotlib
 from fedjax_async.results.latex import require_columns
 from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
@@ -44,8 +39,7 @@ from fedjax_async.results.metrics import (
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
-from fedjax_async.results.simulation import compare as compare_methods
-from fedjax_async.results.simulation import precision, run_alone
+from fedjax_async.results.simulation import precision, run_alone, train_compared
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.results.worlds import end_text, faults_text
 from fedjax_async.types import Run
@@ -138,7 +132,7 @@ def _print_result(run: Run, began: float) -> None:
     steps = f"{counters['server_steps']} server steps" if run.has_server else f"{counters['messages']} messages"
     print(
         f"{run.settings['method']}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
-        f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
+        f"{steps}, {end:.0f} virtual seconds" + unused_text(counters.get("unused", 0))
     )
     lines = [*([] if run.has_server else [nodes_text(run)]), *clients_text(run), *attackers_text(run), *costs_text(run)]
     lines += filter(None, [faults_text(counters), end_text(run)])
@@ -228,7 +222,8 @@ def costs_text(run: Run) -> list[str]:
     return [f"spent by all clients: {', '.join(spent)}"]
 
 
-def _unused(count: int) -> str:
+def unused_text(count: int) -> str:
+    """How many uploads were not used, as the end of a line; empty if all were."""
     return f"; {count} upload{'s' if count > 1 else ''} unused" if count else ""
 
 
@@ -276,19 +271,18 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     require_energy(drawing, [{"energy": settings.energy}])
     target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
-    callbacks_of(arguments)  # raises before any training
+    callbacks = callbacks_of(arguments)  # raises before any training
     with precision(settings), claimed(arguments.out):
         try:
-            runs = compare_methods(
+            runs = train_compared(
                 methods,
                 settings,
                 seeds=arguments.seeds,
-                out=arguments.out,
+                out=Path(arguments.out),
                 overwrite=arguments.overwrite,
                 again=arguments.again,
                 progress=False if arguments.quiet else None,
-                stream=arguments.stream,
-                keep_best=arguments.keep_best,
+                callbacks=callbacks,
             )
         except KeyboardInterrupt:
             finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))
@@ -328,51 +322,3 @@ def _training_text(runs: Mapping[str, Run]) -> str:
         return ""
     each = "; ".join(f"{training}: {', '.join(names)}" for training, names in methods.items())
     return f"clients train with {each} (--optimizer and --lr set them for all)\n"
-
-
-def plan(arguments: argparse.Namespace) -> None:
-    """Plan a run without training."""
-    settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
-    if arguments.gantt:
-        require_picture("gantt", arguments.gantt)
-    with precision(settings), planning_bar() as part:
-        experiment = prepare(settings, planning=part(0))
-    early = ended_early(experiment.settings, experiment.described, experiment.schedule)
-    names = experiment.components.data.client_names
-    if not experiment.has_server:
-        _print_peers(experiment)
-        figure = None if not arguments.gantt else peer_gantt(experiment.schedule, names=names, drawing=drawing)
-    else:
-        if settings.policy is not None:
-            print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
-        used = _print_plan(experiment)
-        offline = absences_of(experiment.described, experiment.schedule.num_clients).times
-        options: dict[str, Any] = {"used": used, "offline": offline, "names": names, "drawing": drawing}
-        figure = None if not arguments.gantt else gantt(experiment.schedule, **options)
-    if figure is not None:
-        save_figure(figure, Path(arguments.gantt))
-        print(f"drawn in {arguments.gantt}")
-    notices.warn_about({"": {} if early is None else {notices.ENDED_EARLY: early}})
-
-
-def _print_peers(experiment: Experiment) -> None:
-    schedule = experiment.schedule
-    print(f"{len(schedule.client)} events, {len(schedule.receiver)} messages of {schedule.message_bytes} bytes")
-    _print_fields(peer_statistics(schedule, peer_waves(schedule, experiment.points.time)))
-
-
-def _print_fields(statistics: Any) -> None:
-    for name, value in statistics._asdict().items():
-        print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
-
-
-def _print_plan(experiment: Experiment) -> np.ndarray:
-    """Print the numbers of a plan; returns which arrivals are used, bool[E]."""
-    schedule = experiment.schedule
-    came = len(schedule.job)
-    used = used_arrivals(schedule) if waits_for_close(experiment.components) else came
-    steps = int(schedule.closes.sum())
-    print(f"{len(schedule.client)} jobs, {used} updates, {steps} server steps{_unused(came - used)}")
-    for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
-        _print_fields(statistics)
-    return np.asarray(np.arange(came) < used)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.clock.record import APPLIED, SLACK, Outcome, job_numbers, order_by_client, with_derived_columns
+from fedjax_async.clock.record import (
+    APPLIED,
+    NEVER_CAME,
+    SLACK,
+    Outcome,
+    job_numbers,
+    order_by_client,
+    with_derived_columns,
+)
 from fedjax_async.types import Schedule
 
 if TYPE_CHECKING:
@@ -202,8 +210,8 @@ def _check_outcomes(s: Schedule) -> None:
             f"schedule.failure_time: has length {len(s.failure_time)}, must be empty or have one entry per job "
             f"({len(s.client)})"
         )
-    failed = np.isin(s.outcome, (Outcome.CRASHED, Outcome.INTERRUPTED))
-    allowed = "infinite, or for a CRASHED or INTERRUPTED job a time at or after its dispatch"
+    failed = np.isin(s.outcome, NEVER_CAME)
+    allowed = "infinite, or for a LOST, CRASHED or INTERRUPTED job a time at or after its dispatch"
     sound = (s.failure_time >= s.dispatch_time) & (failed | np.isinf(s.failure_time))
     _require("failure_time", s.failure_time, sound, allowed)
 

@@ -291,7 +291,7 @@ class EventQueue:
         outcome, *_, crash, client_free = self.open[job]
         if outcome is _APPLIED:
             self.late.add(job)
-        elif outcome is not _LOST:
+        else:
             self.record.failed[job] = crash if outcome is _CRASHED else client_free
         self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
 

@@ -95,7 +95,7 @@ class Record:
         # upload's at which the server stops waiting for it.
         self.outcomes: dict[int, Outcome] = {}
         self.freed: dict[int, float] = {}
-        self.failed: dict[int, float] = {}  # jobs that crashed or were interrupted, and when
+        self.failed: dict[int, float] = {}  # jobs that crashed, were interrupted or lost, and when
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
         self._scenario, until = scenario, scenario.until

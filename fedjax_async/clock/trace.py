@@ -15,6 +15,7 @@ from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule, Tree
 
 _FORMAT = Format("fedjax_async schedule", 2)  # 2: with the outcomes of jobs
+FAILURE = "failure_time"  # files of earlier versions do not have it
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:
@@ -27,7 +28,7 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    columns = read_archive(path, _FORMAT, Schedule._fields, {"exhausted": np.array(False), "failure_time": np.zeros(0)})
+    columns = read_archive(path, _FORMAT, Schedule._fields, {"exhausted": np.array(False), FAILURE: np.zeros(0)})
     schedule = Schedule(**(columns | single_numbers(path, columns, {"num_clients": int, "exhausted": bool})))
     return _checked(path, schedule)
 
@@ -35,16 +36,17 @@ def load_schedule(path: str | Path) -> Schedule:
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
-    All columns are kept, but not ``failure_time`` and whether the schedule was ``exhausted``. A schedule made by hand
-    is checked and completed first, as by ``check_schedule``.
+    All columns are kept, ``failure_time`` where it is known, but not whether the schedule was ``exhausted``. A schedule
+    made by hand is checked and completed first, as by ``check_schedule``.
     """
     schedule = check_schedule(schedule)
+    failed = [FAILURE] if len(schedule.failure_time) else []
     arrival_of = np.full(len(schedule.client), -1, np.int64)
     arrival_of[schedule.job] = np.arange(len(schedule.job))
-    columns = (getattr(schedule, name) for name in JOBS)
+    columns = (getattr(schedule, name) for name in (*JOBS, *failed))
     jobs = zip(*((c.astype(int) if c.dtype == np.bool_ else c).tolist() for c in columns), arrival_of.tolist())
     times, closes = schedule.time.tolist(), schedule.closes.astype(int).tolist()
-    lines = [",".join(["num_clients", *JOBS, "arrival", "time", "closes"])]
+    lines = [",".join(["num_clients", *JOBS, *failed, "arrival", "time", "closes"])]
     for *job, e in jobs:
         arrival = (e, repr(times[e]), closes[e]) if e >= 0 else ("", "", "")
         lines.append(",".join(map(str, (schedule.num_clients, *job, *arrival))))
@@ -74,6 +76,7 @@ def load_schedule_csv(path: str | Path) -> Schedule:
             time=np.array([float(row["time"]) for _, row in ordered], np.float64),
             closes=closes,
             step=np.cumsum(closes, dtype=np.int64) - closes,
+            failure_time=np.array([float(row[FAILURE]) for row in rows if FAILURE in row], np.float64),
         )
     except FileNotFoundError:
         raise ValueError(f"path = {str(path)!r}: no such file") from None

@@ -19,6 +19,7 @@ from fedjax_async.config.contracts import has_own_timing
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
+from fedjax_async.peers import PeerSchedule
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Schedule
 
 
@@ -93,3 +94,22 @@ def _trains_offline(s: Settings, schedule: Schedule) -> bool:
     online = together([source.interval for source in sources])
     jobs = zip(schedule.client.tolist(), schedule.dispatch_time.tolist())
     return online is not None and any(online(client, time)[0] > time * SLACK for client, time in jobs)
+
+
+def caution_fragments(schedule: PeerSchedule) -> None:
+    """Warn of fragments (DivShare) that all travel together, as on a fixed graph: they change nothing."""
+    count = int(schedule.push_fragment.max(initial=0)) + 1
+    if count == 1 or len(schedule.push_fragment) % count:
+        return
+    order = np.lexsort((schedule.push_fragment, schedule.receiver, schedule.push_event))
+    columns = (schedule.push_event, schedule.receiver, schedule.arrival, schedule.outcome)
+    each = [column[order].reshape(-1, count) for column in columns]
+    complete = (schedule.push_fragment[order].reshape(-1, count) == np.arange(count)).all()
+    if complete and all((column == column[:, :1]).all() for column in each):
+        warnings.warn(
+            "topology: each receiver of a node gets all fragments of its model at the same time, so they change "
+            f"nothing: the results are those of async_dfedavg, with {count} messages in place of one; with "
+            "topology=gossip:receivers=K, K below the number of other nodes, each fragment has receivers of its own",
+            RunWarning,
+            stacklevel=2,
+        )

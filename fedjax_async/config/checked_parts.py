@@ -113,7 +113,7 @@ def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm
     made = returned("method.rule", contract, bound, server, hyper)
     nodes = " (of nodes without a server: a factory f(stays, *, ...))" if isinstance(made, PeerAlgorithm) else ""
     fits(isinstance(made, ServerAlgorithm), "method.rule", made, f"a ServerAlgorithm{nodes}")
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> ServerAlgorithm:
@@ -121,7 +121,7 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[Any, Any]:
         found = returned("method.init", "init(params[, facts])", begun, rule, params, facts)
-        return pair("method.init", found, "(state, memory)")  # type: ignore[no-any-return]
+        return pair("method.init", found, "(state, memory)")
 
     def dispatch(state: Any, memory: Any, request: Request) -> tuple[Message, Any]:
         part, kind = "method.dispatch", "(Message, memory)"
@@ -150,7 +150,7 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
         found = pair(part, returned(part, f"close(state, memory) -> {kind}", function, state, memory), kind)
         alike(f"{part}'s state", found[0], state, "state")
         alike(f"{part}'s memory", found[1], memory, "memory")
-        return found  # type: ignore[no-any-return]
+        return found
 
     def params_of(state: Any) -> Params:
         found = returned("method.params", "params(state) -> params", rule.params, state)
@@ -193,7 +193,7 @@ def checked_client(client: Any, params: Params) -> ClientAlgorithm:
         _try_optional(client, message, state, after, params)
         return upload, after
 
-    return client._replace(init=init, begin=begin, step=step, finish=finish)  # type: ignore[no-any-return]
+    return client._replace(init=init, begin=begin, step=step, finish=finish)
 
 
 def _kept(state: Any) -> str:
@@ -251,7 +251,7 @@ def checked_node(node: PeerAlgorithm, params: Params) -> PeerAlgorithm:
     def start(row: Any) -> Message:
         message = returned("peer.start", "start(row) -> Message", node.start, row)
         fits(isinstance(message, Message), "peer.start", message, "a Message")
-        return message  # type: ignore[no-any-return]
+        return message
 
     def push(row: Any, upload: Any, event: Any) -> tuple[Any, Any, Any]:
         contract = "push(row, upload, event) -> (row, messages, columns)"

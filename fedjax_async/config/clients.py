@@ -54,7 +54,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
         left = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in left})
-        return own.lasting(given)  # type: ignore[no-any-return]
+        return own.lasting(given)
     if given is not None:
         used = with_factory(chosen, given)
     else:
@@ -69,8 +69,8 @@ def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
     if given is not None:
         return None if isinstance(given, ClientAlgorithm) else factory_of(given)
     if s.client is None:
-        return factory_of(usual.client)  # type: ignore[no-any-return]
-    return factory_of(registered_client(str(s.client)))  # type: ignore[no-any-return]
+        return factory_of(usual.client)
+    return factory_of(registered_client(str(s.client)))
 
 
 _BRINGS = "the client algorithm (client) does not take it"

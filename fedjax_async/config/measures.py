@@ -84,4 +84,4 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
 
 def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
     """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
-    return template(plain_training(model, s, batch_size))  # type: ignore[no-any-return]
+    return template(plain_training(model, s, batch_size))

@@ -225,4 +225,4 @@ def method_of(spec: Chosen) -> Method:
     """The method of a spec, or the object that the setting holds."""
     if isinstance(spec, str):
         return _method_of(earlier.meaning_of(spec))
-    return own.lasting(usual_of(spec))  # type: ignore[no-any-return]
+    return own.lasting(usual_of(spec))

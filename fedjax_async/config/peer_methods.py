@@ -46,7 +46,7 @@ def exchange_of(chosen: Method, setting: Any) -> Exchange:
     """
     given = own.thing_of("exchange", setting)
     if given is not None:
-        return given  # type: ignore[no-any-return]
+        return given
     spec = registry.spec("exchange", EXCHANGES, str(setting or chosen.exchange))
     rule = rule_spec(chosen)
     both = client_spec(chosen).options | (rule.options if isinstance(rule, Spec) else {})

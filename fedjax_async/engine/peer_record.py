@@ -12,6 +12,7 @@ from fedjax_async.clock import at_or_before
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.peer_result import PeerResult, online
+from fedjax_async.engine.record import too_large
 from fedjax_async.peers import Delivery, PeerSchedule, ages, masses
 from fedjax_async.peers.schedule import first_masses
 from fedjax_async.peers.statistics import readers
@@ -138,6 +139,7 @@ def record_peers(
         "local_steps": int(updates["local_steps"].sum(dtype=np.int64)),
         "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "rejected": rejected,
+        "too_large": too_large(result.records) if rejected else 0,
         **message_counts(schedule, events),
         **result.counters,
     }

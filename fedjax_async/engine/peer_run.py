@@ -214,7 +214,7 @@ class PeerStack(NamedTuple):
                 "executed_steps": layout.executed_steps,
                 "refused_messages": int(records["refused_messages"].sum()),
                 "programs": self.programs.number(),
-                "num_bytes": self.num_bytes,
+                "device_memory_bytes": self.num_bytes,
             },
             events=events,
             probes=tables | nodes_tables(member.nodes_probes, columns, member.times[:rows]),

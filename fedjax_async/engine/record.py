@@ -118,7 +118,7 @@ def make_run(
     costs = _costs(devices, whole, job_energy, traffic.down, up)
     updates = _updates(schedule, records, schedule.local_steps if gradients is None else gradients, costs, used)
     counters = {
-        **_counters(schedule, updates, used),
+        **_counters(schedule, records, updates, used),
         "trained_in_vain": _followed(schedule, result.in_vain),
         **{name: fault_counts(schedule)[name] for name in FAULTS},
         **_phase_changes(records),
@@ -158,8 +158,10 @@ def _updates(
     }
 
 
-def _counters(schedule: Schedule, updates: Mapping[str, np.ndarray], used: int) -> dict[str, int]:
-    """What the table of the updates adds up to."""
+def _counters(
+    schedule: Schedule, records: Mapping[str, np.ndarray], updates: Mapping[str, np.ndarray], used: int
+) -> dict[str, int]:
+    """What the table of the updates adds up to; ``records``: what the engine noted of the arrivals."""
     changed = updates["step_changed"][schedule.closes]
     return {
         "updates": used,
@@ -168,8 +170,15 @@ def _counters(schedule: Schedule, updates: Mapping[str, np.ndarray], used: int) 
         "local_steps": int(updates["local_steps"].sum(dtype=np.int64)),
         "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "unchanged_steps": int(np.sum(~changed)),
-        "rejected": int(np.sum(~updates["accepted"])) + fault_counts(schedule)["dropped_stale"],
+        "rejected": int(np.sum(~updates["accepted"])),
+        "too_large": too_large(records),
+        "zero_weight": int(np.sum(records["accepted"] & ~updates["accepted"])),
     }
+
+
+def too_large(records: Mapping[str, np.ndarray]) -> int:
+    """How many uploads the engine rejected for their norm; it notes the norm 0 of those that are not finite."""
+    return int(np.sum(~records["accepted"] & (records["upload_norm"] > 0)))
 
 
 def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:

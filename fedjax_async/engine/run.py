@@ -142,7 +142,7 @@ class Ready(NamedTuple):
 
 def common_shape(ready: Sequence[Ready]) -> Any:
     """The sizes of tables that are long enough for each of the stacks, so that they share programs."""
-    return type(ready[0].shape)(*(max(sizes) for sizes in zip(*(one.shape for one in ready))))  # type: ignore[arg-type]
+    return type(ready[0].shape)(*(max(sizes) for sizes in zip(*(one.shape for one in ready))))
 
 
 def run_stacks(

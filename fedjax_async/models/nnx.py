@@ -190,7 +190,7 @@ class _Rows:
 def _masked(layer: Any) -> Any:
     """A class of BatchNorm layers that leave out the rows of ``self.rows``."""
 
-    class Masked(layer):  # type: ignore[misc,valid-type]
+    class Masked(layer):
         def __call__(self, x: Array, *args: Any, mask: Array | None = None, **options: Any) -> Array:
             mask = row_mask(self.rows.mask, x) if mask is None else mask
             outputs: Array = super().__call__(x, *args, mask=mask, **options)

@@ -7,7 +7,8 @@ with ``run`` (``running.py``). Order of reading:
    (with what it was computed, against this process); pictures: ``figure.py``, ``picture.py``, ``curves.py``,
    ``timeline.py`` (what charts of a schedule show), ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
 2. several methods and seeds: ``compared.py`` (their names), ``significance.py`` (intervals, tests),
-   ``comparisons.py``, ``clients.py``, ``latex.py`` (tables for papers), ``beside.py`` (labels and commands in folders);
+   ``comparisons.py``, ``nodes_scores.py`` (what the accuracy is without a server), ``clients.py``, ``latex.py`` (tables
+   for papers), ``beside.py`` (labels and commands in folders);
 3. ``runs.py``: tables and pictures of runs and comparisons; ``running.py``: train runs, read finished ones, continue
    (``begun.py``); ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
    model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) get the evaluations during a run;

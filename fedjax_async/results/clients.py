@@ -12,9 +12,9 @@ from fedjax_async.base import check, disk
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
-from fedjax_async.results.client_names import COLUMN, markdown_rows, shown_name, with_names
+from fedjax_async.results.client_names import COLUMN, markdown_rows, shown_name, titled, with_names
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import client_scores, meanings, of_metric, of_model
+from fedjax_async.results.measured import MODELS, client_scores, meanings, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.tables import Cell
 from fedjax_async.types import Run
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Runs = Mapping[str, Sequence[Run]]
 NAME = "clients"  # file name without its ending
 MOST_NAMED = 50  # clients with a line of their own in clients.md
+MOST_COLUMNS = 12  # methods and models in their table
 
 
 def _every(runs: Runs) -> list[Run]:
@@ -62,7 +63,9 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
     """Write ``clients.csv``, with every score, and ``clients.md``; returns the rows of ``clients.md`` as aligned text.
 
-    If no run has scores of single clients, the files are removed, and the text is empty.
+    If the data name their clients, ``clients.md`` ends with :func:`worst_rows`, and ``clients.csv`` has a column
+    ``worst client``, at the last evaluation. If no run has scores of single clients, the files are removed, and the
+    text is empty.
     """
     rows = client_rows(runs, final, what)
     if not rows:
@@ -73,19 +76,53 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
     for row in client_rows(runs, final, what, every=True):
         means = [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
         scored += [row] if files.applicable({str(row["score"]): means}) else []
-    tables.write(scored, folder / f"{NAME}.csv")
+    tables.write([row | _worst(runs[str(row[what])], row) for row in scored], folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
     about = meanings(f"client_{score}" for seeds in runs.values() for score in client_scores(seeds))
-    disk.write(folder / f"{NAME}.md", f"{tables.table(rows, 'markdown', decimals=decimals)}\n{about}\n".encode())
+    text = f"{tables.table(rows, 'markdown', decimals=decimals)}\n{about}\n{_named_table(runs)}"
+    disk.write(folder / f"{NAME}.md", text.encode())
     return f"{tables.table(rows, decimals=decimals)}{about}\n"
+
+
+def _worst(seeds: Sequence[Run], row: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The client with the worst score of a row of ``clients.csv``, if the clients have names."""
+    prefix = next(prefix for prefix, model in MODELS.items() if model == row["model"])
+    names, score = seeds[0].client_names, f"{prefix}{row['score']}"
+    if names is None or not all(score in run.per_client for run in seeds):
+        return {}
+    values = _at_the_end(seeds, score)
+    found = int(_worst_first(values, score)[0])
+    return {"worst client": titled(names, found)} if np.isfinite(values[found]) else {}
+
+
+def _at_the_end(seeds: Sequence[Run], score: str) -> np.ndarray:
+    """A score of each client at the last evaluation, the mean over the seeds; float64[N], accuracies in percent."""
+    return np.mean(
+        [metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64) for run in seeds], axis=0
+    )
+
+
+def _worst_first(values: np.ndarray, score: str) -> np.ndarray:
+    """The clients from the worst value of a score to the best; those without test rows (NaN) come last."""
+    return np.argsort(-values if smaller_is_better(score) else values, kind="stable")
+
+
+def _named_table(runs: Runs) -> str:
+    """:func:`worst_rows` with its title, for ``clients.md``."""
+    rows = worst_rows(runs)
+    if not rows:
+        return ""
+    decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
+    count = len(_every(runs)[0].client_names or ())
+    title = f"The {len(rows)} worst of {count} clients:" if len(rows) < count else "All clients, the worst first:"
+    return f"\n{title}\n\n{tables.table(markdown_rows(rows), 'markdown', decimals=decimals)}"
 
 
 def write_clients_of_run(run: Run, folder: Path) -> None:
     """Write the tables of one run's clients, if it has their scores.
 
-    ``clients.csv``: one row per client with its scores at the last evaluation, NaN for a client without test rows;
-    ``clients.md``: one row per model as in :func:`client_rows`. If the data name their clients, ``clients.csv`` has a
-    column ``client_name``, and ``clients.md`` ends with :func:`worst_rows`.
+    ``clients.csv``: one row per client with its scores at the last evaluation, NaN for a client without test rows, and
+    its name in the column ``client_name`` if it has one; ``clients.md``: as :func:`write_client_tables` writes it.
     """
     if not client_scores([run]) or not run.per_client:
         return
@@ -94,32 +131,34 @@ def write_clients_of_run(run: Run, folder: Path) -> None:
     count = len(next(iter(last.values())))
     columns = with_names(run, {"client": np.arange(count)} | files.applicable(last))
     disk.write(folder / f"{NAME}.csv", files.csv_bytes(columns))
-    if rows := worst_rows(run):
-        decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric([run]) == "accuracy" else 4)
-        table = tables.table(markdown_rows(rows), "markdown", decimals=decimals)
-        before = (folder / f"{NAME}.md").read_text(encoding="utf-8")
-        title = f"The {len(rows)} worst of {count} clients:" if len(rows) < count else "All clients, the worst first:"
-        disk.write(folder / f"{NAME}.md", f"{before}\n{title}\n\n{table}".encode())
 
 
-def worst_rows(run: Run, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
+def worst_rows(runs: Runs, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
     """The clients with the worst scores at the last evaluation, by number and name, the worst first; at most ``most``.
 
-    They are ordered by the score of the first model in the columns. Clients without test rows come last. Empty if the
-    run has no names of clients.
+    A column for each method and model, the mean over the seeds. The clients are ordered by the mean over the methods
+    of the score of the first model. Clients without test rows come last. Empty if the runs have no names of clients,
+    or not all the same, or too many methods for one table.
     """
-    names, metric = run.client_names, metrics.main_metric([run])
-    scores = _drawn([run], metric)
-    if names is None or not scores:
+    metric, every = metrics.main_metric(_every(runs)), _every(runs)
+    names = every[0].client_names
+    drawn = [(name, score) for name, seeds in runs.items() for score in _drawn(seeds, metric)]
+    alike = all(run.client_names == names for run in every)
+    if names is None or not alike or not 0 < len(drawn) <= MOST_COLUMNS:
         return []
-    values = {score: metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64) for score in scores}
-    first = values[scores[0]]
-    order = np.argsort(-first if smaller_is_better(scores[0]) else first, kind="stable")[:most]
     unit = f", {metric}" + (" (%)" if metric == "accuracy" else "")
+    values: dict[str, np.ndarray] = {}
+    for name, score in drawn:
+        model = of_model(score)[0]
+        title = model if len(runs) == 1 else name if len(drawn) == len(runs) else f"{name}, {model}"
+        values[f"{title}{unit}"] = _at_the_end(runs[name], score)
+    first = drawn[0][1]
+    ordering = [_at_the_end(runs[name], score) for name, score in drawn if score == first]
+    order = _worst_first(np.mean(ordering, axis=0), first)[:most]
     rows: list[dict[str, Cell]] = []
     for client in order.tolist():
         row: dict[str, Cell] = {"client": client, COLUMN: shown_name(names, client)}
-        rows.append(row | {f"{of_model(score)[0]}{unit}": float(values[score][client]) for score in scores})
+        rows.append(row | {title: float(column[client]) for title, column in values.items()})
     return rows
 
 

@@ -104,7 +104,7 @@ def comparison(
         return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
     every = [run.counters for run in every_run]
-    names = ("unused", "rejected", "attackers", "malicious")
+    names = ("unused", "rejected", "dropped_stale", "attackers", "malicious")
     counted = [name for name in names if any(counters.get(name) for counters in every)]
     if any(counters.get("gradients") != counters.get("local_steps") for counters in every):
         counted = ["local_steps", "gradients", *counted]

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import metrics
+from fedjax_async.results import metrics, nodes_scores
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.measured import shown_unit
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
@@ -128,7 +128,7 @@ def measured_curve(
             axes.plot(raw.at / size, raw.mean, color=colour, linewidth=0.7, alpha=0.35, drawstyle=style, zorder=1.5)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    canvas.label(axes, label, metrics.axis_title(column))
+    canvas.label(axes, label, nodes_scores.axis_title(column, every))
     bars_at = _final_values(axes, drawn, column)
     (lowest, highest), (low, high) = metrics.limits(column), axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))

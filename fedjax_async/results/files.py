@@ -84,14 +84,14 @@ def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
 
 
 def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type.
+    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type. Other columns, of names, are left out.
 
     Accuracies that ``applicable`` left out are NaN.
     """
     header, *rows = list(csv.reader(io.StringIO(content.decode())))
     texts = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
     columns = {}
-    for name in header:
+    for name in filter(dtypes.__contains__, header):
         dtype = dtypes[name]
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
         parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype

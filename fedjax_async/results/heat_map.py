@@ -181,7 +181,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     if sizes.below:  # 0.1 inches high, 0.1 below the maps
         style = {"location": "bottom", "fraction": 0.1 / sizes.height, "pad": 0.1 / sizes.height, "aspect": 30}
     bar = figure.colorbar(image, ax=every, **style)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     title = f"test {metrics.final_title(metric, final)}"
     bar.set_label(title if sizes.below else title.replace(", ", ",\n"), fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=9, length=0, colors=canvas.INK)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import lazy
-from fedjax_async.results import client_names, metrics
+from fedjax_async.results import client_names, metrics, nodes_scores
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
 from fedjax_async.results.measured import client_scores, of_metric, of_model, shown_unit
 from fedjax_async.results.timeline import MOST_BARS, shares
@@ -113,8 +113,9 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             hover = {"hovertemplate": "%{y:.4g} at %{x:,.6~g}", "opacity": 0.6, "showlegend": False}
             data.append(group | line | about | hover)
     tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
-    unit = shown_unit(x, [run for seeds in runs.values() for run in seeds])
-    across, up = axis((UNITS | BETWEEN)[unit], rangemode="tozero", **tick), axis(metrics.axis_title(column))
+    every = [run for seeds in runs.values() for run in seeds]
+    unit, title = shown_unit(x, every), nodes_scores.axis_title(column, every, " ")
+    across, up = axis((UNITS | BETWEEN)[unit], rangemode="tozero", **tick), axis(title)
     legend = {"groupclick": "togglegroup", "orientation": "v"}
     return plot(data, across, up, legend=legend, showlegend=True, height=480)
 

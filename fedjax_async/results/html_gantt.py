@@ -11,7 +11,17 @@ from fedjax_async.peers import PeerSchedule
 from fedjax_async.results.absences import absences_of
 from fedjax_async.results.figure import INK, PALETTE
 from fedjax_async.results.html_figures import Json, Shown, axis, escaped_labels, hover_names, plot
-from fedjax_async.results.timeline import BY_STALENESS, OFFLINE, REJECTED, STATE_COLOURS, away, jobs_of, lines_of
+from fedjax_async.results.timeline import (
+    BY_STALENESS,
+    FAILED,
+    OFFLINE,
+    REJECTED,
+    STATE_COLOURS,
+    WAITING,
+    away,
+    jobs_of,
+    lines_of,
+)
 from fedjax_async.types import Run
 
 MOST_ROWS = 40  # clients of a chart
@@ -82,6 +92,19 @@ def _chart(
     )
 
 
+def _failures(end: np.ndarray, waited: np.ndarray, rows: np.ndarray, colours: Sequence[str]) -> list[Json]:
+    """A cross where the work of a failed job ended, and an empty bar up to ``waited`` if the server waits longer."""
+    if not len(end):
+        return []
+    waits = np.flatnonzero(waited > end)
+    empty = {"color": "white", "line": {"color": [colours[k] for k in waits.tolist()], "width": 1}}
+    look = {"marker": empty, "hoverinfo": "skip", "width": 0.3}
+    bars = [_bars(WAITING, end[waits], waited[waits], rows[waits], **look)] if len(waits) else []
+    cross = {"symbol": "x", "size": 7, "color": list(colours), "line": {"color": "white", "width": 1}}
+    name = "upload will never come"
+    return [*bars, TICKS | {"name": name, "x": end, "y": rows, "marker": cross}]
+
+
 def _marker(state: str, staleness: np.ndarray) -> Json:
     """The look of bars in this state: the colour of their staleness or, if it has none, that of the state."""
     if state in STATE_COLOURS:
@@ -92,11 +115,14 @@ def _marker(state: str, staleness: np.ndarray) -> Json:
 def gantt(run: Run, most_jobs: int) -> Shown:
     """A row per client, a bar per job from dispatch to upload, coloured by staleness or, if not applied, by its state.
 
-    A tick marks the time at which the server applies an upload. The legend can show the times of server steps. At most
+    A tick marks the time at which the server applies an upload. A cross and an empty bar show the end of a failed job
+    and how long the server waits in vain. The legend can show the times of server steps. At most
     ``MOST_ROWS`` clients and ``most_jobs`` jobs; the note says what is left out.
     """
     schedule = run.schedule
-    begin, finish, staleness, applied, state = jobs_of(schedule, run.updates.get("used"), run.updates["accepted"])
+    begin, finish, waited, staleness, applied, state = jobs_of(
+        schedule, run.updates.get("used"), run.updates["accepted"]
+    )
     end = max(float(np.max(schedule.time, initial=0.0)), float(run.evaluations["time"][-1]))
     names = ("clients with jobs", "jobs")
     clients, jobs, until, note = _part(schedule.client, begin, end, most_jobs, names)
@@ -126,6 +152,9 @@ def gantt(run: Run, most_jobs: int) -> Shown:
             **hover_names(run.client_names, schedule.client[mine]),
         }
         data.append(_bars(name, begin[mine], finish[mine], rows[mine], **more))
+    failed = jobs[np.isin(state[jobs], FAILED) & np.isfinite(waited[jobs])]
+    colours = [STATE_COLOURS[each] for each in state[failed]]
+    data += _failures(finish[failed], waited[failed], rows[failed], colours)
     came = jobs[np.isfinite(applied[jobs])]
     data.append(TICKS | {"name": "upload applied", "x": applied[came], "y": rows[came]})
     steps = schedule.time[schedule.closes & (schedule.time <= until)][:most_jobs]

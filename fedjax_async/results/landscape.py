@@ -80,7 +80,7 @@ def plane_picture(
         axes.annotate(name, (right, up), color="white", fontsize=10, **style)
     canvas.label(axes, "distance in the plane", "distance in the plane")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label(title, fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=8, length=0, colors=canvas.INK)
     if paths:

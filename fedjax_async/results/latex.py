@@ -19,8 +19,8 @@ LEVEL = 0.05  # a corrected p at least as large: not significantly worse
 KNOWN = (
     "accuracy", "loss", "interval", "time", "relative", "validation_accuracy", "validation_loss", "training_loss",
     "updates", "bytes", "energy", "carbon", "staleness", "seeds", "unused", "rejected", "attackers", "malicious",
-    "lost", "late", "duplicates", "local_steps", "gradients", "runs_with_all_rejected", "stopped_early",
-    "ended_before_budget",
+    "dropped_stale", "lost", "late", "duplicates", "local_steps", "gradients", "runs_with_all_rejected",
+    "stopped_early", "ended_before_budget",
 )  # fmt: skip
 SHORT = {"95% interval": "interval", "sent": "bytes", "MB": "bytes"}
 LESS = ("time ", "relative ", "updates to ", "MB to ", "sent ", "energy ", "carbon ")  # costs: the least is the best

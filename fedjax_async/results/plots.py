@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
-from fedjax_async.results.absences import absences_of
+from fedjax_async.results.absences import Absences, absences_of
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
-from fedjax_async.results.timeline import OFFLINE, STATE_COLOURS, Jobs, idle_time, jobs_of, shares
+from fedjax_async.results.timeline import (
+    FAILED,
+    OFFLINE,
+    STATE_COLOURS,
+    WAITING,
+    Jobs,
+    idle_time,
+    jobs_of,
+    shares,
+)
 from fedjax_async.types import Run, Schedule
 
 if TYPE_CHECKING:
@@ -112,9 +121,10 @@ def gantt(
 
     A tick marks the time at which the server applies the upload. A job whose upload is never applied has the colour of
     its reason, which the legend below names: lost, crashed, interrupted, called off, rejected ... A job that crashed or
-    was interrupted ends where that happened. A thin line is idle time: the client has no job (without ``offline``, it
-    may also be away). Marks at the upper edge, and pale lines if there are few, are server steps. If only a part of the
-    clients or of the time is shown, the text above says so.
+    was interrupted ends where that happened, and a lost one where its upload was due. A cross marks this end, and an
+    empty bar follows while the server waits in vain, up to the timeout. A thin line is idle time: the client has no job
+    (without ``offline``, it may also be away). Marks at the upper edge, and pale lines if there are few, are server
+    steps. If only a part of the clients or of the time is shown, the text above says so.
 
     Args:
       schedule: a plan, or a run, which brings its names, its times offline and which arrivals were used and accepted.
@@ -131,61 +141,92 @@ def gantt(
 
     Raises: ``ValueError`` for a schedule without arrivals and for arguments that do not fit it.
     """
-    unknown, run, plan = "", schedule if isinstance(schedule, Run) else None, getattr(schedule, "schedule", schedule)
-    check.kind("schedule", plan, Schedule, "a Schedule, or a run with a server; peer_gantt draws those without")
-    schedule = cast(Schedule, plan)
-    if run is not None:
-        offline, unknown = absences_of(run.settings, schedule.num_clients) if offline is None else (offline, "")
-        used = run.updates.get("used") if used is None else used
-        accepted = run.updates.get("accepted") if accepted is None else accepted
-        names = run.client_names if names is None else names
+    known = _known_of(schedule, _Known(cast(Schedule, schedule), offline, used, accepted, names))
+    schedule = known.schedule
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.job.size > 0, "schedule", "no arrivals", "a schedule with at least one arrival")
     mine = np.isin(schedule.client, rows)
     end = max(float(schedule.time[-1]), float(schedule.dispatch_time[-1]))
-    if until is None:
-        durations = (schedule.upload_time - schedule.dispatch_time)[mine]
-        durations = durations[np.isfinite(durations)]
-        until = min(end, 8 * float(np.median(durations)) if durations.size else math.inf)
-    check.positive("until", until)
-    asked, until = until, min(until, end)
+    asked = _usual_window(schedule, mine, end) if until is None else until
+    check.positive("until", asked)
+    until = min(asked, end)
+    _check_columns(schedule, known.used, known.accepted, scores)
+    figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
+    jobs = jobs_of(schedule, known.used, known.accepted)
+    shown = np.flatnonzero(mine & (jobs.begin < until))
+    row_of = {client: row for row, client in enumerate(rows)}
+    y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
+    drawn = Jobs(*(column[shown] for column in jobs))
+    _draw_jobs(figure, axes, drawn, y, until)
+    failed = _draw_failures(axes, drawn, y, until)
+    if scores is not None:
+        _write_scores(axes, drawn.begin / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
+    absences = [NEVER if known.offline is None else known.offline(client, until) for client in rows]
+    away = draw_absences(axes, absences, until)
+    of_rows = [schedule.client == client for client in rows]
+    busy = [(jobs.begin[its], jobs.waited[its]) for its in of_rows]
+    idle = _draw_idle(axes, [idle_time(*its, until, gone) for its, gone in zip(busy, absences, strict=True)], until)
+    steps = _draw_steps(axes, schedule, until)
+    marks = {"thin line: idle": idle, "marks above: server steps": steps, "cross: upload will never come": failed}
+    between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
+    marked = between.join(filter(marks.get, marks))
+    notes = [left_out(rows, schedule.num_clients, "client", asked, end), marked, known.unknown]
+    axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    label_rows(axes, rows, known.names, until, "client")
+    _name_colours(figure, drawn, until, drawing, away=away)
+    return canvas.finish(figure, drawing)
+
+
+class _Known(NamedTuple):
+    """A schedule, and what is known about it: see :func:`gantt`; ``unknown`` says why times offline are not known."""
+
+    schedule: Schedule
+    offline: OfflineTimes | None
+    used: np.ndarray | None
+    accepted: np.ndarray | None
+    names: Sequence[str] | None
+    unknown: str = ""
+
+
+def _known_of(schedule: Schedule | Run, given: _Known) -> _Known:
+    """What is ``given``, and the rest from the run, if ``schedule`` is one; ``ValueError`` for anything else."""
+    plan = cast(Schedule, getattr(schedule, "schedule", schedule))
+    check.kind("schedule", plan, Schedule, "a Schedule, or a run with a server; peer_gantt draws those without")
+    if not isinstance(schedule, Run):
+        return given._replace(schedule=plan)
+    absences = Absences(given.offline)
+    if given.offline is None:
+        absences = absences_of(schedule.settings, plan.num_clients)
+    used, accepted = (
+        schedule.updates.get(name) if column is None else column
+        for name, column in (("used", given.used), ("accepted", given.accepted))
+    )
+    names = schedule.client_names if given.names is None else given.names
+    return _Known(plan, absences.times, used, accepted, names, absences.note)
+
+
+def _usual_window(schedule: Schedule, mine: np.ndarray, end: float) -> float:
+    """Virtual seconds for about eight of the jobs bool[J] in ``mine``, at most up to the ``end``."""
+    durations = (schedule.upload_time - schedule.dispatch_time)[mine]
+    durations = durations[np.isfinite(durations)]
+    return min(end, 8 * float(np.median(durations)) if durations.size else math.inf)
+
+
+def _check_columns(
+    schedule: Schedule, used: np.ndarray | None, accepted: np.ndarray | None, scores: np.ndarray | None
+) -> None:
+    """``ValueError`` for columns that do not have an entry for each arrival or, ``scores``, for each job."""
     for name, chosen in (("used", used), ("accepted", accepted)):
         expected = f"bool[{len(schedule.job)}], of arrivals"
         shape = schedule.job.shape if chosen is None else np.shape(chosen)
         check.require(shape == schedule.job.shape, name, shape, expected)
-    figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
-    jobs = jobs_of(schedule, used, accepted)
-    shown = np.flatnonzero(mine & (jobs.begin < until))
-    row_of = {client: row for row, client in enumerate(rows)}
-    y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
-    states = _draw_jobs(figure, axes, Jobs(*(column[shown] for column in jobs)), y, until)
-    if scores is not None:
-        expected = f"one number per job, [{len(schedule.client)}]"
-        check.require(np.shape(scores) == schedule.client.shape, "scores", np.shape(scores), expected)
-        _write_scores(axes, jobs.begin[shown] / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
-    of_rows = [schedule.client == client for client in rows]
-    absences = [NEVER if offline is None else offline(client, until) for client in rows]
-    away = draw_absences(axes, absences, until)
-    gaps = [idle_time(jobs.begin[its], jobs.end[its], until, gone) for its, gone in zip(of_rows, absences, strict=True)]
-    idle = _draw_idle(axes, gaps, until)
-    steps = _draw_steps(axes, schedule, until)
-    marks = {"thin line: idle": idle, "marks above: server steps": steps}
-    between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
-    marked = between.join(filter(marks.get, marks))
-    notes = [left_out(rows, schedule.num_clients, "client", asked, end), marked, unknown]
-    axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
-    label_rows(axes, rows, names, until, "client")
-    colours = {state: STATE_COLOURS[state] for state in states} | ({"client offline": OFFLINE} if away else {})
-    if colours:
-        from matplotlib.patches import Patch  # noqa: PLC0415 (an extra)
-
-        patches = [Patch(color=colour) for colour in colours.values()]
-        canvas.legend_below(figure, patches, list(colours), drawing, len(colours))
-    return canvas.finish(figure, drawing)
+    expected = f"one number per job, [{len(schedule.client)}]"
+    shape = schedule.client.shape if scores is None else np.shape(scores)
+    check.require(shape == schedule.client.shape, "scores", shape, expected)
 
 
-def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> list[str]:
-    """Bars in the rows ``y``, ticks and the colour scale; returns the states of the jobs that are never applied."""
+def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> None:
+    """Bars in the rows ``y``, ticks and the colour scale."""
     from matplotlib.cm import ScalarMappable  # noqa: PLC0415
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.colors import Normalize  # noqa: PLC0415
@@ -211,7 +252,38 @@ def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: flo
     scale.outline.set_visible(False)
     scale.ax.tick_params(labelsize=9, colors=canvas.INK, length=0)
     scale.set_label("staleness (server steps)", fontsize=9, color=canvas.INK)
-    return [state for state in STATE_COLOURS if state in jobs.state]
+
+
+def _draw_failures(axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> bool:
+    """A cross where the work of a failed job ended, and an empty bar while the server waits in vain for its upload.
+
+    Returns whether there is any cross: it also shows a job that failed at its start, whose bar has no width.
+    """
+    size, _ = canvas.axis("time", until)
+    failed = np.isin(jobs.state, FAILED) & (jobs.end <= until)
+    colours = [STATE_COLOURS[state] for state in jobs.state[failed]]
+    if not colours:
+        return False
+    end, waited = jobs.end[failed] / size, np.minimum(jobs.waited[failed], until) / size
+    look: dict[str, Any] = {"height": 0.3, "facecolor": "white", "linewidth": 0.8, "zorder": 0.95}
+    for row, a, b, colour in zip(y[failed], end, waited, colours, strict=True):
+        if b > a:
+            axes.barh(row, b - a, left=a, edgecolor=colour, **look)
+    axes.scatter(end, y[failed], s=30, marker="X", c=colours, edgecolors="white", linewidths=0.6, zorder=2.5)
+    return True
+
+
+def _name_colours(figure: Figure, jobs: Jobs, until: float, drawing: Drawing, *, away: bool) -> None:
+    """The legend: a colour for each state of jobs that are never applied, the empty bars, times offline."""
+    from matplotlib.patches import Patch  # noqa: PLC0415 (an extra)
+
+    patches = {state: Patch(color=colour) for state, colour in STATE_COLOURS.items() if state in jobs.state}
+    if ((jobs.waited > jobs.end) & (jobs.end < until)).any():
+        patches[WAITING] = Patch(facecolor="white", edgecolor=canvas.INK, linewidth=0.8)
+    if away:
+        patches["client offline"] = Patch(color=OFFLINE)
+    if patches:
+        canvas.legend_below(figure, list(patches.values()), list(patches), drawing, len(patches))
 
 
 def _write_scores(axes: Axes, begin: np.ndarray, y: np.ndarray, scores: np.ndarray) -> None:

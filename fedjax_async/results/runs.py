@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
+from fedjax_async.results import clients, comparisons, latex, metrics, nodes_scores, store, tables
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -99,7 +99,7 @@ def write_comparison(
     and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the short names
     of its columns, such as ``["accuracy", "time", "updates"]``, or None for all. From three seeds on, ``pairs.csv`` and
     ``pairs.md`` have paired tests of the final value between the methods. Returns the tables as text, with the target
-    above the first one.
+    above the first one, and what the accuracy is of methods without a server.
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
@@ -114,16 +114,18 @@ def write_comparison(
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
-    header = ""
+    notes = [note] if (note := nodes_scores.note(runs)) else []
     if "target (%)" in extended[0]:
-        header = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})\n\n"
+        goal = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})"
+        notes = [goal, *notes]
+    header = "".join(f"{line}\n\n" for line in notes)
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
     pairs = comparisons.method_pairs(runs, final, interval)
     metric = metrics.main_metric(every)
     scores = [metric, *validation(every, metric), *measured(every)]
     tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))
-    options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": header.split("\n")[:1]}
+    options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": notes}
     disk.write(folder / "comparison.tex", latex.latex(rows, ["method"], scores, **options).encode())
     tested = comparisons.write_pairs(pairs, folder, title)
     unequal = clients.write_client_tables(runs, folder, final)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,12 +24,13 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.beside import commanded, labelled
-from fedjax_async.results.callbacks import chosen, resumed
+from fedjax_async.results.callbacks import Callbacks, chosen, resumed
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
 from fedjax_async.results.running import OneRun, require_rooms, run_kept
+from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.store import CHECKPOINTS, require_comparison
 from fedjax_async.types import Run
 
@@ -146,6 +147,7 @@ def compare(
     *,
     seeds: int = 1,
     out: str | Path | None = None,
+    plots: bool = True,
     overwrite: bool = False,
     again: bool = False,
     progress: ProgressShown = None,
@@ -174,9 +176,11 @@ def compare(
         you set it.
       settings, changes: as in :func:`fedjax_async.simulate`; every other setting is a keyword.
       out: if given, each run is saved under ``out/runs/METHOD/seed_K``, or under its label, as soon as it is finished;
-        finished runs of the same settings are read. Tables and pictures beside them: ``results.write_comparison(runs,
-        out)``, or ``fedjax-async redraw OUT``. If a comparison is killed, the same call continues it; no more is
-        trained again than the updates of one run.
+        finished runs of the same settings are read. When all are finished, their tables are written beside them as by
+        the command ``compare``, with the defaults of ``results.write_comparison``; ``results.redraw(out, ...)`` writes
+        them again with a target, a baseline or other options. If a comparison is killed, the same call continues it; no
+        more is trained again than the updates of one run.
+      plots: with ``out``, draw the pictures of the comparison too (needs matplotlib).
       again: train finished runs once more; input files may have changed since.
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs that are trained.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
@@ -184,12 +188,40 @@ def compare(
     Returns: a dict, method or label -> its runs, one per seed. Raises: ``ValueError`` as ``simulate``, and for methods
     that are equal, or whose folders would have the same name.
     """
-    check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    check.require(isinstance(plots, bool), "plots", plots, "True or False")
     require_progress(progress)
     common = settings_from(settings, changes)
-    out = None if out is None else check.path("out", out)
-    looking_on = chosen(callbacks, stream, keep_best, out)
+    folder = None if out is None else check.path("out", out)
+    if folder is not None and plots:
+        require_matplotlib("plots=False")
+    return train_compared(
+        methods,
+        common,
+        seeds=seeds,
+        out=folder,
+        overwrite=overwrite,
+        again=again,
+        progress=progress,
+        callbacks=chosen(callbacks, stream, keep_best, folder),
+        write=partial(write_comparison, plots=plots),
+    )
+
+
+def train_compared(
+    methods: Sequence[Any] | Mapping[str, Any],
+    common: Settings,
+    *,
+    seeds: int,
+    out: Path | None,
+    overwrite: bool,
+    again: bool,
+    progress: ProgressShown,
+    callbacks: Callbacks,
+    write: Callable[[Comparison, Path], object] | None = None,
+) -> Comparison:
+    """The runs of :func:`compare`; ``write(runs, out)`` writes their tables while the folder ``out`` is locked."""
+    check.whole("seeds", seeds, high=MOST_RUNS)
     by_name = methods_by_name(methods)
     all_seeds = range(common.seed, common.seed + seeds)
 
@@ -201,7 +233,7 @@ def compare(
 
     for method in by_name:
         check_method(settings_of(method, common.seed))  # finds a wrong name before the first run is planned
-    in_turn = bool(looking_on.functions or jax.process_count() > 1 or given_in(common).keys() & without_effect("sweep"))
+    in_turn = bool(callbacks.functions or jax.process_count() > 1 or given_in(common).keys() & without_effect("sweep"))
 
     with claimed(out):
         if out is not None:
@@ -216,14 +248,16 @@ def compare(
             for seed, method in in_order
         ]
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
-        options |= {"callbacks": looking_on, "checkpoints": None if out is None else out / CHECKPOINTS}
+        options |= {"callbacks": callbacks, "checkpoints": None if out is None else out / CHECKPOINTS}
         require_rooms(runs, overwrite=overwrite, again=again)
         with labelled(out, by_name), commanded(out, anew=overwrite or again):
             found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
-    by_method = Comparison({method: [found[seed, method] for seed in all_seeds] for method in by_name})
-    notices.warn_about(
-        {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
-    )
+        by_method = Comparison({method: [found[seed, method] for seed in all_seeds] for method in by_name})
+        notices.warn_about(
+            {f"{method} seed {seed}": found[seed, method].counters for method in by_name for seed in all_seeds}
+        )
+        if out is not None and write is not None:
+            write(by_method, out)
     return by_method
 
 

@@ -20,6 +20,7 @@ from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.models.weights import BARE, arrays_of
 from fedjax_async.peers import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.results import files
+from fedjax_async.results.client_names import shown_name, with_names
 from fedjax_async.results.provenance import VERSIONS, versions
 from fedjax_async.types import Best, Params, Run, Stopped
 
@@ -74,12 +75,16 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
 
 
 def _contents(run: Run) -> dict[str, bytes]:
+    # on one line each, so that no name can make the table unreadable; client_names.json has them as they are
+    names = (
+        None if run.client_names is None else [shown_name(run.client_names, k) for k in range(len(run.client_names))]
+    )
     contents = (
         files.json_bytes(run.settings),
         files.json_bytes(versions()),
         files.json_bytes({name: count for name, count in run.counters.items() if name not in REAL_TIMES}),
         files.csv_bytes(files.applicable(run.evaluations)),
-        files.csv_bytes(run.updates),
+        files.csv_bytes(with_names(run._replace(client_names=names), run.updates)),
         disk.npz_bytes(run.per_client),
         disk.npz_bytes(flatten(run.params)),
     )
@@ -199,7 +204,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
     - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;
-    - ``client_names.json``, a list, if the data name their clients;
+    - ``client_names.json``, a list, if the data name their clients; then ``updates.csv`` has them in a column too;
     - ``manifest.json`` with column types and checksums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
@@ -307,6 +312,7 @@ def load(folder: str | Path) -> Run:
     folder = check.path("folder", folder)
     manifest = read_manifest(folder)
     content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
+    updates = Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"]))
     probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}
     stopped = Stopped(**json.loads(content[STOPPED])) if STOPPED in content else None
     best = None
@@ -316,12 +322,25 @@ def load(folder: str | Path) -> Run:
         settings=json.loads(content["settings.json"]),
         params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
         evaluations=Columns(files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"])),
-        updates=Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"])),
+        updates=updates,
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
-        counters=json.loads(content["counters.json"]),
+        counters=counters_in(content["counters.json"], updates),
         schedule=(load_peer_schedule if is_peer_schedule(folder / SCHEDULE) else load_schedule)(folder / SCHEDULE),
         probes=unflatten(probes),
         stopped=stopped,
         best=best,
         client_names=tuple(json.loads(content[CLIENT_NAMES])) if CLIENT_NAMES in content else None,
     )
+
+
+def counters_in(content: bytes, updates: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The counters of a saved run, in today's words: earlier versions had others.
+
+    They counted uploads that were too stale among the ``rejected`` ones too, and ``num_bytes`` was the device memory
+    of a run without a server.
+    """
+    counters: dict[str, Any] = json.loads(content)
+    if counters.get("dropped_stale"):
+        counters["rejected"] = int(np.sum(~np.asarray(updates["accepted"], bool)))
+    names = {"num_bytes": "device_memory_bytes"}
+    return {names.get(name, name): count for name, count in counters.items()}

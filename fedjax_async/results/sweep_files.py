@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async.base import disk
-from fedjax_async.results import clients, comparisons, files, latex, metrics, tables, tuning
+from fedjax_async.results import clients, comparisons, files, latex, metrics, nodes_scores, tables, tuning
 from fedjax_async.results.measured import measured
 from fedjax_async.results.sweep_table import (
     USUAL,
@@ -106,7 +106,10 @@ def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions 
     tables.write(rows, folder / "runs.csv")
     disk.write(folder / "evaluations.csv", files.csv_bytes(long))
     tables.write(setting_rows(found, options, further=True), folder / "settings.csv")
-    tables.write(summary, folder / "settings.md", decimals=tables.decimals_of(summary))
+    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
+    about = nodes_scores.note(groups)
+    text = tables.table(summary, "markdown", decimals=tables.decimals_of(summary))
+    disk.write(folder / "settings.md", (text + (f"\n{about}\n" if about else "")).encode())
     tables.write(tuning.chosen_rows(found, options, further=True), folder / "best.csv")
     disk.write(folder / "best.md", best(found, options).encode())
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
@@ -115,7 +118,6 @@ def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions 
         disk.write(folder / name, as_latex(found, summary, tests, options, chosen=chosen).encode())
         written.append(name)
     written += ["pairs.csv", "pairs.md"] if comparisons.write_pairs(tests, folder, title) else []
-    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
     written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []
     parquet = parquet_writer()
     for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):

@@ -166,7 +166,7 @@ def save_run(run: Run, folder: Path, point: GridPoint) -> None:
 def saved_counters(folder: Path, point: GridPoint) -> dict[str, Any]:
     """The counters of a finished run."""
     counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
-    return counters
+    return load_run(folder, point).counters if counters.get("dropped_stale") else counters  # see ``counters_in``
 
 
 def load_run(folder: Path, point: GridPoint) -> Run:

@@ -24,6 +24,7 @@ from fedjax_async.types import Run
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
 EXECUTION = REAL_TIMES | {
     "waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs",
+    "widest", "device_memory_bytes",
 }  # fmt: skip
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
@@ -199,7 +200,7 @@ def setting_rows(
         "staleness": ("staleness_mean", 1.0),
     }
     wanted |= {title: cost for title, cost in COSTS.items() if all(cost[0] in each.numbers for each in found)}
-    counted = ("unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
+    counted = ("unused", "rejected", "dropped_stale", "attackers", "malicious", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
@@ -217,6 +218,7 @@ def setting_rows(
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers.get(name, 0) for each in group])
+        row["sent (MB)"] = tables.spread([metrics.progress_in(each.run, "bytes")[-1] / 1e6 for each in group])
         if any(each.numbers["all_rejected"] for each in found):
             row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):

@@ -191,7 +191,18 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     """The decimal places of the columns of a comparison or of a sweep's settings."""
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # whether the intervals are of a loss
-    whole = ("time ", "updates", "unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
+    whole = (
+        "time ",
+        "updates",
+        "unused",
+        "rejected",
+        "dropped_",
+        "attackers",
+        "malicious",
+        "lost",
+        "late",
+        "duplicates",
+    )
 
     def precise(name: str) -> bool:
         """Whether the column is a final value, or its interval, that is not in percent."""

@@ -18,6 +18,8 @@ BY_STALENESS = ("applied", "late")  # states with a staleness, which gives their
 OFFLINE = "#F3E3C3"  # behind the bars, where a client is offline, or a node has not joined yet or has left
 UNAPPLIED = "#D9D9D9"  # where one colour stands for all states without a staleness
 LOST = PALETTE[1]
+FAILED = ("lost", "crashed", "interrupted")  # states of jobs whose upload will never come; a cross marks their end
+WAITING = "server waits in vain"  # after a failure, up to the timeout; the colour is that of the state
 # Colour of a job that the server does not apply, by its state.
 STATE_COLOURS = {
     REJECTED: PALETTE[6],
@@ -48,7 +50,8 @@ class Jobs(NamedTuple):
     """The bars of a chart, one entry per job in order of dispatch; [J]."""
 
     begin: np.ndarray  # float64, virtual seconds
-    end: np.ndarray  # float64, inf if it does not end
+    end: np.ndarray  # float64, of the work; inf if it does not end
+    waited: np.ndarray  # float64, until when the server waits for an upload that will never come; else ``end``
     staleness: np.ndarray  # int64, -1 if it is never applied
     applied: np.ndarray  # float64, when the server applies its upload; NaN if never
     state: np.ndarray  # str: its ``clock.Outcome`` in words, ``rejected`` or ``unused``
@@ -57,8 +60,10 @@ class Jobs(NamedTuple):
 def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.ndarray | None = None) -> Jobs:
     """The jobs of a schedule; ``used`` and ``accepted``: which arrivals the server uses and accepts, bool[E] [all].
 
-    A job ends with its upload, where its client crashed or went offline, or when the server stops waiting for it; at
-    the latest at the client's next dispatch.
+    A job ends with its upload, where its client crashed or went offline, or where its upload, which was lost, was due.
+    The server may wait longer, up to the timeout or the time at which the upload of a crashed job was due. A job of
+    which none of this is known ends when the server stops waiting for it. Both end at the latest at the client's next
+    dispatch.
     """
     schedule = with_derived_columns(schedule)
     used, accepted = (
@@ -74,10 +79,12 @@ def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.nda
     arrived = np.flatnonzero(used)[::-1]
     job = schedule.job[arrived]
     staleness[job], applied[job] = schedule.staleness[arrived], schedule.time[arrived]
-    end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
+    waited = end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
     if len(schedule.failure_time):
         end = np.where(np.isfinite(schedule.failure_time), schedule.failure_time, end)
-    return Jobs(schedule.dispatch_time, np.minimum(end, next_dispatch(schedule)), staleness, applied, state)
+    following = next_dispatch(schedule)
+    end, waited = np.minimum(end, following), np.minimum(np.maximum(end, waited), following)
+    return Jobs(schedule.dispatch_time, end, waited, staleness, applied, state)
 
 
 def idle_time(begin: np.ndarray, end: np.ndarray, until: float, offline: np.ndarray | None = None) -> np.ndarray:

@@ -17,7 +17,9 @@ import pytest
 
 from fedjax_async import METHODS, cli
 from fedjax_async.base import registry
-from fedjax_async.cli import entry, flags, listing
+from fedjax_async.cli import entry, flags, listing, planned
+from fedjax_async.clock import DelayStatistics, WaveStatistics
+from fedjax_async.peers import PeerStatistics
 from fedjax_async.results import final_value, load
 from tests.cli.called import ok, refused
 
@@ -124,10 +126,24 @@ def test_quickstart_is_a_comparison_with_settings_of_its_own(made_at_once, capsy
 def test_plan_trains_nothing(capsys, tmp_path):
     picture = tmp_path / "deep" / "gantt.png"
     out = ok(capsys, "plan", "--clients", "4", "--updates", "40", "--delay", "constant", "--gantt", str(picture))
-    figures = dict(line.split() for line in out.splitlines() if len(line.split()) == 2)
+    figures = dict(line.split()[:2] for line in out.splitlines() if line.startswith("  "))
     assert "40 updates, 40 server steps" in out.splitlines()[0]
     assert figures["waves"] == figures["longest_chain"] == "10"  # equal delays: all four clients train together
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert all(
+        set(kind._fields) <= planned.OF_NODES.keys() for kind in (DelayStatistics, WaveStatistics, PeerStatistics)
+    )
+
+
+def test_a_gantt_chart_has_the_asked_seconds(capsys, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(planned, "save_figure", lambda figure, path: drawn.append(figure.axes[0].get_xlim()[1]))
+    small = ("--clients", "4", "--updates", "40", "--delay", "constant", "--gantt", str(tmp_path / "a.png"))
+    for method in ("fedasync", "independent"):
+        ok(capsys, "plan", *small, "--method", method, "--until", "5")
+        assert drawn.pop() == 5
+    assert "until = 50.0: must be left out without --gantt" in refused(capsys, "plan", *small[:-2], "--until", "50")
+    assert "until = -1.0: must be a finite number > 0" in refused(capsys, "plan", *small, "--until", "-1")
 
 
 def test_paths_with_commas_and_plus_signs_are_quoted(capsys, tmp_path):

@@ -38,6 +38,7 @@ def test_uploads_of_an_incomplete_round_are_not_counted_as_updates(capsys, tmp_p
 def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
     out, line = said(capsys, 3, "run", *SMALL, *ROUNDS, "--updates", "4", *NONE, "--out", str(tmp_path))
     assert "4 rejected" in out and "saved in" in out and line.startswith("EVERY UPLOAD WAS REJECTED")
+    assert line.endswith("4 larger than norm_limit (raise norm_limit, or lower the learning rate)")
     assert load(tmp_path).counters["rejected"] == 4
 
 

@@ -82,14 +82,30 @@ def test_a_rule_that_gives_weight_0_still_closes_steps_and_max_staleness_does_no
     assert zero.counters["unchanged_steps"] > 0 and zero.counters["dropped_stale"] == 0
     assert (dropped.updates["staleness"] == 0).all() and dropped.updates["accepted"].all()
     assert dropped.counters["dropped_stale"] > 0 and dropped.counters["unchanged_steps"] == 0
+    assert dropped.counters["rejected"] == 0  # no upload is counted under two names
+    assert zero.counters["rejected"] == zero.counters["zero_weight"] == (zero.updates["weight"] == 0).sum()
     assert all("max_staleness" in text for text in (ServerAlgorithm.__doc__, *(p.read_text("utf-8") for p in TAUGHT)))
 
 
 @pytest.mark.parametrize("rejected", [0, 1, 4, 5])
 def test_all_rejected_counts_only_what_came(rejected):
-    counters = {"updates": 4, "unused": 1, "rejected": rejected + 2, "dropped_stale": 2}
+    counters = {"updates": 4, "unused": 1, "rejected": rejected, "dropped_stale": 2}
     assert notices.all_rejected(counters) == (rejected == 5)
-    assert not notices.all_rejected({"updates": 0, "unused": 0, "rejected": 2, "dropped_stale": 2})
+    assert not notices.all_rejected({"updates": 0, "unused": 0, "rejected": 0, "dropped_stale": 2})
+
+
+def test_the_advice_follows_the_cause():
+    """Only uploads that are not finite, without a fault that corrupts them, are a matter of the learning rate alone."""
+    bad = {"updates": 4, "rejected": 4, "zero_weight": 0, "too_large": 0, "corrupt": 0}
+    said = {}
+    for name in (None, "zero_weight", "too_large", "corrupt"):
+        with pytest.warns(notices.AllRejected) as found:
+            notices.warn_about({"": bad | ({} if name is None else {name: 4})})
+        said[name] = str(found[0].message)
+    assert "4 not finite (training diverges: lower the learning rate" in said[None]
+    assert "4 of weight 0 (from the method's rule:" in said["zero_weight"] and "diverges" not in said["zero_weight"]
+    assert "4 larger than norm_limit (raise norm_limit" in said["too_large"]
+    assert "4 corrupt (the setting faults made them NaN)" in said["corrupt"] and "rate" not in said["corrupt"]
 
 
 def test_one_warning_names_the_runs():

@@ -1,4 +1,4 @@
-"""Warnings about settings: an nnx module that starts alike for every seed, evaluations after the end of the run."""
+"""Warnings about settings: a module that starts alike for every seed, late evaluations, fragments that go together."""
 
 from __future__ import annotations
 
@@ -88,3 +88,16 @@ def test_a_run_with_a_policy_says_it_when_its_end_is_known():
     settings = WORLD | UPDATES | {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}
     with pytest.warns(UserWarning, match=r"^eval_at: no evaluation at 1 of 2 moments, from 999 s on, because the run"):
         simulate(**settings, eval_at="20,999", engine="reference")
+
+
+def test_fragments_that_travel_together_are_said_and_change_nothing():
+    shared = WORLD | {"clients": 6, "updates": 18, "delay": "lognormal:mean=10", "progress": False}
+    with pytest.warns(UserWarning, match=r"^topology: each receiver of a node gets all .* with 2 messages in"):
+        cut = simulate(**shared, method="divshare:omega=0.5", topology="ring")
+    whole = simulate(**shared, method="async_dfedavg", topology="ring")
+    np.testing.assert_allclose(cut.evaluations["loss"], whole.evaluations["loss"], rtol=1e-5)
+    apart = {"method": "divshare:omega=0.5", "updates": 18, "clients": 6}
+    assert said(apart | {"topology": "gossip:receivers=2"}) == []
+    (line,) = said(apart | {"topology": "gossip:receivers=5"})  # all other nodes
+    assert line.startswith("topology: each receiver")
+    assert said(apart | {"topology": "ring", "faults": "drop:probability=0.3"}) == []

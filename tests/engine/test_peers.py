@@ -152,10 +152,10 @@ def test_little_memory_is_enough_with_shorter_batches():
     options = {"batching": "loop", "max_width": 16, "lanes": 2}
     usual = run_peer_waves(*given, **options, global_tests="never")
     assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
-    enough = usual.counters["num_bytes"] - 1
+    enough = usual.counters["device_memory_bytes"] - 1
     have = run_peer_waves(*given, **options, memory_limit=enough)
     agree(have, want)
-    assert have.counters["num_bytes"] <= enough
+    assert have.counters["device_memory_bytes"] <= enough
     with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d+ bytes"):
         run_peer_waves(*given, batching="loop", memory_limit=1000)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async import data, simulate
 from fedjax_async.data import Dataset, federate, open_folder, write_folder
-from fedjax_async.results import explaining, load, plots, save
+from fedjax_async.results import explaining, load, plots, save, write_comparison
 from fedjax_async.results.client_names import LONGEST, label, with_names
 from fedjax_async.results.clients import MOST_NAMED, worst_rows, write_clients_of_run
 from fedjax_async.results.html_figures import clients
@@ -73,6 +73,9 @@ def test_a_run_without_names_has_the_same_files_as_ever(tmp_path):
     assert "client_names.json" not in contents(folder) and load(folder).client_names is None
     save(named_run(), folder, overwrite=True)
     assert load(folder).client_names == HOSTILE
+    shown = [" ".join(HOSTILE[client].split()) for client in make_run().updates["client"]]
+    assert [row["client_name"] for row in rows(folder / "updates.csv")] == shown
+    assert list(load(folder).updates) == list(make_run().updates)
     save(make_run(), folder, overwrite=True)
     assert "client_names.json" not in contents(folder)
     updates = make_run().updates
@@ -93,7 +96,27 @@ def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
     ]
     scores = {"accuracy": np.float32([np.arange(99.0)[::-1]])}
     many = named_run()._replace(client_names=[f"c{i}" for i in range(99)], per_client=scores)
-    assert [row["client"] for row in worst_rows(many)] == list(range(98, 98 - MOST_NAMED, -1))
+    assert [row["client"] for row in worst_rows({"a": [many]})] == list(range(98, 98 - MOST_NAMED, -1))
+
+
+def test_a_comparison_names_its_clients_too(tmp_path):
+    """Means over two seeds: with method b client 2 is the worst, on average over the methods client 0."""
+
+    def seeds(*scores):
+        return [named_run()._replace(per_client={"accuracy": np.float32([each])}) for each in scores]
+
+    runs = {"a": seeds([0.1, 0.5, 0.9], [0.3, 0.5, 0.9]), "b": seeds([0.4, 0.9, 0.3], [0.4, 0.9, 0.3])}
+    write_comparison(runs, tmp_path, plots=False)
+    assert [row["worst client"] for row in rows(tmp_path / "clients.csv")] == [
+        f"client 0 ({HOSTILE[0]})",
+        f"client 2 ({' '.join(HOSTILE[2].split())})",
+    ]
+    found = worst_rows(runs)
+    assert [row["client"] for row in found] == [0, 2, 1]
+    np.testing.assert_allclose([row["a, accuracy (%)"] for row in found], [20, 90, 50], rtol=1e-6)
+    assert "All clients, the worst first:" in (tmp_path / "clients.md").read_text()
+    runs["b"] = [run._replace(client_names=HOSTILE[::-1]) for run in runs["b"]]  # other clients have these numbers
+    assert worst_rows(runs) == []
 
 
 def test_pictures_show_short_names_as_they_are():

@@ -89,7 +89,7 @@ def test_calls_from_python_write_no_command_and_the_folders_are_the_same(capsys)
     called(capsys, "run", *SMALL, "--out", "one")
     simulate(**FEW, out="two", plots=False, progress=False)
     assert contents(Path("one")) == contents(Path("two")) and not Path("two", COMMAND).exists()
-    compare(["asgd"], **FEW, out="three", progress=False)
+    compare(["asgd"], **FEW, out="three", plots=False, progress=False)
     assert not list(Path("three").rglob(COMMAND))
 
 

@@ -51,7 +51,7 @@ def killed(folder, at, **given):
 def whole(tmp_path_factory):
     """The folder of a comparison that nothing ended."""
     folder = tmp_path_factory.mktemp("whole")
-    compare(SERVED, seeds=4, out=folder, progress=False, **SMALL)
+    compare(SERVED, seeds=4, out=folder, plots=False, progress=False, **SMALL)
     return folder
 
 
@@ -99,23 +99,23 @@ def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, whole):
     kept = [max(completed(stack)) for stack in (cut / CHECKPOINTS).iterdir() if stack.is_dir()]
     kept += [SMALL["updates"] for _ in cut.glob("runs/*/*/manifest.json")]  # of a stack that was finished
     assert 30 - sum(kept) <= SMALL["updates"]
-    compare(SERVED, seeds=4, out=cut, progress=False, **SMALL)
+    compare(SERVED, seeds=4, out=cut, plots=False, progress=False, **SMALL)
     assert contents(cut) == contents(whole) and not (cut / CHECKPOINTS).exists()
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, STEP))])
 def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, first):
     def start(folder):
-        compare(SERVED, seeds=4, out=folder, progress=False, **SMALL)
+        compare(SERVED, seeds=4, out=folder, plots=False, progress=False, **SMALL)
 
     ends_the_same(start, tmp_path, least=60, first=first, step=STEP)
 
 
 def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_path, monkeypatch, capsys):
-    compare(SERVED, seeds=2, out=tmp_path, progress=False, **SMALL)
+    compare(SERVED, seeds=2, out=tmp_path, plots=False, progress=False, **SMALL)
     calls = []
     started(monkeypatch, calls)
-    runs = compare([*SERVED, "asgd"], seeds=3, out=tmp_path, progress=False, **SMALL)
+    runs = compare([*SERVED, "asgd"], seeds=3, out=tmp_path, plots=False, progress=False, **SMALL)
     assert sorted(calls) == [[("asgd", 0), ("asgd", 1), ("asgd", 2)], [("fedasync", 2)], [(SERVED[1], 2)]]
     assert capsys.readouterr().out.count("was read") == 4
     assert [[run.settings["seed"] for run in runs[name]] for name in runs] == [[0, 1, 2]] * 3
@@ -124,9 +124,9 @@ def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_pat
 def test_another_comparison_keeps_the_checkpoints_of_a_killed_one(tmp_path, whole):
     killed(tmp_path / "cut", 65)  # in the second group
     kept = sorted(path for path in (tmp_path / "cut" / CHECKPOINTS).rglob("*.npz"))
-    compare(["asgd"], out=tmp_path / "cut", progress=False, **SMALL)
+    compare(["asgd"], out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert kept and sorted((tmp_path / "cut" / CHECKPOINTS).rglob("*.npz")) == kept
-    compare(SERVED, seeds=4, out=tmp_path / "cut", progress=False, **SMALL)
+    compare(SERVED, seeds=4, out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert not (tmp_path / "cut" / CHECKPOINTS).exists()
     for path, found in contents(whole).items():
         assert found == (tmp_path / "cut" / path).read_bytes(), path
@@ -139,17 +139,17 @@ def test_settings_of_single_runs_and_callbacks_train_one_run_after_the_other(tmp
     started(monkeypatch, calls)
     if "callbacks" in given:
         given = {"callbacks": [lambda evaluation: seen.append(evaluation.run)]}
-    runs = compare(SERVED, seeds=2, out=tmp_path, progress=False, **SMALL | given)
+    runs = compare(SERVED, seeds=2, out=tmp_path, plots=False, progress=False, **SMALL | given)
     assert calls == [[(name, seed)] for seed in (0, 1) for name in SERVED]
     assert seen == sorted(seen, key=seen.index), "the evaluations of a run come together"
     jax.tree.map(np.testing.assert_array_equal, runs[SERVED[0]][1].params, alone.params)
 
 
 def test_a_comparison_that_took_checkpoints_of_each_run_goes_on_from_them(tmp_path):
-    compare(SERVED, seeds=4, out=tmp_path / "whole", progress=False, checkpoint=4, **SMALL)
+    compare(SERVED, seeds=4, out=tmp_path / "whole", plots=False, progress=False, checkpoint=4, **SMALL)
     killed(tmp_path / "cut", 32, checkpoint=4)
     assert len(set(tmp_path.glob("cut/runs/*/*/checkpoints"))) == 1 and list(tmp_path.rglob("checkpoints/*.npz"))
-    compare(SERVED, seeds=4, out=tmp_path / "cut", progress=False, checkpoint=4, **SMALL)
+    compare(SERVED, seeds=4, out=tmp_path / "cut", plots=False, progress=False, checkpoint=4, **SMALL)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

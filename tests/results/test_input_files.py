@@ -281,9 +281,9 @@ def test_an_older_folder_is_read_with_a_line(tmp_path, capsys, made_at_once):
 
 def test_a_comparison_takes_no_method_after_the_delays_changed(tmp_path, made_at_once):
     out = tmp_path / "out"
-    compare(["asgd"], **small(tmp_path), out=out, progress=False)
+    compare(["asgd"], **small(tmp_path), out=out, plots=False, progress=False)
     with pytest.raises(ValueError, match=r"content of .*delays.csv \(delay\)"):
-        compare(["fedasync", "asgd"], **(SMALL | delays(tmp_path, 3)), out=out, progress=False)
+        compare(["fedasync", "asgd"], **(SMALL | delays(tmp_path, 3)), out=out, plots=False, progress=False)
     assert not list(out.glob("runs/fedasync/*/manifest.json"))
 
 

@@ -35,12 +35,14 @@ def made_up(monkeypatch):
 
 @pytest.mark.usefixtures("made_up")
 def test_labels_name_rows_folders_and_evaluations_and_the_runs_keep_their_specs(tmp_path):
-    runs = compare(NAMES, out=tmp_path, seeds=2, progress=False, **SMALL)
+    runs = compare(NAMES, out=tmp_path, seeds=2, plots=False, progress=False, **SMALL)
     assert list(runs) == list(NAMES)
     assert [seeds[0].settings["method"] for seeds in runs.values()] == list(NAMES.values())
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["Fed_Avg", "Ours", "asgd"]
     assert json.loads((tmp_path / LABELS).read_bytes()) == {"Ours": "Ours", "Fed_Avg": "Fed Avg"}
+    before = contents(tmp_path)
     text = write_comparison(runs, tmp_path, plots=False)
+    assert contents(tmp_path) == before and {"comparison.csv", "comparison.md", "comparison.tex"} <= before.keys()
     assert "relative to Fed Avg" in text and [row["method"] for row in rows(tmp_path / "comparison.csv")] == [*NAMES]
     found = read(tmp_path)
     assert [group.name for group in found.groups] == list(NAMES) and found.notes == []
@@ -51,10 +53,10 @@ def test_labels_name_rows_folders_and_evaluations_and_the_runs_keep_their_specs(
 
 @pytest.mark.usefixtures("made_up")
 def test_a_comparison_without_labels_has_no_file_of_them_and_a_later_one_keeps_those_of_an_earlier_one(tmp_path):
-    compare(["asgd"], out=tmp_path, progress=False, **SMALL)
+    compare(["asgd"], out=tmp_path, plots=False, progress=False, **SMALL)
     assert LABELS not in contents(tmp_path)
-    compare({"Ours": "fedasync"}, out=tmp_path, progress=False, **SMALL)
-    compare(["fedavg"], out=tmp_path, progress=False, **SMALL)
+    compare({"Ours": "fedasync"}, out=tmp_path, plots=False, progress=False, **SMALL)
+    compare(["fedavg"], out=tmp_path, plots=False, progress=False, **SMALL)
     assert labels_in(tmp_path) == {"Ours": "Ours"}
     assert {group.name for group in read(tmp_path).groups} == {"asgd", "Ours", "fedavg"}
     (tmp_path / LABELS).write_text("[1]")
@@ -78,7 +80,7 @@ def test_a_comparison_that_ends_before_its_first_run_leaves_no_labels(tmp_path):
 def test_texts_specs_and_objects_have_labels(tmp_path):
     rule = methods.fedasync
     given = {"A b": Spec(rule, mixing=0.4), "C (d)": Method(methods.asgd()), "e": named("f", Method(methods.asgd()))}
-    runs = compare(given | {"g": "fedasync"}, out=tmp_path, progress=False, **SMALL)
+    runs = compare(given | {"g": "fedasync"}, out=tmp_path, plots=False, progress=False, **SMALL)
     assert [seeds[0].settings["method"] for seeds in runs.values()] == ["fedasync:mixing=0.4", "C_d_", "f", "fedasync"]
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"A_b", "C_d_", "e", "g"}
 

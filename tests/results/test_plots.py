@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from fedjax_async.clock import Outcome, Until, check_schedule, cut, offline_times, plan
+from fedjax_async.clock import Limits, Outcome, Until, check_schedule, cut, offline_times, plan
 from fedjax_async.peers import Delivery, plan_peers
 from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, save_figure
 from fedjax_async.results import figure as canvas
@@ -194,16 +194,62 @@ def test_a_crashed_job_ends_at_its_crash_and_jobs_called_off_look_different_from
     assert (jobs.end[crashed] < FAULTY.freed_time[crashed]).all()
     assert cut(FAULTY, 3, FAULTY.time[2]).failure_time.size < crashed.size
     known = FAULTY._asdict() | {"failure_time": np.where(crashed, FAULTY.failure_time, 1.0)}
-    with pytest.raises(ValueError, match=r"schedule\.failure_time\[\d+\] = 1\.0: must be infinite, or for a CRASHED"):
+    with pytest.raises(ValueError, match=r"schedule\.failure_time\[\d+\] = 1\.0: must be infinite, or for a LOST"):
         check_schedule(Schedule(**known))
     off, under_way = (np.array(to_rgb(STATE_COLOURS[state])) for state in ("called off", "under way"))
     assert (FAULTY.outcome == Outcome.CALLED_OFF).any() and np.abs(off - under_way).max() > 0.3
 
 
+def bands(axes):
+    """The bars of times offline, without those of a server that waits in vain."""
+    return [box for box in axes.patches if to_rgb(box.get_facecolor()) == to_rgb(OFFLINE)]
+
+
+LOSSY = plan(
+    "every",
+    "lognormal:mean=60",
+    num_clients=6,
+    local_steps=10,
+    until=Until(time=900),
+    faults="drop:probability=0.3+crash:probability=0.3",
+    limits=Limits(timeout=200.0),
+)
+
+
+def test_a_failed_job_has_a_cross_at_its_end_and_an_empty_bar_up_to_the_timeout():
+    """A lost job worked as long as its siblings that arrive; the server waits 200 s for it as for a crashed one."""
+    without = plan("every", "lognormal:mean=60", num_clients=6, local_steps=10, until=Until(time=900)).upload_time[:6]
+    jobs, lost = jobs_of(LOSSY), np.flatnonzero(LOSSY.outcome[:6] == Outcome.LOST)
+    assert lost.size
+    np.testing.assert_array_equal(jobs.end[lost], without[lost])
+    failed = np.isin(LOSSY.outcome, (Outcome.LOST, Outcome.CRASHED))
+    timeout = LOSSY.dispatch_time + 200.0
+    np.testing.assert_allclose(jobs.waited[failed], np.maximum(timeout, jobs.end)[failed])
+    assert (jobs.waited[~failed] == jobs.end[~failed]).all()
+    axes = gantt(LOSSY, until=900.0).axes[0]
+    crosses = axes.collections[2].get_offsets()  # after the bars and the ticks
+    np.testing.assert_allclose(crosses, np.stack([jobs.end / 60, LOSSY.client], 1)[failed & (jobs.end <= 900)])
+    empty = [60 * np.array([box.get_x(), box.get_x() + box.get_width()]) for box in axes.patches]
+    waits = np.flatnonzero(failed & (jobs.end < np.minimum(timeout, 900)))
+    np.testing.assert_allclose(empty, np.stack([jobs.end, np.minimum(timeout, 900)], 1)[waits])
+    named = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert {"lost", "crashed", "server waits in vain"} <= set(named)
+    assert axes.get_title(loc="left").endswith("cross: upload will never come")
+    run = make_run()._replace(schedule=LOSSY, updates={"accepted": np.ones(len(LOSSY.job), bool)})
+    traces = {each["name"]: each for each in html_gantt(run, 999).figure["data"]}
+    assert len(array(traces["upload will never come"]["x"])) == failed.sum()
+    assert len(array(traces["server waits in vain"]["x"])) == len(empty)
+
+
+def test_where_the_end_of_a_lost_job_is_unknown_its_bar_ends_with_the_waiting():
+    unknown = jobs_of(LOSSY._replace(failure_time=np.zeros(0)))
+    np.testing.assert_array_equal(unknown.end, unknown.waited)
+
+
 def test_times_offline_are_drawn_and_are_not_idle_time():
     times = offline_times("periodic:on=200,off=60", 6)
     axes = gantt(FAULTY, clients=[4, 2], offline=times, until=600.0).axes[0]
-    drawn = [(box.get_y() + box.get_height() / 2, box.get_x(), box.get_x() + box.get_width()) for box in axes.patches]
+    drawn = [(box.get_y() + box.get_height() / 2, box.get_x(), box.get_x() + box.get_width()) for box in bands(axes)]
     want = [(row, *(gap / 60)) for row, client in enumerate([4, 2]) for gap in times(client, 600.0)]
     np.testing.assert_allclose(drawn, want)
     assert axes.figure.legends[0].get_texts()[-1].get_text() == "client offline"

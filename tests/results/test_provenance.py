@@ -78,7 +78,7 @@ def adding(folder):
     """Compare, into the folder of a comparison with one method, this and another method."""
     if not (folder / "two").exists():
         shutil.copytree(folder / "run", folder / "two" / "runs" / "fedasync" / "seed_0")
-    compare(["fedasync", "asgd"], **SMALL, out=folder / "two", progress=False)
+    compare(["fedasync", "asgd"], **SMALL, out=folder / "two", plots=False, progress=False)
 
 
 def test_a_plugin_that_changed_besides_its_code_is_said(tmp_path, monkeypatch):

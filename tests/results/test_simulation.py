@@ -89,12 +89,12 @@ def test_a_folder_needs_a_name(tmp_path, way):
         elif way == "sweep":
             sweep(SMALL | {"method": fair(0.5)}, seeds=2, out=tmp_path, progress=False)
         else:
-            compare([fair(0.5)], Settings(**SMALL), out=tmp_path, progress=False)
+            compare([fair(0.5)], Settings(**SMALL), out=tmp_path, plots=False, progress=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_compare_keeps_own_objects(tmp_path):
-    runs = compare([named("fair", fair(0.5))], Settings(**SMALL), seeds=2, out=tmp_path, progress=False)
+    runs = compare([named("fair", fair(0.5))], Settings(**SMALL), seeds=2, out=tmp_path, plots=False, progress=False)
     assert list(runs) == ["fair"] and load(tmp_path / "runs" / "fair" / "seed_1").settings["own"]
 
 

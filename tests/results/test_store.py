@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedjax_async.base import disk
 from fedjax_async.results import files, load, save, store, versions
-from fedjax_async.results.store import MANIFEST
+from fedjax_async.results.store import MANIFEST, counters_in
 from tests.results.folders import contents
 from tests.results.made_up import make_run
 
@@ -223,3 +223,10 @@ def test_versions_name_packages_and_device_but_no_host():
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy", "fedjax-async", "revision", "backend"} <= set(found)
     assert found["numpy"] == np.__version__
     assert os.uname().nodename not in json.dumps(found)
+
+
+def test_counters_of_earlier_versions_are_read_in_the_words_of_today():
+    kept = b'{"rejected": 5, "dropped_stale": 3, "num_bytes": 64}'
+    found = counters_in(kept, {"accepted": np.array([True, False, False])})
+    assert found == {"rejected": 2, "dropped_stale": 3, "device_memory_bytes": 64}
+    assert counters_in(b'{"rejected": 2, "dropped_stale": 0}', {}) == {"rejected": 2, "dropped_stale": 0}

@@ -58,6 +58,12 @@ def test_runs_that_ended_before_their_budget_are_marked():
     assert as_columns(run_rows(found))["ended_early"].count(None) == 5
 
 
+def test_the_table_of_settings_has_the_bytes_that_were_sent():
+    """In megabytes, in both directions, as in the table of a comparison."""
+    sent = [np.mean([metrics.progress_in(TWO.run(k), "bytes")[-1] for k in ks]) / 1e6 for ks in ((0, 1, 2), (3, 4, 5))]
+    np.testing.assert_allclose([row["sent (MB)"].mean for row in setting_rows(swept_runs(TWO))], sent)
+
+
 def test_one_tidy_row_a_run():
     rows = run_rows(swept_runs(TWO, target=0.4))
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]
