@@ -55,13 +55,11 @@ def test_running_statistics_go_on_as_those_of_the_model():
 
 
 def test_a_run_trains_and_sends_the_adapters_alone():
-    plain = make("mlp:hidden=64", num_classes=10, input_shape=(28, 28, 1))
-    base = plain.init(KEY)
-    model = lora(plain, base, rank=2, alpha=2.0)
+    model = lora(PLAIN, BASE, rank=2, alpha=2.0)
     run = simulate(method="asgd", model=model, dataset="fashion_mnist_6k", clients=4, updates=12, lr=0.05, steps=5)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model.init(KEY)))
     assert run.evaluations["bytes_up"][-1] == 12 * 4 * numbers
-    assert numbers < sum(leaf.size for leaf in jax.tree.leaves(base)) / 10
+    assert numbers < sum(leaf.size for leaf in jax.tree.leaves(BASE)) / 10
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
 
 
