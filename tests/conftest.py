@@ -20,6 +20,8 @@ import hypothesis
 import jax
 import pytest
 
+import tests.contexts  # noqa: F401
+
 if TYPE_CHECKING:
     from tests.results.sweep_engine import Engine
 

@@ -1,4 +1,4 @@
-"""Python programs that tests start: each is a process of its own, forked from one that has imported the package.
+"""Python programs and kernels of notebooks that tests start: processes forked from one that has imported the package.
 
 So they do not import JAX, flax and the package again, which takes two seconds. Each program has its own environment
 variables (such as XLA's flags), working folder, arguments, standard output and standard error.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from pathlib import Path
 PRELOADED = [
     "jax", "optax", "flax.linen", "networkx", "matplotlib.pyplot", "fedjax_async.config", "fedjax_async.engine.run",
     "fedjax_async.engine.peer_run", "fedjax_async.results.simulation", "fedjax_async.results.sweeps",
-    "fedjax_async.theory",
+    "fedjax_async.theory", "tests.contexts", "ipykernel.kernelapp",
 ]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOADED)
@@ -38,6 +40,48 @@ def python(arguments: Sequence[str], *, cwd: Path, timeout: float = 600) -> subp
             raise subprocess.TimeoutExpired([*arguments], timeout)
         output, error = (place.read_text(encoding="utf-8") if place.exists() else "" for place in places)
         return subprocess.CompletedProcess([*arguments], process.exitcode, output, error)
+
+
+class Kernel:
+    """A forked ``python -m ipykernel_launcher ...``, with the part of ``subprocess.Popen`` that Jupyter's client uses.
+
+    It stands in for ``jupyter_client.provisioning.local_provisioner.launch_kernel``.
+    """
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command: Sequence[str], *, cwd: str, env: dict[str, str], **_: object) -> None:
+        arguments = [*command[command.index("ipykernel_launcher") :]]
+        self._process = CONTEXT.Process(target=_serve, args=(arguments, cwd, env))
+        self._process.start()
+        self.pid = self._process.pid
+        while self.poll() is None and os.getpgid(self.pid) != self.pid:  # its group is killed in the end
+            time.sleep(0.01)
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(arguments: list[str], cwd: str, environment: dict[str, str]) -> None:
+    import matplotlib
+
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    matplotlib.rc_file(matplotlib.matplotlib_fname())  # another one in this environment
+    sys.argv, sys.path[0] = arguments, cwd
+    runpy.run_module("ipykernel_launcher", run_name="__main__")
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str], stdout: str, stderr: str) -> None:

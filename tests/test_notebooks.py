@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from notebooks.execute import NOTEBOOKS, code_cells, executed, joined, numbers, read, words
+from tests import forked
 
 IDS = [path.stem for path in NOTEBOOKS]
 ADVICE = "run: python notebooks/execute.py"
@@ -28,7 +29,8 @@ BRIEF = (
 
 @pytest.mark.filterwarnings("default")  # warnings of the notebook packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
-def test_the_stored_outputs_are_those_of_the_code(path, request):
+def test_the_stored_outputs_are_those_of_the_code(path, request, monkeypatch):
+    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forked.Kernel)
     if path.stem in BRIEF:
         request.getfixturevalue("commands_compile_as_here")
     for kept, new in zip(code_cells(read(path)), code_cells(executed(path)), strict=True):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check
+from fedjax_async.config.own import ABSENT, Named
 from fedjax_async.config.problem import data_of, flattened_of
 from fedjax_async.config.settings import from_dict
 from fedjax_async.models import arrays_of, to_torch, write_arrays
@@ -42,7 +43,8 @@ def export(
         (:func:`fedjax_async.models.to_torch`).
       modules: with ``torch``, the names of the layers in the module, if they differ, ``{"conv1": "features.0"}``.
       flattened: with ``torch``, ``{layer: channels}`` of dense layers behind a flattened feature map. By default they
-        are found from the run's settings, which needs its data set; give them for a model of your own.
+        are found from the run's settings, which needs its data set; give them for a model of your own that is not
+        registered. The params of a PyTorch module have its layouts already.
       best: the best model, of a run with ``keep_best``.
       node: of a run without a server, the model of this node; the mean of all nodes' models by default.
       overwrite: replace an existing file.
@@ -58,8 +60,11 @@ def export(
     params = _model_of(found, best=best, node=node)
     if names == "own":
         return write_arrays(path, arrays_of(params))
-    if flattened is None:
+    if flattened is None and any(name.split("/")[-1] == "kernel" for name in arrays_of(params)):
         settings = from_dict(found.settings)
+        if isinstance(settings.model, Named) and settings.model.thing is ABSENT:
+            allowed = "{layer: channels}, since the model is your own, or load the plugin that registers it"
+            raise ValueError(f"flattened = None: must be {allowed}")
         flattened = flattened_of(settings, data_of(settings))
     return write_arrays(path, to_torch(params, flattened=flattened, modules=modules), torch=True)
 

@@ -259,7 +259,10 @@ def _add_runs(command: Command) -> None:
     plan.add_argument(
         "--gantt", type=file, metavar="FILE", help="draw a Gantt chart of the clients' jobs into FILE.png, .pdf or .svg"
     )
-    text = "with --gantt: draw the first so many virtual seconds [about eight jobs per client, five without a server]"
+    plan.add_argument(
+        "--since", type=real, metavar="SECONDS", help="with --gantt: the virtual time of its left edge [0]"
+    )
+    text = "with --gantt: that of its right edge [about eight jobs per client later, five without a server]"
     plan.add_argument("--until", type=real, metavar="SECONDS", help=text)
     add_drawing(plan, formats=False)
     _add_config(plan)

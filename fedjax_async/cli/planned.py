@@ -58,16 +58,20 @@ OF_NODES = MEANINGS | {
 
 def plan(arguments: argparse.Namespace) -> None:
     """Plan a run without training."""
-    settings, drawing, until = settings_of(arguments, RUN_BASE), drawing_of(arguments), arguments.until
+    settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
+    since, until = 0.0 if arguments.since is None else arguments.since, arguments.until
+    for name, given in (("since", arguments.since), ("until", until)):
+        check.require(given is None or arguments.gantt, name, given, "left out without --gantt FILE")
+    check.non_negative("since", since)
     check.optional(check.positive, "until", until)
-    check.require(until is None or arguments.gantt, "until", until, "left out without --gantt FILE")
+    check.require(until is None or until > since, "until", until, f"more than since = {since:g} s")
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
     with precision(settings), planning_bar() as part:
         experiment = prepare(settings, planning=part(0))
     early = ended_early(experiment.settings, experiment.described, experiment.schedule)
     names = experiment.components.data.client_names
-    options: dict[str, Any] = {"until": until, "names": names, "drawing": drawing}
+    options: dict[str, Any] = {"since": since, "until": until, "names": names, "drawing": drawing}
     if not experiment.has_server:
         _print_peers(experiment)
     else:

@@ -126,9 +126,7 @@ def adaptive_buffer(*, size: int = 2, most: int | None = None, recent: int = 10,
     """
     check.whole("size", size)
     check.optional(check.whole, "most", most)
-    check.whole("recent", recent)
-    check.require(most is None or most >= size, "most", most, f"at least {size}, the first size")
-    _check_every(every)
+    _check_growth("size", size, most, recent, every)
 
     def model(prior: Prior) -> Policy:
         def buffer(view: View) -> int:
@@ -157,9 +155,7 @@ def adaptive_window(
     """
     check.real_positive("length", length)
     check.optional(check.real_positive, "most", most)
-    check.whole("recent", recent)
-    check.require(most is None or most >= length, "most", most, f"at least {length}, the first length")
-    _check_every(every)
+    _check_growth("length", length, most, recent, every)
 
     def model(prior: Prior) -> Policy:
         longest = max(length, float(prior.seconds.max())) if most is None else most
@@ -214,6 +210,13 @@ POLICIES: dict[str, Callable[..., PolicyModel]] = {
 
 def _check_every(every: object) -> None:
     check.whole("every", every)
+
+
+def _check_growth(name: str, first: float, most: float | None, recent: object, every: object) -> None:
+    """Check what the policies that grow from ``first`` to at most ``most`` have in common."""
+    check.whole("recent", recent)
+    check.require(most is None or most >= first, "most", most, f"at least {first}, the first {name}")
+    _check_every(every)
 
 
 def bind(spec: PolicyModel | str) -> PolicyModel:

@@ -5,6 +5,7 @@ They are compared when the run is continued or read: ``checkpoint.py`` and ``res
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from importlib import metadata
@@ -20,14 +21,15 @@ PRECISION = "jax_default_matmul_precision"
 
 def package_versions(names: Iterable[str]) -> dict[str, str | None]:
     """Package -> its version; None for one that is not installed, such as this one where it runs from source."""
+    return {name: _version(name) for name in names}
 
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
 
-    return {name: version(name) for name in names}
+@functools.cache  # each reads and parses a file, and every run and folder asks for all of them
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def kind_of_device() -> dict[str, str]:

@@ -120,17 +120,14 @@ def curve_training(
     epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
-    shape = family(curve, bends)
-    parts = _Parts(model, optimizer, optax.adam(control_lr), pulled, batch_size, gamma, scale, shape)
+    control, shape = optax.adam(control_lr), family(curve, bends)
+    parts = _Parts(model, optimizer, control, pulled, batch_size, gamma, scale, shape)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
         start, other = without_statistics(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
-        zero = jnp.zeros_like(joined(start))
-        still = zero if shape.inner == 1 else jnp.zeros((shape.inner, *zero.shape), zero.dtype)
-        straight = (still, parts.control.init(still), _chord(zero))
-        return Work(message.params, state, *straight, (key, other), (seed_of(key), seed_of(other)))
+        return Work(message.params, state, *_straight(parts, start), (key, other), (seed_of(key), seed_of(other)))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
@@ -145,16 +142,9 @@ def curve_training(
         return tree.loop("half steps", *span, lambda j, work: one(_after(j, steps, epochs * per_epoch), work), work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
-        delta = jax.tree.map(jnp.subtract, work.params, message.params)
-        chord = shared_part(model, without_statistics(model, delta))
-        last = _chord(joined(chord))
-        offset = shape.each(lambda dphi: parted(_bent(dphi, last, gamma), chord))(work.displacement)
-        return Curve(delta, offset if model.train is None else {"params": offset}), client_state
+        return _uploaded(parts, work, message), client_state
 
-    def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
-        of_control = steps if order == "alternate" else epochs * _batches(examples, batch_size)
-        return each * steps + of_control
-
+    gradients = _gradients(order, epochs, batch_size, each)
     plain = ClientAlgorithm(lambda params: (), begin, step, finish, gradients=gradients)
     return plain if model.private is None else keeping(plain, model.private, part="params")
 
@@ -166,6 +156,16 @@ def _control_epochs(order: str, given: int | None) -> int:
     epochs = 5 if given is None else given
     check.whole("control_epochs", epochs)
     return epochs
+
+
+def _gradients(order: str, epochs: int, batch_size: int, each: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """``gradients`` of the client: those of the end, ``each`` per local step, and those of the control point."""
+
+    def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        of_control = steps if order == "alternate" else epochs * _batches(examples, batch_size)
+        return each * steps + of_control
+
+    return gradients
 
 
 # --- one gradient -----------------------------------------------------------------------------
@@ -182,6 +182,23 @@ class _Parts(NamedTuple):
     gamma: Traced
     scale: Scale
     shape: CurveFamily
+
+
+def _straight(parts: _Parts, start: Params) -> tuple[Array, State, Chord]:
+    """Displacement, state of its optimiser and chord at the start of a job: the curve is a point."""
+    zero = jnp.zeros_like(joined(start))
+    still = zero if parts.shape.inner == 1 else jnp.zeros((parts.shape.inner, *zero.shape), zero.dtype)
+    return still, parts.control.init(still), _chord(zero)
+
+
+def _uploaded(parts: _Parts, work: Work, message: Message) -> Curve:
+    """The change of the end and the offset of eq. 30, with the last chord."""
+    model = parts.model
+    delta = jax.tree.map(jnp.subtract, work.params, message.params)
+    chord = shared_part(model, without_statistics(model, delta))
+    last = _chord(joined(chord))
+    offset = parts.shape.each(lambda dphi: parted(_bent(dphi, last, parts.gamma), chord))(work.displacement)
+    return Curve(delta, offset if model.train is None else {"params": offset})
 
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:

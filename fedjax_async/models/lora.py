@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from math import prod
 
@@ -61,15 +62,7 @@ def lora(
     constant = jax.tree.map(jnp.asarray, proper)
 
     def start(key: Key) -> Params:
-        a, b = {}, {}
-        for i, name in enumerate(adapted):
-            shape = known[name].shape
-            inputs = prod(shape[:-1])
-            draws = jax.random.normal(jax.random.fold_in(key, i), (inputs, rank), known[name].dtype)
-            a[name], b[name] = (
-                draws / jnp.sqrt(jnp.asarray(inputs, draws.dtype)),
-                jnp.zeros((rank, shape[-1]), draws.dtype),
-            )
+        a, b = _factors(key, {name: known[name] for name in adapted}, rank)
         return {"a": a, "b": b, "full": {name: jnp.asarray(known[name]) for name in full}}
 
     def init(key: Key) -> Params:
@@ -100,6 +93,17 @@ def lora(
         return outputs, {**params, STATISTICS: changed[STATISTICS]}
 
     return Model(init, apply, model.loss, train if keeps else None)
+
+
+def _factors(key: Key, weights: Mapping[str, Array], rank: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """``A`` [m, rank] and ``B`` [rank, n] of each weight at the start."""
+    a, b = {}, {}
+    for i, (name, weight) in enumerate(weights.items()):
+        inputs = prod(weight.shape[:-1])
+        draws = jax.random.normal(jax.random.fold_in(key, i), (inputs, rank), weight.dtype)
+        a[name] = draws / jnp.sqrt(jnp.asarray(inputs, draws.dtype))
+        b[name] = jnp.zeros((rank, weight.shape[-1]), draws.dtype)
+    return a, b
 
 
 def _matching(field: str, patterns: str, names: list[str]) -> list[str]:

@@ -67,21 +67,7 @@ def from_flax(
     def variables(key: Key) -> Params:
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
-    layers: set[Path] = set()  # of BatchNorm
-
-    def noting(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        if isinstance(context.module, NORMALISING):
-            layers.add(context.module.path)
-        return call(*args, **kwargs)
-
-    try:
-        with nn.intercept_methods(noting):
-            shapes = jax.eval_shape(lambda: variables(jax.random.key(0)))
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        line = " ".join(str(error).split())
-        allowed = f"a module that takes inputs of the shape (1, *{tuple(input_shape)})"
-        raised = f"{type(module).__name__}: must be {allowed}; it raised {type(error).__name__}: {line}"
-        raise ValueError(f"module = {raised}") from error
+    shapes, layers = _shapes(module, input_shape, variables)
     check.require("params" in shapes, "module", type(module).__name__, "a module with parameters")
     kept, masks = set(shapes) - {"params"}, "mask" in accepted
     held = [tree.path_of(path)[:-1] for path, _ in jax.tree.leaves_with_path(shapes.get(STATISTICS, {}))]
@@ -117,6 +103,25 @@ def from_flax(
         return outputs, {**params, **updated}
 
     return Model(init, apply, loss, train if kept else None, private)
+
+
+def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key], Params]) -> tuple[Params, set[Path]]:
+    """The shapes of the module's variables, and the paths of its layers of BatchNorm; ``ValueError`` if it raises."""
+    layers: set[Path] = set()
+
+    def noting(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        if isinstance(context.module, NORMALISING):
+            layers.add(context.module.path)
+        return call(*args, **kwargs)
+
+    try:
+        with nn.intercept_methods(noting):
+            return jax.eval_shape(lambda: init(jax.random.key(0))), layers
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        line = " ".join(str(error).split())
+        allowed = f"a module that takes inputs of the shape (1, *{tuple(input_shape)})"
+        raised = f"{type(module).__name__}: must be {allowed}; it raised {type(error).__name__}: {line}"
+        raise ValueError(f"module = {raised}") from error
 
 
 def _as_here(mask: Array | None = None) -> Callable[..., Any]:

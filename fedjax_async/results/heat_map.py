@@ -192,7 +192,18 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
         handles = [Line2D([], [], linestyle="none", markeredgewidth=_width(mark), **MARKS[mark]) for mark in marks]
         canvas.legend_below(figure, handles, [_named(mark, metric) for mark in marks], drawing, len(marks), fontsize=8)
         figure.set_figheight(figure.get_figheight() + LEGEND)
-    return canvas.finish(figure, drawing)
+    canvas.finish(figure, drawing)
+    if not sizes.below:
+        _fit_label(figure, bar)
+    return figure
+
+
+def _fit_label(figure: Figure, bar: Any) -> None:
+    """Make the figure higher if long names below the maps leave a colour scale that is shorter than its label."""
+    figure.draw_without_rendering()
+    missing = bar.ax.yaxis.label.get_window_extent().height - bar.ax.get_window_extent().height
+    if missing > 0:
+        figure.set_figheight(figure.get_figheight() + missing / figure.dpi)
 
 
 def _sizes(maps: Sequence[Cells], drawing: Drawing) -> FigureLayout:

@@ -11,7 +11,7 @@ from fedjax_async.base import check
 from fedjax_async.peers import PeerSchedule, ages
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
-from fedjax_async.results.plots import draw_absences, histogram_of, label_rows, left_out, rows_of
+from fedjax_async.results.plots import draw_absences, histogram_of, label_rows, left_out, rows_of, window
 from fedjax_async.results.timeline import Lines, away, lines_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def peer_gantt(
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
+    since: float = 0.0,
     names: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
@@ -37,19 +38,17 @@ def peer_gantt(
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
     inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
     are left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which.
-    ``until``: virtual seconds shown (default: enough for about five events per node). ``names``: one per node,
-    ``run.client_names``; long ones are cut, as in :func:`gantt`.
+    ``since`` and ``until``: the virtual times, in seconds, at which the chart begins and ends (default: enough for
+    about five events per node). ``names``: one per node, ``run.client_names``; long ones are cut, as in :func:`gantt`.
     """
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
     end = float(schedule.end.max())
-    if until is None:
-        mine = np.isin(schedule.client, rows)
-        length = (schedule.end - schedule.start)[mine if mine.any() else slice(None)]
-        until = min(end, EVENTS_SHOWN * float(np.median(length)))
-    check.positive("until", until)
-    asked, until = until, min(until, end)
+    mine = np.isin(schedule.client, rows)
+    length = (schedule.end - schedule.start)[mine if mine.any() else slice(None)]
+    asked = window(since, until, EVENTS_SHOWN * float(np.median(length)), end)
+    until = min(asked, end)
     figure, axes = canvas.new(7.0, 1.1 + 0.3 * max(len(rows), 6), drawing)
     size, _ = canvas.axis("time", until)
     row_of = np.full(schedule.num_clients, -1)
@@ -57,9 +56,9 @@ def peer_gantt(
     _draw_events(axes, schedule, row_of, until, size)
     kinds = _draw_messages(axes, lines_of(schedule, row_of, schedule.end[schedule.push_event] <= until), size)
     draw_absences(axes, [away(schedule, node, until) for node in rows], until)
-    shown = left_out(rows, schedule.num_clients, "node", asked, end)
+    shown = left_out(rows, schedule.num_clients, "node", since, asked, end)
     axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
-    label_rows(axes, rows, names, until, "node")
+    label_rows(axes, rows, names, since, until, "node")
     if kinds:
         texts = [f"message {name}" for name in kinds]
         canvas.legend_below(figure, list(kinds.values()), texts, drawing, columns=4, fontsize=8)

@@ -70,10 +70,12 @@ def rows_of(clients: int | Sequence[int], count: int) -> list[int]:
     return rows
 
 
-def label_rows(axes: Axes, rows: Sequence[int], names: Sequence[str] | None, until: float, name: str) -> None:
-    """Name the rows, one ``name`` (client) each, by ``names`` or numbers, and the axis of time up to ``until``."""
+def label_rows(
+    axes: Axes, rows: Sequence[int], names: Sequence[str] | None, since: float, until: float, name: str
+) -> None:
+    """Name the rows, one ``name`` (client) each, by ``names`` or numbers, and the axis of time from ``since`` on."""
     size, label = canvas.axis("time", until)
-    axes.set_xlim(0, until / size)
+    axes.set_xlim(since / size, until / size)
     canvas.label(axes, label, name)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), canvas.verbatim(labels(names, rows)))
@@ -89,15 +91,30 @@ def draw_absences(axes: Axes, of_rows: Sequence[np.ndarray], until: float) -> bo
     return any(map(len, of_rows))
 
 
-def left_out(rows: Sequence[int], count: int, name: str, until: float, end: float) -> str:
-    """What a chart up to ``until`` leaves out of a schedule with this ``end``, as text; empty if it is nothing."""
+def window(since: float, until: float | None, usual: float, end: float) -> float:
+    """The virtual time up to which a chart was asked for, by default ``usual`` seconds; ``ValueError`` for others."""
+    check.non_negative("since", since)
+    check.require(since < end, "since", since, f"below {end:.6g} s, the end of the schedule")
+    if until is None:
+        return min(end, since + usual)
+    check.positive("until", until)
+    check.require(until > since, "until", until, f"more than since = {since:g} s")
+    return until
+
+
+def left_out(rows: Sequence[int], count: int, name: str, since: float, until: float, end: float) -> str:
+    """What a chart from ``since`` to ``until`` leaves out of a schedule with this ``end``; empty if it is nothing."""
     parts = [f"{len(rows)} of {count} {name}s"] if len(rows) < count else []
     size, label = canvas.axis("time", min(until, end))
     unit = label.partition("(")[2].removesuffix(")")
-    shown, whole = (f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (until, end))
-    if until < end:
+    first, shown, whole = (
+        f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (since, min(until, end), end)
+    )
+    if since > 0:
+        parts.append(f"from {first} to {shown} of {whole} {unit}")
+    elif until < end:
         parts.append(f"the first {shown} of {whole} {unit}")
-    elif until > BEYOND * end:
+    if until > BEYOND * end:
         parts.append(f"the schedule ends after {whole} {unit}")
     return ", ".join(parts)
 
@@ -110,6 +127,7 @@ def gantt(
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
+    since: float = 0.0,
     offline: OfflineTimes | None = None,
     used: np.ndarray | None = None,
     accepted: np.ndarray | None = None,
@@ -129,8 +147,9 @@ def gantt(
     Args:
       schedule: a plan, or a run, which brings its names, its times offline and which arrivals were used and accepted.
       clients: how many (the first ones) or which.
-      until: virtual seconds shown (default: enough for about eight jobs per client). The chart ends with the schedule:
-        if that is earlier, the text above says so.
+      since, until: the virtual times, in seconds, at which the chart begins and ends (default: from the beginning, or
+        from ``since``, enough for about eight jobs per client). The chart ends with the schedule: if that is earlier,
+        the text above says so.
       offline: when clients are offline, as ``clock.offline_times`` tells it; drawn behind the bars.
       used, accepted: bool[E], which arrivals are applied and accepted (default: all); for a run
         ``run.updates["used"]`` and ``run.updates["accepted"]``.
@@ -147,13 +166,12 @@ def gantt(
     check.require(schedule.job.size > 0, "schedule", "no arrivals", "a schedule with at least one arrival")
     mine = np.isin(schedule.client, rows)
     end = max(float(schedule.time[-1]), float(schedule.dispatch_time[-1]))
-    asked = _usual_window(schedule, mine, end) if until is None else until
-    check.positive("until", asked)
+    asked = window(since, until, _usual_window(schedule, mine), end)
     until = min(asked, end)
     _check_columns(schedule, known.used, known.accepted, scores)
     figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
     jobs = jobs_of(schedule, known.used, known.accepted)
-    shown = np.flatnonzero(mine & (jobs.begin < until))
+    shown = np.flatnonzero(mine & (jobs.begin < until) & (jobs.waited >= since))
     row_of = {client: row for row, client in enumerate(rows)}
     y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
     drawn = Jobs(*(column[shown] for column in jobs))
@@ -162,17 +180,24 @@ def gantt(
     if scores is not None:
         _write_scores(axes, drawn.begin / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
     absences = [NEVER if known.offline is None else known.offline(client, until) for client in rows]
+    absences = [gone[gone[:, 1] > since] for gone in absences]
     away = draw_absences(axes, absences, until)
     of_rows = [schedule.client == client for client in rows]
     busy = [(jobs.begin[its], jobs.waited[its]) for its in of_rows]
-    idle = _draw_idle(axes, [idle_time(*its, until, gone) for its, gone in zip(busy, absences, strict=True)], until)
-    steps = _draw_steps(axes, schedule, until)
-    marks = {"thin line: idle": idle, "marks above: server steps": steps, "cross: upload will never come": failed}
+    gaps = [idle_time(*its, until, gone) for its, gone in zip(busy, absences, strict=True)]
+    idle = _draw_idle(axes, [each[each[:, 1] > since] for each in gaps], until)
+    steps = _draw_steps(axes, schedule, since, until)
+    marks = {
+        "black tick: applied": bool((drawn.applied <= until).any()),
+        "thin line: idle": idle,
+        "marks above: server steps": steps,
+        "cross: upload will never come": failed,
+    }
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
     marked = between.join(filter(marks.get, marks))
-    notes = [left_out(rows, schedule.num_clients, "client", asked, end), marked, known.unknown]
+    notes = [left_out(rows, schedule.num_clients, "client", since, asked, end), marked, known.unknown]
     axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
-    label_rows(axes, rows, known.names, until, "client")
+    label_rows(axes, rows, known.names, since, until, "client")
     _name_colours(figure, drawn, until, drawing, away=away)
     return canvas.finish(figure, drawing)
 
@@ -205,11 +230,11 @@ def _known_of(schedule: Schedule | Run, given: _Known) -> _Known:
     return _Known(plan, absences.times, used, accepted, names, absences.note)
 
 
-def _usual_window(schedule: Schedule, mine: np.ndarray, end: float) -> float:
-    """Virtual seconds for about eight of the jobs bool[J] in ``mine``, at most up to the ``end``."""
+def _usual_window(schedule: Schedule, mine: np.ndarray) -> float:
+    """Virtual seconds for about eight of the jobs bool[J] in ``mine``."""
     durations = (schedule.upload_time - schedule.dispatch_time)[mine]
     durations = durations[np.isfinite(durations)]
-    return min(end, 8 * float(np.median(durations)) if durations.size else math.inf)
+    return 8 * float(np.median(durations)) if durations.size else math.inf
 
 
 def _check_columns(
@@ -304,10 +329,11 @@ def _draw_idle(axes: Axes, of_rows: Sequence[np.ndarray], until: float) -> bool:
     return len(y) > 0
 
 
-def _draw_steps(axes: Axes, schedule: Schedule, until: float) -> bool:
+def _draw_steps(axes: Axes, schedule: Schedule, since: float, until: float) -> bool:
     """Marks at the upper edge where a server step closes, and lines if they are few; returns whether there is any."""
     size, _ = canvas.axis("time", until)
-    steps = np.unique(schedule.time[schedule.closes & (schedule.time <= until)]) / size
+    seen = schedule.closes & (schedule.time >= since) & (schedule.time <= until)
+    steps = np.unique(schedule.time[seen]) / size
     edge = axes.get_xaxis_transform()
     if len(steps) <= MOST_STEP_LINES:
         axes.vlines(steps, 0, 1, transform=edge, color=canvas.GRID, linewidth=0.8, zorder=0.5)

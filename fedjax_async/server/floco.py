@@ -217,12 +217,7 @@ def floco_client(
         def gradients(vertices: Params) -> tuple[Params, Params, Params]:
             point = simplex_point(vertices, weights)
             gradient, moved = gradient_at(point)
-            # private leaves are the same in all vertices, so every vertex takes their whole gradient
-            each = jax.tree.map(lambda g: jnp.multiply.outer(weights.astype(g.dtype), g), shared_part(model, gradient))
-            if model.private is not None:
-                own = jax.tree.map(jnp.subtract, gradient, shared_part(model, gradient))
-                each = jax.tree.map(lambda e, g: e + g[None], each, own)
-            return pulled(each, vertices, start), point, moved
+            return pulled(_of_vertices(model, gradient, weights), vertices, start), point, moved
 
         gradient, point, moved = gradients(work.vertices)
         factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
@@ -237,12 +232,8 @@ def floco_client(
         return work._replace(vertices=vertices, params=replaced(model, point, moved), optimizer=state)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Simplex, State]:
-        centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), work.vertices)
-        offsets = jax.tree.map(lambda leaf, c: leaf[1:] - c[None], work.vertices, centre)
-        whole = offsets if model.train is None else {"params": offsets}
-        params = replaced(model, centre, work.params)
-        change = Simplex(*jax.tree.map(jnp.subtract, (params, whole), (message.params, sent(message))))
-        return change, client_state
+        now = _centre_and_offsets(model, work)
+        return Simplex(*jax.tree.map(jnp.subtract, now, (message.params, sent(message)))), client_state
 
     def own(message: Message, client_state: State) -> Params:
         del client_state
@@ -257,6 +248,23 @@ def floco_client(
         gradients=lambda steps, examples: each * steps,
     )
     return plain if model.private is None else keeping(plain, model.private, part="params")
+
+
+def _of_vertices(model: Model, gradient: Params, weights: Array) -> Params:
+    """The gradient of each vertex [V, ...] from that at the point with these ``weights`` [V] of the vertices."""
+    each = jax.tree.map(lambda g: jnp.multiply.outer(weights.astype(g.dtype), g), shared_part(model, gradient))
+    if model.private is None:
+        return each
+    # private leaves are the same in all vertices, so every vertex takes their whole gradient
+    own = jax.tree.map(jnp.subtract, gradient, shared_part(model, gradient))
+    return jax.tree.map(lambda e, g: e + g[None], each, own)
+
+
+def _centre_and_offsets(model: Model, work: Work) -> tuple[Params, Params]:
+    """The params at the centroid of the vertices, and the offsets of all vertices but the first from it."""
+    centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), work.vertices)
+    offsets = jax.tree.map(lambda leaf, c: leaf[1:] - c[None], work.vertices, centre)
+    return replaced(model, centre, work.params), offsets if model.train is None else {"params": offsets}
 
 
 def _corners(centre: Array, offsets: Array) -> Array:

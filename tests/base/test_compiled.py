@@ -219,6 +219,7 @@ assert main("run --dataset synthetic --model mlp --clients 2 --updates 2 --quiet
 """
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")
 def test_the_command_line_keeps_programs(tmp_path):
     """In the folder of the data sets; a run from Python keeps none."""
     environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}

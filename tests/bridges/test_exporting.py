@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, cli, data, named, simulate
+from fedjax_async import Settings, cli, data, models, named, simulate
 from fedjax_async.bridges import export
 from fedjax_async.config import prepare
 from fedjax_async.config.grid import expand
@@ -90,6 +90,24 @@ def test_nodes_start_from_weights_too_and_their_mean_or_one_of_them_is_written(t
     np.testing.assert_array_equal(read_arrays(second)["output/bias"], bias + np.float32(2))
     with pytest.raises(ValueError, match=r"^node = 3: must be a whole number from 0 to 2"):
         export(each, tmp_path / "none.npz", node=3)
+
+
+def test_the_params_of_a_module_of_pytorch_need_neither_it_nor_its_data(trained, tmp_path):
+    run, _ = trained
+    own = run._replace(params={"net.0.weight": np.ones((3, 2), np.float32)})
+    for names in ("own", "torch"):
+        path = export(own, tmp_path / f"{names}.npz", names=names)
+        np.testing.assert_array_equal(read_arrays(path)["net.0.weight"], own.params["net.0.weight"])
+
+
+def test_a_model_of_ones_own_that_is_not_loaded_is_exported_with_its_maps_given(tmp_path):
+    model = named("own", models.make("logistic"))
+    simulate(**SERVED | {"dataset": "fashion_mnist_6k", "model": model}, out=tmp_path / "run", plots=False)
+    with pytest.raises(
+        ValueError, match=r"^flattened = None: must be \{layer: channels\}, since the model is your own"
+    ):
+        export(tmp_path / "run", tmp_path / "w.npz", names="torch")
+    export(tmp_path / "run", tmp_path / "w.npz", names="torch", flattened={})
 
 
 def test_what_cannot_be_used_is_named(trained, tmp_path):

@@ -137,12 +137,15 @@ def test_plan_trains_nothing(capsys, tmp_path):
 
 def test_a_gantt_chart_has_the_asked_seconds(capsys, monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr(planned, "save_figure", lambda figure, path: drawn.append(figure.axes[0].get_xlim()[1]))
+    monkeypatch.setattr(planned, "save_figure", lambda figure, path: drawn.append(figure.axes[0].get_xlim()))
     small = ("--clients", "4", "--updates", "40", "--delay", "constant", "--gantt", str(tmp_path / "a.png"))
     for method in ("fedasync", "independent"):
-        ok(capsys, "plan", *small, "--method", method, "--until", "5")
-        assert drawn.pop() == 5
+        ok(capsys, "plan", *small, "--method", method, "--since", "2", "--until", "5")
+        assert drawn.pop() == (2, 5)
     assert "until = 50.0: must be left out without --gantt" in refused(capsys, "plan", *small[:-2], "--until", "50")
+    assert "until = 3.0: must be more than since = 4 s" in refused(
+        capsys, "plan", *small, "--since", "4", "--until", "3"
+    )
     assert "until = -1.0: must be a finite number > 0" in refused(capsys, "plan", *small, "--until", "-1")
 
 

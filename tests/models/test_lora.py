@@ -27,7 +27,8 @@ BASE, X = PLAIN.init(KEY), jax.random.normal(KEY, (3, 28, 28, 1))
 def test_the_start_is_the_base_and_the_change_is_a_product_of_two_small_matrices():
     model = lora(PLAIN, BASE, rank=2, alpha=6.0, weights="fc*/kernel,conv1/kernel", trained="output/*")
     params = model.init(jax.random.key(1))
-    np.testing.assert_allclose(model.apply(params, X), PLAIN.apply(BASE, X), rtol=1e-6)
+    apply, plain = jax.jit(model.apply), jax.jit(PLAIN.apply)
+    np.testing.assert_allclose(apply(params, X), plain(BASE, X), rtol=1e-6)
     assert set(params["a"]) == {"conv1/kernel", "fc1/kernel", "fc2/kernel"} and set(params["full"]) == {
         "output/kernel", "output/bias"}  # fmt: skip
     moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
@@ -37,7 +38,7 @@ def test_the_start_is_the_base_and_the_change_is_a_product_of_two_small_matrices
         change = 3.0 * np.asarray(moved["a"][name]) @ np.asarray(moved["b"][name])
         layer["kernel"] = layer["kernel"] + change.reshape(layer["kernel"].shape)
     by_hand["output"] = {name: leaf + np.float32(0.1) for name, leaf in by_hand["output"].items()}
-    np.testing.assert_allclose(model.apply(moved, X), PLAIN.apply(by_hand, X), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(moved, X), plain(by_hand, X), rtol=1e-4, atol=1e-5)
 
 
 def test_running_statistics_go_on_as_those_of_the_model():
@@ -46,8 +47,8 @@ def test_running_statistics_go_on_as_those_of_the_model():
     model = lora(plain, base, rank=1)
     params = model.init(KEY)
     x = jax.random.normal(KEY, (4, 5))
-    outputs, changed = model.train(params, x, KEY, jnp.ones(4))
-    want, after = plain.train(base, x, KEY, jnp.ones(4))
+    outputs, changed = jax.jit(model.train)(params, x, KEY, jnp.ones(4))
+    want, after = jax.jit(plain.train)(base, x, KEY, jnp.ones(4))
     np.testing.assert_allclose(outputs, want, rtol=1e-5, atol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, changed["batch_stats"], after["batch_stats"])
     jax.tree.map(np.testing.assert_array_equal, changed["params"], params["params"])

@@ -68,19 +68,19 @@ def test_padded_rows_enter_neither_statistics_nor_weights(kind, size):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model.init(jax.random.key(1)))
     steps = -(-size // BATCH)
     client = local_training(model, optimizer=optax.sgd(LR), batch_size=BATCH)
-    upload, _ = run_job(client, KEY, Message(params), (), client_data(size=size), steps)
+    upload, _ = jax.jit(run_job, static_argnums=(0, 5))(client, KEY, Message(params), (), client_data(size=size), steps)
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def slope(weights, before, x, y):
+        outputs, changed = model.train({**before, "params": weights}, x, KEY, jnp.ones(len(x)))
+        return model.loss(outputs, y).mean(), changed
 
     x, y, _ = pool()
     after = params
     for positions in textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, steps):
         rows = rows_of(size=size)[positions]
-
-        def loss(weights, before=after, rows=rows):
-            given = {**before, "params": weights}
-            outputs, changed = model.train(given, jnp.asarray(x[rows]), KEY, jnp.ones(len(rows)))
-            return model.loss(outputs, jnp.asarray(y[rows])).mean(), changed
-
-        gradient, changed = jax.grad(loss, has_aux=True)(after["params"])
+        gradient, changed = slope(after["params"], after, x[rows], y[rows])
         weights = jax.tree.map(lambda w, g: w - LR * g, after["params"], gradient)
         after = {"params": weights, "batch_stats": (changed if len(rows) > 1 else after)["batch_stats"]}
     want = jax.tree.map(lambda a, b: a - b, after, params)
@@ -212,7 +212,7 @@ def test_convolutions_of_a_module_use_our_lowerings_and_are_equal_in_values_and_
     def flaxs(params):
         return jnp.square(Convolutions().apply({"params": params}, x)).sum()
 
-    (have, got), (want, wanted) = (jax.value_and_grad(f)(params) for f in (ours, flaxs))
+    (have, got), (want, wanted) = (jax.jit(jax.value_and_grad(f))(params) for f in (ours, flaxs))
     np.testing.assert_allclose(have, want, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), got, wanted)
 

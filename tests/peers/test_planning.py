@@ -92,9 +92,9 @@ def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregat
     options |= {"aggregate_at": aggregate_at, "reference": reference, "late_mass": late_mass}
     spec = spec_of("push_sum", options)
     _, accounts = check_equal(settings, spec, "push_sum", **options)
+    first = sum(1 if early else late_mass for early in here_from_the_start(world_of(**settings).scenario))
     for _, account in accounts:  # after every event of the run
-        first = [1 if early else late_mass for early in here_from_the_start(world_of(**settings).scenario)]
-        assert sum(account) == pytest.approx(sum(first), rel=1e-12, abs=1e-12)
+        assert sum(account) == pytest.approx(first, rel=1e-12, abs=1e-12)
         assert account[-1] == 0 or policy == "discard" or settings["availability"] or settings["faults"]
 
 

@@ -47,6 +47,14 @@ def killed(folder, at, **given):
         compare(SERVED, seeds=4, out=folder, progress=kill, **SMALL | given)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a comparison that nothing ended."""
+    folder = tmp_path_factory.mktemp("whole")
+    compare(SERVED, seeds=4, out=folder, plots=False, progress=False, **SMALL)
+    return folder
+
+
 def test_the_runs_are_those_of_the_sweep_bit_for_bit_and_those_in_turn_to_rounding():
     methods = [*SERVED, "pushcen"]
     runs = compare(methods, seeds=2, progress=False, **SMALL)
@@ -85,9 +93,8 @@ def test_no_more_programs_than_one_run_after_the_other_and_none_for_other_number
     assert together == in_turn and set(together) == set(names) and again == []
 
 
-def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, monkeypatch):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    compare(SERVED, seeds=4, out=whole, plots=False, progress=False, **SMALL)
+def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, whole):
+    cut = tmp_path / "cut"
     killed(cut, 30)
     kept = [max(completed(stack)) for stack in (cut / CHECKPOINTS).iterdir() if stack.is_dir()]
     kept += [SMALL["updates"] for _ in cut.glob("runs/*/*/manifest.json")]  # of a stack that was finished
@@ -114,15 +121,14 @@ def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_pat
     assert [[run.settings["seed"] for run in runs[name]] for name in runs] == [[0, 1, 2]] * 3
 
 
-def test_another_comparison_keeps_the_checkpoints_of_a_killed_one(tmp_path, monkeypatch):
-    compare(SERVED, seeds=4, out=tmp_path / "whole", plots=False, progress=False, **SMALL)
+def test_another_comparison_keeps_the_checkpoints_of_a_killed_one(tmp_path, whole):
     killed(tmp_path / "cut", 65)  # in the second group
     kept = sorted(path for path in (tmp_path / "cut" / CHECKPOINTS).rglob("*.npz"))
     compare(["asgd"], out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert kept and sorted((tmp_path / "cut" / CHECKPOINTS).rglob("*.npz")) == kept
     compare(SERVED, seeds=4, out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert not (tmp_path / "cut" / CHECKPOINTS).exists()
-    for path, found in contents(tmp_path / "whole").items():
+    for path, found in contents(whole).items():
         assert found == (tmp_path / "cut" / path).read_bytes(), path
 
 

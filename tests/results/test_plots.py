@@ -140,11 +140,11 @@ def test_gantt_shows_a_readable_window_unless_told():
     assert len(axes.get_yticks()) == 12
     assert len(axes.collections[0].get_paths()) < 12 * 30
     notes = axes.get_title(loc="left").splitlines()
-    legend = "thin line: idle; marks above: server steps"
+    legend = "black tick: applied; thin line: idle; marks above: server steps"
     assert notes == ["12 of 40 clients, the first 52 of 1,200 seconds", legend]
     assert gantt(make_schedule()).axes[0].get_title(loc="left") == legend
     busy = gantt(make_schedule(), clients=[2], until=9.0).axes[0].get_title(loc="left").splitlines()
-    assert busy == ["1 of 3 clients, the first 9 of 12 seconds", "marks above: server steps"]
+    assert busy == ["1 of 3 clients, the first 9 of 12 seconds", "black tick: applied; marks above: server steps"]
 
 
 def test_gantt_marks_idle_time_and_server_steps():
@@ -428,3 +428,23 @@ def test_a_long_plan_is_cut_and_the_note_says_so():
     assert re.fullmatch(
         rf"Shows {bars} of {len(PLAN.client)} events: events begun in the first [\d.]+ of 8 s\.", shown.note
     )
+
+
+def ends_of(figure):
+    return sorted(path.get_extents().x1 for path in figure.axes[0].collections[0].get_paths())
+
+
+def test_a_chart_of_a_later_part_has_the_jobs_of_this_part_and_says_so():
+    later, whole = gantt(make_schedule(), since=4.0, until=9.0), gantt(make_schedule(), until=9.0)
+    assert later.axes[0].get_xlim() == (4.0, 9.0)
+    assert later.axes[0].get_title(loc="left").splitlines()[0] == "from 4 to 9 of 12 seconds"
+    assert len(ends_of(whole)) > len(ends_of(later)) == len([end for end in ends_of(whole) if end > 3.98]) > 3
+    nodes = peer_gantt(PLAN, since=2.0, until=6.0).axes[0]
+    assert nodes.get_xlim() == (2.0, 6.0) and "from 2 to 6 of" in nodes.get_title(loc="left")
+
+
+@pytest.mark.parametrize("draw, plan", [(gantt, make_schedule()), (peer_gantt, PLAN)])
+@pytest.mark.parametrize("asked", [{"since": -1.0}, {"since": 1e6}, {"since": 2.0, "until": 2.0}, {"until": 0.0}])
+def test_a_part_without_time_is_refused(draw, plan, asked):
+    with pytest.raises(ValueError, match=f"^{[*asked][-1]} = "):
+        draw(plan, **asked)

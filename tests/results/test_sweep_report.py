@@ -14,7 +14,7 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
 from fedjax_async.results.figure import WIDTHS, Drawing
-from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.heat_map import Cells, cells, heat_map
 from fedjax_async.results.sweep_files import as_columns, parquet_writer
 from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
@@ -356,3 +356,13 @@ def test_without_pyarrow_there_is_csv_and_a_line_about_it(tmp_path, monkeypatch)
     assert {path.name for path in tmp_path.iterdir()} == {
         name for name in FILES if name.endswith((".csv", ".md", ".tex"))
     }
+
+
+def test_the_label_of_the_colour_scale_is_not_cut_off_by_long_names_below():
+    names = [f"fedbuff:server_lr={k}@buffer:size=3" for k in range(2)]
+    one = Cells(("lr", [0.1]), ("method", names), np.array([[30.0, 60.0]]), np.full((1, 2), np.nan))
+    for width in (None, "page"):
+        figure = heat_map([one], "accuracy", drawing=Drawing(width=width))
+        figure.draw_without_rendering()
+        label = figure.axes[-1].yaxis.label.get_window_extent()
+        assert label.y0 >= 0 and label.y1 <= figure.bbox.y1

@@ -37,17 +37,18 @@ def test_lemma_c5_bounds_the_distance_to_the_anchor_along_real_local_training(ma
     data = ClientData(x, jnp.arange(20) % 3, jnp.arange(20), jnp.int32(0), jnp.int32(20))
     tables = Dictionary({"kernel": jnp.array([0.0, -1.0, 1.0, 2.0])}, jnp.bool_(True))
     message = Message(start, tables)._replace(version=jnp.int32(0), local_steps=jnp.int32(STEPS))
-    work = client.begin(key, message, client.init(start), data)
+    work = jax.jit(client.begin)(key, message, client.init(start), data)
     anchor, kept = work.anchor.weights["kernel"], work.anchor.mask["kernel"]
+    step, slope = jax.jit(client.step), jax.jit(jax.grad(lambda w: model.loss(x @ w, data.y).mean()))
     distances, squares = [], []
     for k in range(STEPS):
         weights = work.inner.params["kernel"]
         now = (
             jnp.where(kept, weights, 0) if mask else weights
         )  # one batch is an epoch, and each epoch begins with the mask
-        squares.append(float(jnp.sum(jax.grad(lambda w: model.loss(x @ w, data.y).mean())(now) ** 2)))
+        squares.append(float(jnp.sum(slope(now) ** 2)))
         distances.append(float(jnp.sum((now - anchor) ** 2)))
-        work = client.step(work, jnp.int32(k), message, data)
+        work = step(work, jnp.int32(k), message, data)
     distances.append(float(jnp.sum((work.inner.params["kernel"] - anchor) ** 2)))
     bounds = anchor_distances(distances[0], squares, LR, WEIGHT)
     assert bounds.shape == (STEPS + 1,) and bounds[0] == distances[0]

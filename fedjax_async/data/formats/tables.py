@@ -67,7 +67,7 @@ class Rows(NamedTuple):
 
 def arrow() -> Any:
     """The module ``pyarrow``; raises ``ValueError`` if it is missing."""
-    return lazy.optional("pyarrow", "files of Parquet and Arrow")
+    return lazy.optional("pyarrow", "files of CSV, Parquet and Arrow")
 
 
 def require_columns(where: Path, schema: Any, columns: ReadColumns) -> None:
