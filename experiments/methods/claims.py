@@ -58,7 +58,6 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "ASGD": ("asgd:server_lr={}", RATES),
             "ACE": ("ace:server_lr={}", RATES),
             "ACE, no waiting": ("ace:server_lr={},wait=false", RATES),
-            "ACED": ("aced:server_lr={}", RATES),
             "FedCompass": ("fedcompass:server_lr={}", (0.9, 0.3, 2.7)),
         },
     ),

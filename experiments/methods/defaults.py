@@ -81,7 +81,6 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "fedstale": {"@cohort:size": (10, 30), "beta": (0.5, 0.2, 0.8)},
     "mifa": {"@cohort:size": (10, 30), "server_lr": (1, 3)},
     "ace": {"server_lr": (1, 0.3, 0.1)},
-    "aced": {"server_lr": (1, 0.3, 0.1)},
     "fadas": {"server_lr": (0.001, 0.0003, 0.003)},
     "orthofl": MIXED,
     "orthofl_released": MIXED,

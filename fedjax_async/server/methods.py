@@ -9,7 +9,6 @@ from typing import cast
 # fmt: off
 from fedjax_async.local import curve_training
 from fedjax_async.base.method import Method
-from fedjax_async.server.aced import aced as aced
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova)
@@ -96,7 +95,6 @@ METHODS: dict[str, Method] = {
     "fedstale": Method(fedstale, "cohort", about="Between FedAvg and FedVARP, by a factor (Rodio and Neglia 2024)."),
     "mifa": Method(mifa, "cohort", about="Mean of every client's last delta, in rounds (Gu et al. 2021)."),
     "ace": Method(ace, "every", about="Mean of every client's last delta, at each arrival (Chang et al. 2025)."),
-    "aced": Method(aced, "every", about="ACE of the clients that were heard of lately (Chang et al. 2025)."),
     "fadas": Method(
         fadas, "buffer:size=5", about="FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."
     ),

@@ -2,7 +2,8 @@
 
 Sources: Gu, Huang, Zhang, Huang, "Fast federated learning in the presence of arbitrary device unavailability" (2021),
 Algorithm 1 and the released code (github.com/hmgxr128/MIFA_code); Chang et al., "Mitigating participation imbalance
-bias in asynchronous federated learning" (2025), whose ACE is the same mean with a step at every arrival.
+bias in asynchronous federated learning" (2025), whose ACE is the same mean with a step at every arrival: read in its
+introduction and as IA2SGD in the code of the authors of Ringmaster ASGD, not in its own algorithm.
 """
 
 from __future__ import annotations

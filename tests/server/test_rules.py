@@ -82,7 +82,6 @@ RULES = {
     "fedstale": ({}, textbook_loops.ca2fl(1.0, 0.5)),
     "mifa": ({}, textbook_loops.mifa()),
     "ace": ({}, textbook_loops.mifa(wait=True)),
-    "aced": ({}, textbook_loops.aced()),
     "fadas": ({}, textbook_loops.fadas(0.001, adaptation="scaled")),
     "orthofl": ({}, textbook_loops.orthofl()),
     "orthofl_no_average": ({"per": "whole"}, textbook_loops.handed_on(WHOLE)),
@@ -188,8 +187,6 @@ SWEEPS = [
     ("fedstale", LR | {"beta": [0.0, 0.7]}, textbook_loops.ca2fl),
     ("mifa", LR | {"wait": True}, lambda lr: textbook_loops.mifa(lr, wait=True)),
     ("ace", LR | {"wait": False}, textbook_loops.mifa),
-    ("aced", LR | {"max_age": 0}, lambda lr: textbook_loops.aced(lr, 0)),
-    ("aced", LR | {"max_age": 2}, lambda lr: textbook_loops.aced(lr, 2)),
     (
         "fadas",
         {"adaptation": "inverse"} | MOMENTS | {"server_lr": [0.3, 0.1], "eps": [1e-8, 0.1], "tolerated": [1.0, 6.0]},

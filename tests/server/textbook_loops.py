@@ -76,25 +76,6 @@ def malenia(lr: float = 1.0) -> Rule:
     return OfMeans(add())
 
 
-def aced(lr: float = 1.0, max_age: int = CLIENTS) -> Rule:
-    """Chang et al. (2025), ACED: the mean over the clients heard of in the last ``max_age + 1`` steps."""
-
-    class Active(Rule):
-        def begin(self, x, uploads):
-            self.t, self.table, self.heard = 0, {}, {}
-
-        def taken(self, x, u, client, direction, scale):
-            self.table[client], self.heard[client] = direction, self.t
-            return client
-
-        def step(self, x, waiting):
-            active = [i for i, t in self.heard.items() if self.t - t <= max_age]
-            self.t += 1
-            return x + lr * np.mean([self.table[i] for i in active], axis=0)
-
-    return Active(add())
-
-
 def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:
     """Koloskova et al. (2022), eq. 11: a late gradient has the step of Mishchenko et al. (2022), or none."""
 
