@@ -239,8 +239,9 @@ def sweep(
       base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`. Every setting of a run is a keyword too,
         and changes ``base``.
       out: if given, each run is saved under ``out/runs/NAME`` as soon as it is finished. A sweep that was
-        interrupted or killed continues when it is started again. ``ValueError``, before anything is compiled, for a
-        folder that holds another sweep, cannot be written or is in use.
+        interrupted or killed continues when it is started again. Tables and pictures are written by
+        ``results.write_sweep(found)``. ``ValueError``, before anything is compiled, for a folder that holds another
+        sweep, cannot be written or is in use.
       memory_limit: bytes of device memory that may be in use (default: depends on the device).
       lanes: see ``Settings.lanes``.
       progress: as in :func:`fedjax_async.simulate`, over the updates of all runs together.
