@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from typing import Any
 
 import numpy as np
 
 from fedjax_async import Settings, named
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, POLICIES, TIMINGS
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.compress import COMPRESSORS
@@ -245,8 +247,10 @@ def refusal(world: World) -> str | None:
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
-        prepare(Settings(**settings_of(world), **engine))
-        Settings(**settings_of(world), engine="reference")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RunWarning)
+            prepare(Settings(**settings_of(world), **engine))
+            Settings(**settings_of(world), engine="reference")
     except ValueError as error:
         return str(error)
     return None

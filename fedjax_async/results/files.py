@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.engine.client_scores import is_accuracy
+from fedjax_async.results.client_names import COLUMN as CLIENT_NAMES
 
 
 def plain(value: object) -> Any:
@@ -84,14 +85,16 @@ def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
 
 
 def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type. Other columns, of names, are left out.
+    """The inverse of ``csv_bytes``; ``dtypes`` gives each column's NumPy type. The clients' names are left out.
 
     Accuracies that ``applicable`` left out are NaN.
     """
     header, *rows = list(csv.reader(io.StringIO(content.decode())))
     texts = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
     columns = {}
-    for name in filter(dtypes.__contains__, header):
+    for name in header:
+        if name == CLIENT_NAMES:
+            continue
         dtype = dtypes[name]
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
         parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype

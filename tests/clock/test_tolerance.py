@@ -48,7 +48,7 @@ def test_traffic_is_counted_with_the_same_tolerance():
     schedule.upload_time[schedule.job] = schedule.time
     points = evaluation_points(schedule, Every(at=[0.3]), horizon=0.5)
     arrivals = len(schedule.job)
-    records = {"accepted": np.ones(arrivals, bool), "weight": np.ones(arrivals)}
+    records = {"accepted": np.ones(arrivals, bool), **dict.fromkeys(("weight", "upload_norm"), np.ones(arrivals))}
     run = make_run({}, schedule, points, EngineResult((), {}, records, {}), Traffic(down=1, up=1))
     assert run.evaluations["bytes_up"][1] == run.evaluations["update"][1] == points.position[1]
     assert run.evaluations["bytes_down"][1] == np.sum(schedule.dispatch_time < 0.35)

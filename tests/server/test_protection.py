@@ -13,7 +13,10 @@ from fedjax_async.server.privacy import combined, noised
 from tests.refusals import refusals
 from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params
 
-SUMMING = {"fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedasync", "asgd", "fedbuff", "asynfl", "fadas"}
+SUMMING = {
+    *("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedasync", "asgd", "fedbuff", "asynfl", "fadas"),
+    *("delay_adaptive_asgd", "fedcompass"),
+}
 KEYS = jax.random.split(jax.random.key(3), 12)
 UPLOADS = closing(random_uploads(1, 12, rejected=0.2), at=[2, 5, 8, 11])
 
