@@ -90,12 +90,12 @@ NEWS = "table_1_20newsgroups"
 
 PUSHCEN_PAPER = [
     *(
-        pushcen(f"Table 1, CIFAR-10, alpha {a}", "paper", 3, "1", "cifar10", 18, 1, f"--alphas {a}")
+        pushcen(f"Table 1, CIFAR-10, alpha {a}", "paper", 3, "1", "cifar10", 28, 1, f"--alphas {a}")
         for a in (0.1, 0.4, 1)
     ),
-    pushcen("Table 5 and late nodes, CIFAR-10", "paper", 3, "1", "cifar10", 18, 1),
-    pushcen("Table 1's methods as released, CIFAR-10", "paper", 1, "released", "cifar10", 18, 1),
-    pushcen("released rule and masses, CIFAR-10", "paper", 1, "masses", "cifar10", 18, 1),
+    pushcen("Table 5 and late nodes, CIFAR-10", "paper", 3, "1", "cifar10", 28, 1),
+    pushcen("Table 1's methods as released, CIFAR-10", "paper", 1, "released", "cifar10", 28, 1),
+    pushcen("released rule and masses, CIFAR-10", "paper", 1, "masses", "cifar10", 28, 1),
 ]
 ORTHOFL_MISSING = [
     orthofl("Table 1, HAR", "table_1", "paper", "--tasks har", 120, 1, curves=f"table_1_har_paper{CURVES}", table=""),
@@ -157,7 +157,7 @@ SMALL = "fashion_mnist_6k"
 PUSHCEN_MORE = [
     *(pushcen(f"Table {t}, Fashion-MNIST", "laptop", 3, t, SMALL, 0.3, 0.3) for t in ("4", "6", "7")),
     *(pushcen(f"Table {t}, CIFAR-10", "laptop", 3, t, "cifar10", 1, 0.3) for t in ("4", "6", "7")),
-    *(pushcen(f"Table {t}, CIFAR-10", "paper", 1, t, "cifar10", 18, 1) for t in ("4", "6", "7")),
+    *(pushcen(f"Table {t}, CIFAR-10", "paper", 1, t, "cifar10", 28, 1) for t in ("4", "6", "7")),
     *(pushcen(f"{t}, Fashion-MNIST", "laptop", 3, t, SMALL, 0.3, 0.3) for t in ("masses", "topologies", "bandwidths")),
     pushcen("Table 1, Fashion-MNIST, 60 s", "laptop", 3, "1", f"{SMALL}_60s", 1.5, 0.5),
     pushcen("Table 1, Fashion-MNIST", "laptop", 3, "1", SMALL, 0.3, 0.3),
