@@ -1,56 +1,122 @@
-"""The client side of a run as compiled programs: local training whose results go into the buffers of a lane.
+"""Local training as compiled programs, whose results go into the buffers of a lane: one engine for all kinds of jobs.
 
-The algorithms see one client at a time. Only this file, ``sending.py`` and ``serving.py`` know buffers, slots and
-tables of N clients. A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
+A job reads what it starts from, trains, and leaves its results for another program to apply. How it reads and what it
+leaves is its :class:`Kind`: the jobs of clients start from a message in a slot and leave an upload (:class:`Clients`);
+the events of nodes mix the slots of their inbox and leave messages (``peer_kernels.Events``).
+
+The algorithms see one client at a time. A stack of R runs shares one set of tables; the run of a job selects its key
+and hyperparameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import tree
-from fedjax_async.engine.components import ClientFamily, bound
+from fedjax_async.engine.components import Client, bound
 from fedjax_async.engine.devices import JOBS
 from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import statistics_in, weights_in
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, State, Tree
+from fedjax_async.types import Array, ClientAlgorithm, Key, Message, State, Tree
 
 
 class Carry(NamedTuple):
     """The state that one compiled call changes and the next one gets (donated from call to call)."""
 
-    server: State  # [R, ...]; without the axis where R = 1
-    memory: State  # the server's memory about each client, [R * N, ...], or ()
+    server: State  # [R, ...]; without the axis where R = 1; () without a server
+    memory: State  # the server's memory about each client, or the row of each node: [R * N, ...], or ()
     clients: State  # the state of each client, [R * N, ...], or ()
-    slots: Message  # start models, [S, ...]
+    slots: State  # what jobs start from, [S, ...]: messages of the server, or of nodes (``peer_kernels.Slots``)
     records: dict[str, Array]  # recorded columns of the arrivals, [E'] each
     rejected: Array  # int32[], uploads rejected so far
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
 
+class Rows(NamedTuple):
+    """What training reads of a carry."""
+
+    slots: State
+    memory: State
+    clients: State
+
+
+def rows_of(carry: Carry) -> Rows:
+    """What training reads of ``carry``."""
+    return Rows(carry.slots, carry.memory, carry.clients)
+
+
 class JobBuffers(NamedTuple):
-    """The results of the jobs of one lane, for the server; C rows each (donated from call to call)."""
+    """The results of the jobs of one lane; C rows each (donated from call to call)."""
 
     # the next three are for jobs that go on in the next call; () if each job ends in the call that begins it
-    message: Message | tuple[()]  # also kept if the server reads start models
+    started: State  # what the job started from; also kept if the server reads start models
     before: State  # the clients' states before the job
     work: State  # of unfinished jobs
-    upload: State
+    left: State  # what the job leaves: its upload; of an event of a node, ``peer_kernels.Left``
     after: State  # the clients' states after the job
     norm: Array  # float[C]
     accepted: Array  # bool[C]
-    info: dict[str, Array]  # columns that clients record about their uploads, [C] each
+    info: dict[str, Array]  # columns that are recorded of uploads, [C] each
 
 
-FinishedJob = tuple[State, State, Array, Array, dict[str, Array]]  # upload, client state, norm, accepted, info
+FinishedJob = tuple[State, State, Array, Array, dict[str, Array]]  # left, client state, norm, accepted, info
 Unfinished = TypeVar("Unfinished")  # the state of unfinished jobs
-MakeBuffers = Callable[[DeviceTables, Carry], JobBuffers]
-TrainJobs = Callable[[DeviceTables, Message, State, JobBuffers, Array], JobBuffers]
+Hypers = Mapping[str, Array]
+
+
+class Kind(Protocol):
+    """How jobs begin and end. Programs depend on it, so it has a hash; ``hyper``: the numbers of the job's run."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def client(self) -> Client: ...
+
+    def read(self, tables: Any, rows: Rows, position: Array, active: Array) -> tuple[State, State]:
+        """What the job at ``position`` starts from, and its client's state; of jobs at once, int32[W], [W, ...].
+
+        ``active``: bool of the same shape, false for rows of padding.
+        """
+
+    def message(self, hyper: Hypers, tables: Any, started: State, position: Array) -> Message:
+        """The message that the job trains from."""
+
+    def end(
+        self, hyper: Hypers, tables: Any, started: State, before: State, work: State, position: Array
+    ) -> FinishedJob:
+        """The results of a job whose steps are done."""
+
+
+class Clients(NamedTuple):
+    """Jobs of clients with a server."""
+
+    client: Client
+
+    def read(self, tables: DeviceTables, rows: Rows, position: Array, active: Array) -> tuple[Message, State]:
+        """The message in the job's slot."""
+        del active
+        message = tree.gather(rows.slots, tables.slot[position])._replace(version=tables.version[position])
+        return message, tree.gather(rows.clients, tables.owner[position])
+
+    def message(self, hyper: Hypers, tables: DeviceTables, started: Message, position: Array) -> Message:
+        """The message itself."""
+        return started
+
+    def end(
+        self, hyper: Hypers, tables: DeviceTables, started: Message, before: State, work: State, position: Array
+    ) -> FinishedJob:
+        """The upload."""
+        conditions = (tables.norm_limit[tables.run[position]], tables.corrupt[position], tables.applied[position])
+        return finished(bound(self.client, hyper), work, started, before, *conditions)
+
+
+MakeBuffers = Callable[[Any, Rows], JobBuffers]
+TrainJobs = Callable[[Any, Rows, JobBuffers, Array], JobBuffers]
 
 
 def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
@@ -58,29 +124,36 @@ def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
-def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
-    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes.
+def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
+    """``function(hyper, *job)`` of jobs at once, ``jobs``: [W, ...]; ``hyper``: of each, or scalars where R = 1."""
+    of_hyper = 0 if any(jnp.ndim(value) for value in hyper.values()) else None
+    return jax.vmap(function, in_axes=(of_hyper, *[0] * len(jobs)))(hyper, *jobs)
+
+
+def make_buffers(kind: Kind, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
+    """``buffers(tables, rows) -> buffers``: empty buffers of the right shapes.
 
     ``whole``: each job ends in the call that begins it. Then ``starts`` says whether start models are kept.
     """
 
-    def buffers(tables: DeviceTables, carry: Carry) -> JobBuffers:
-        def one(tables: DeviceTables, carry: Carry) -> JobBuffers:
-            message, before = tree.gather(carry.slots, 0), tree.gather(carry.clients, 0)
-            who = bound(client, hyper_of(tables, jnp.int32(0)))
-            started = message._replace(local_steps=jnp.int32(1))
-            work = who.begin(tables.key[0], started, before, client_data(tables, jnp.int32(0)))
-            upload, after = who.finish(work, message, before)
-            info = info_of(who, after)
-            done = JobBuffers(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
-            if not whole:
-                return done
-            return done._replace(message=message if starts else (), before=(), work=())
-
-        shapes = jax.eval_shape(one, tables, carry)
-        return tree.stack_zeros(shapes, capacity)
+    def buffers(tables: Any, rows: Rows) -> JobBuffers:
+        one = jax.eval_shape(partial(one_job, kind), tables, rows)
+        if whole:
+            one = one._replace(started=one.started if starts else (), before=(), work=())
+        empty: JobBuffers = tree.stack_zeros(one, capacity)
+        return empty
 
     return buffers
+
+
+def one_job(kind: Kind, tables: Any, rows: Rows) -> JobBuffers:
+    """The results of a job without local steps; used only for their shapes."""
+    zero = jnp.int32(0)
+    hyper = hyper_of(tables, zero)
+    started, before = kind.read(tables, rows, zero, jnp.bool_(True))
+    message = kind.message(hyper, tables, started, zero)._replace(local_steps=jnp.int32(1))
+    work = bound(kind.client, hyper).begin(tables.key[0], message, before, client_data(tables, zero))
+    return JobBuffers(started, before, work, *kind.end(hyper, tables, started, before, work, zero))
 
 
 def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
@@ -116,70 +189,54 @@ def finished(
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
-def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Callable[..., State]:
-    """One local step of one job, without effect once the job has done its steps. Unchanged leaves cost nothing."""
-
-    def advance(
-        hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
-    ) -> State:
-        message = message._replace(local_steps=steps)
-        stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
-        runs = k < steps
-        return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
-
-    return advance
-
-
 def device_index(devices: int) -> Array:
     """The index of this device among those that share a batch."""
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> TrainJobs:
-    """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
+def make_train(kind: Kind, width: int, devices: int = 1) -> TrainJobs:
+    """``train(tables, rows, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
     steps). With several ``devices``, each runs this program on every ``devices``-th job.
     """
-    own = width // devices
+    own, client = width // devices, kind.client
 
-    def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
+    def train(tables: Any, rows: Rows, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count, first, last = span
         index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
-        position = tables.train_order[low + index]
-        owner, run = tables.owner[position], tables.run[position]
-        steps = jnp.where(index < count, tables.steps[position], 0)
-        data = client_data(tables, position)
-        one = ClientData._make((None, None, None, 0, 0, None))
-        hyper = hyper_of(tables, run)
-        each = None if len(tables.key) == 1 else 0  # the axis of hyper
+        position, active = tables.train_order[low + index], index < count
+        run, steps = tables.run[position], jnp.where(active, tables.steps[position], 0)
+        hyper, data = hyper_of(tables, run), client_data(tables, position)
 
         def begin(
-            hyper: dict[str, Array], key: Key, message: Message, before: State, data: ClientData, steps: Array
+            hyper: Hypers, started: State, before: State, position: Array, key: Key, steps: Array, *own: Array
         ) -> State:
-            return bound(client, hyper).begin(key, message._replace(local_steps=steps), before, data)
+            message = kind.message(hyper, tables, started, position)._replace(local_steps=steps)
+            return bound(client, hyper).begin(key, message, before, data._replace(offset=own[0], size=own[1]))
 
-        def end(hyper: dict[str, Array], *job: Any) -> FinishedJob:
-            return finished(bound(client, hyper), *job)
+        def end(hyper: Hypers, *job: State) -> FinishedJob:
+            return kind.end(hyper, tables, *job)
 
-        def fresh() -> tuple[Message, State, State]:
-            message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
-            before = tree.gather(clients, owner)
+        def fresh() -> tuple[State, State, State]:
+            started, before = kind.read(tables, rows, position, active)
             keys = jax.vmap(job_key)(tables.key[run], tables.client[position], tables.number[position])
-            work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one, 0))(hyper, keys, message, before, data, steps)
-            return message, before, work
+            job = (started, before, position, keys, steps, data.offset, data.size)
+            return started, before, mapped(begin, hyper, *job)
 
-        step = jax.vmap(make_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
+        def advance(k: Array, held: tuple[State, State, State]) -> tuple[State, State, State]:
+            def step(hyper: Hypers, work: State, started: State, position: Array, steps: Array, *own: Array) -> State:
+                """One local step, without effect once the job has done its steps. Unchanged leaves cost nothing."""
+                message = kind.message(hyper, tables, started, position)._replace(local_steps=steps)
+                stepped = bound(client, hyper).step(work, k, message, data._replace(offset=own[0], size=own[1]))
+                runs = k < steps
+                return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
 
-        def advance(k: Array, held: tuple[Message, State, State]) -> tuple[Message, State, State]:
-            message, before, work = held
-            return message, before, step(hyper, work, k, steps, message, data.offset, data.size)
+            started, before, work = held
+            return started, before, mapped(step, hyper, work, started, position, steps, data.offset, data.size)
 
-        def finish(rows: Callable[[Any], Any], held: tuple[Message, State, State]) -> tuple[State, ...]:
-            message, before, work = held
-            known = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
-            given = (hyper if each is None else rows(hyper), work, message, before, *rows(known))
-            return jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
+        def finish(some: Callable[[Any], Any], held: tuple[State, State, State]) -> Any:
+            return mapped(end, hyper if len(tables.key) == 1 else some(hyper), *held, some(position))
 
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
         return JobBuffers(*kept, *done)
@@ -226,27 +283,24 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> TrainJobs:
+def make_loop(kind: Kind, devices: int = 1) -> TrainJobs:
     """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
 
-    def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
+    def train(tables: Any, rows: Rows, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count = span[0], span[1]
 
         def one(i: Array, buffers: JobBuffers) -> JobBuffers:
             position = tables.train_order[low + i * devices + device_index(devices)]
             run = tables.run[position]
-            who = bound(client, hyper_of(tables, run))
-            message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
-            before = tree.gather(clients, tables.owner[position])
+            hyper = hyper_of(tables, run)
+            started, before = kind.read(tables, rows, position, jnp.bool_(True))
+            message = kind.message(hyper, tables, started, position)
             key = job_key(tables.key[run], tables.client[position], tables.number[position])
-            work = run_steps(who, key, message, before, client_data(tables, position), tables.steps[position])
-            conditions = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
-            done = finished(who, work, message, before, *conditions)
-            return tree.scatter(
-                buffers,
-                tables.row[position] % len(buffers.norm),
-                JobBuffers(message if buffers.message else (), (), (), *done),
-            )
+            data, steps = client_data(tables, position), tables.steps[position]
+            work = run_steps(bound(kind.client, hyper), key, message, before, data, steps)
+            done = kind.end(hyper, tables, started, before, work, position)
+            row = tables.row[position] % len(buffers.norm)
+            return tree.scatter(buffers, row, JobBuffers(started if buffers.started else (), (), (), *done))
 
         mine = (count - device_index(devices) + devices - 1) // devices
         return tree.loop("jobs", 0, mine, one, buffers)

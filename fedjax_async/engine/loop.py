@@ -15,9 +15,10 @@ from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.record import Progress, refuse
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.engine.trainers import Moved, Results, Tables, Trainers
+from fedjax_async.engine.trainers import Tables, Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.types import Array, Params
 
@@ -26,7 +27,7 @@ from fedjax_async.types import Array, Params
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
-Evaluate = Callable[[Moved, list[tuple[int, int]]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
+Evaluate = Callable[[Carry, list[tuple[int, int]]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
 
 
 class Trained(Protocol):
@@ -49,10 +50,10 @@ class LaidOut(Protocol):
     def positions(self) -> Sequence[np.ndarray]: ...  # per run, of its arrivals (without a server: events)
 
 
-class SideBySide(Protocol[Tables, Moved, Results]):
-    """SideBySide that advance side by side, laid out, moved to the device and compiled: with a server or without one.
+class SideBySide(Protocol[Tables]):
+    """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
 
-    ``carry``, of type ``Moved``, is the state that goes from program to program, ``buffers`` are those of a lane.
+    ``carry`` is the state that goes from program to program, ``buffers`` are those of a lane.
     """
 
     @property
@@ -68,42 +69,42 @@ class SideBySide(Protocol[Tables, Moved, Results]):
     @property
     def sharding(self) -> NamedSharding | None: ...
 
-    def start(self) -> Moved:
+    def start(self) -> Carry:
         """The carry at the start."""
 
-    def buffers(self, carry: Moved) -> Results:
+    def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
 
-    def train(self, width: int, tables: Tables, carry: Moved, buffers: Results, span: np.ndarray) -> Results:
+    def train(self, width: int, tables: Tables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Train a batch; see ``kernels.make_train`` for ``span``."""
 
-    def apply(self, carry: Moved, buffers: Results, low: int, high: int) -> tuple[Moved, Array]:
+    def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """Apply the positions ``low .. high-1``; also returns how many uploads were rejected so far."""
 
     def scores(self) -> Scores:
         """When each run is evaluated."""
 
-    def evaluator(self, watcher: Watcher, trainers: Trainers[Tables, Moved, Results]) -> Evaluate[Moved]:
+    def evaluator(self, watcher: Watcher, trainers: Trainers[Tables]) -> Evaluate:
         """The evaluation of runs at moments; it hands the scores to the watcher, too."""
 
-    def identity(self, carry: Moved) -> dict[str, object]:
+    def identity(self, carry: Carry) -> dict[str, object]:
         """What a checkpoint must have in common with the runs, besides their settings."""
 
-    def until(self, carry: Moved, watcher: Watcher, run: int) -> tuple[int, int]:
+    def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
         """How many arrivals of a run belong to its result, and how many must be received until it is complete."""
 
     def status(self, low: int, high: int) -> dict[str, float]:
         """What the progress bar shows of the positions ``low .. high-1``."""
 
-    def result(self, carry: Moved, scores: Scores, watcher: Watcher, run: int) -> Any:
+    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> Any:
         """The result of a run."""
 
 
 def advance(
-    runs: SideBySide[Tables, Moved, Results],
-    evaluate: Evaluate[Moved],
-    carry: Moved,
-    trainers: Trainers[Tables, Moved, Results],
+    runs: SideBySide[Tables],
+    evaluate: Evaluate,
+    carry: Carry,
+    trainers: Trainers[Tables],
     scores: Scores,
     watcher: Watcher,
     *,
@@ -111,7 +112,7 @@ def advance(
     on_bad: str = "reject",
     progress: Progress | None = None,
     keeper: Keeper | None = None,
-) -> Moved:
+) -> Carry:
     """Train all turns but the first ``turns``, which are done; returns the last carry.
 
     The host waits for the device only to stay within about ``TURNS_AHEAD`` turns and a few observed evaluations
@@ -144,13 +145,13 @@ def advance(
     return carry
 
 
-def _enough(runs: SideBySide[Tables, Moved, Results], carry: Moved, watcher: Watcher) -> int:
+def _enough(runs: SideBySide[Tables], carry: Carry, watcher: Watcher) -> int:
     """How many positions must be received until the results of all stopped runs are complete."""
     until = {run: runs.until(carry, watcher, run)[1] for run in watcher.ends}
     return max((int(runs.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
-def _rejected(runs: SideBySide[Tables, Moved, Results], carry: Any, watcher: Watcher, received: int) -> int:
+def _rejected(runs: SideBySide[Tables], carry: Any, watcher: Watcher, received: int) -> int:
     """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.ends:
@@ -164,9 +165,9 @@ def _rejected(runs: SideBySide[Tables, Moved, Results], carry: Any, watcher: Wat
 
 
 def restored(
-    keeper: Keeper | None, carry: Moved, scores: Scores, watcher: Watcher, model: Params,
+    keeper: Keeper | None, carry: Carry, scores: Scores, watcher: Watcher, model: Params,
     sharding: NamedSharding | None,
-) -> tuple[Moved, int]:  # fmt: skip
+) -> tuple[Carry, int]:  # fmt: skip
     """The carry of the newest checkpoint, and how many turns are done; ``(carry, 0)`` without a checkpoint.
 
     Its evaluations are put into ``scores`` and handed to the observers again. ``model``: any model of the structure

@@ -12,63 +12,38 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled, Wrapped
 
-from fedjax_async.engine import peer_evaluation, peer_kernels
+from fedjax_async.engine import peer_evaluation, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
+from fedjax_async.engine.kernels import rows_of
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
-from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
+from fedjax_async.engine.peer_kernels import Events
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_tables import PeerShape, PeerTables
-from fedjax_async.engine.programs import shed
+from fedjax_async.engine.programs import Shapes
 from fedjax_async.types import Array, Model, Params, State
 
 
 @lru_cache(maxsize=64)
-def start(what: Algorithms, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
+def start(what: Events, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_start`."""
     return jitted(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def buffers(what: Algorithms, capacity: int, batching: str, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`peer_kernels.make_peer_buffers`; each device holds its share of the rows."""
-    return jitted(peer_kernels.make_peer_buffers(what, capacity, batching), out_shardings=spread(mesh))
-
-
-@lru_cache(maxsize=256)
-def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`peer_kernels.make_peer_train` or ``make_peer_loop``; donates the batch's buffers."""
-    devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
-    made = peer_kernels.make_peer_train(what, width, devices) if vmapped else peer_kernels.make_peer_loop(what, devices)
-    if mesh is not None:
-        whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
-        # every device runs its own loops, of its own length: nothing is exchanged while training
-        made = jax.shard_map(
-            made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
-        )
-    return jitted(made, donate_argnums=3)
-
-
-@lru_cache(maxsize=64)
 def write(mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`peer_kernels.make_peer_write`; donates the carry."""
-    made = peer_kernels.make_peer_write()
-
-    def gathered(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> tuple[PeerCarry, Array]:
-        """Every device writes all events: it holds all nodes and slots."""
-        return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
-
-    return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
+    """Jitted :func:`peer_kernels.make_write`."""
+    return programs.applying(peer_kernels.make_write(), mesh)
 
 
 @lru_cache(maxsize=64)
-def own_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+def own_scores(what: Events, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_own_scores`."""
     return _over_nodes(peer_evaluation.make_own_scores(what, model, scoring), mesh)
 
 
 @lru_cache(maxsize=64)
-def global_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+def global_scores(what: Events, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_global_scores`."""
     return _over_nodes(peer_evaluation.make_global_scores(what, model, scoring), mesh)
 
@@ -83,7 +58,7 @@ def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
 
 @lru_cache(maxsize=64)
 def together(
-    what: Algorithms,
+    what: Events,
     model: Model,
     scoring: PeerScoring,
     probes: tuple[tuple[str, NodesProbe], ...],
@@ -101,7 +76,7 @@ def together(
 
 
 @lru_cache(maxsize=64)
-def models_of(what: Algorithms, nodes: int) -> Wrapped:
+def models_of(what: Events, nodes: int) -> Wrapped:
     """Jitted ``models_of(tables, rows, run) -> params`` of a run's nodes [N, ...]: a copy; the rows are donated."""
 
     def models(tables: PeerTables, rows: State, run: Array) -> Params:
@@ -128,33 +103,30 @@ class PeerPrograms(NamedTuple):
         return len(self.train) + 6 + (self.whole is not None)
 
 
-class PeerShapes(NamedTuple):
-    """Shapes of what is allocated during a run."""
-
-    carry: PeerCarry
-    buffers: PeerBuffers  # of one lane
-
-
 def peer_shapes(
-    what: Algorithms, shape: PeerShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
-) -> PeerShapes:
+    what: Events, shape: PeerShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
+) -> Shapes:
     """What a run will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(what, shape.nodes, shape.slot_count, mesh), tables, params)
-    empty = jax.eval_shape(buffers(what, shape.capacity, batching, mesh), tables, params)
+    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, rows_of(carry))
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
-    return PeerShapes(carry, empty)
+    return Shapes(carry, empty)
+
+
+def _buffers(what: Events, shape: PeerShape, batching: str, mesh: Mesh | None) -> Wrapped:
+    return programs.buffers(what, shape.capacity, batching == "loop", False, mesh)
 
 
 def compile_peer_programs(
-    what: Algorithms,
+    what: Events,
     model: Model,
     shape: PeerShape,
     widths: Sequence[int],
     batching: str,
     tables: PeerTables,
     params: Params,
-    shapes: PeerShapes,
+    shapes: Shapes,
     *,
     scoring: PeerScoring,
     node_blocks: Sequence[np.ndarray],
@@ -165,10 +137,9 @@ def compile_peer_programs(
 
     ``node_blocks``: the numbers of the nodes that each call of an evaluation scores.
     """
-    shed()
-    span = np.zeros(4, np.int32)
+    programs.shed()
     carry, empty = shapes
-    rows, nodes = carry.nodes.row, node_blocks[0]
+    rows, nodes = carry.memory, node_blocks[0]
     own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
     part = jax.eval_shape(own, tables, rows, nodes)
     part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
@@ -176,12 +147,9 @@ def compile_peer_programs(
     run, online = np.int32(0), np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
         start=start(what, shape.nodes, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=buffers(what, shape.capacity, batching, mesh).lower(tables, params).compile(),
-        train={
-            w: train(what, w, batching, mesh).lower(tables, carry.slots, carry.nodes, empty, span).compile()
-            for w in widths
-        },
-        write=write(mesh).lower(tables, carry, empty, span[:2]).compile(),
+        buffers=_buffers(what, shape, batching, mesh).lower(tables, rows_of(carry)).compile(),
+        train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
+        write=write(mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),
         whole=whole.lower(tables, rows, nodes).compile() if scoring.globally else None,
         together=together(what, model, scoring, probes, mesh)

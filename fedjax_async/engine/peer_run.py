@@ -17,8 +17,9 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_batching, default_lanes, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.kernels import Carry, JobBuffers, rows_of
 from fedjax_async.engine.peer_evaluation import scoring_of
-from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
+from fedjax_async.engine.peer_kernels import Events
 from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
 from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
@@ -33,7 +34,7 @@ from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, Key, Params
 
-NodesTrainers = Trainers[PeerTables, PeerCarry, PeerBuffers]
+NodesTrainers = Trainers[PeerTables]
 
 
 class PeerMember(NamedTuple):
@@ -79,28 +80,25 @@ class PeerStack(NamedTuple):
         """Whether the programs have 64-bit numbers; each thread has its own setting."""
         return bool(self.tables.norm_limit.dtype == np.float64)
 
-    def start(self) -> PeerCarry:
+    def start(self) -> Carry:
         """The carry at the start: nothing has been sent."""
-        carry: PeerCarry = self.programs.start(self.tables, self.params)
+        carry: Carry = self.programs.start(self.tables, self.params)
         return carry
 
-    def buffers(self, carry: PeerCarry) -> PeerBuffers:
+    def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
-        del carry
-        empty: PeerBuffers = self.programs.buffers(self.tables, self.params)
+        empty: JobBuffers = self.programs.buffers(self.tables, rows_of(carry))
         return empty
 
-    def train(
-        self, width: int, tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: np.ndarray
-    ) -> PeerBuffers:
+    def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Mix, train and push the events of a batch."""
-        trained: PeerBuffers = self.programs.train[width](tables, carry.slots, carry.nodes, buffers, span)
+        trained: JobBuffers = self.programs.train[width](tables, rows_of(carry), buffers, span)
         return trained
 
-    def apply(self, carry: PeerCarry, buffers: PeerBuffers, low: int, high: int) -> tuple[PeerCarry, Array]:
+    def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """Write the positions ``low .. high-1`` to the nodes and to the slots."""
         span = np.array([low, high], np.int32)
-        applied: tuple[PeerCarry, Array] = self.programs.write(self.tables, carry, buffers, span)
+        applied: tuple[Carry, Array] = self.programs.write(self.tables, carry, buffers, span)
         return applied
 
     def scores(self) -> Scores:
@@ -113,12 +111,12 @@ class PeerStack(NamedTuple):
 
     def evaluator(
         self, watcher: Watcher, trainers: NodesTrainers
-    ) -> Callable[[PeerCarry, list[tuple[int, int]]], list[dict[str, Any]]]:
+    ) -> Callable[[Carry, list[tuple[int, int]]], list[dict[str, Any]]]:
         """The evaluation of runs; the lanes of ``trainers`` score some of the nodes each."""
         seen = [online(m.schedule, m.times) for m in self.members]
 
-        def scored(carry: PeerCarry, run: int, row: int) -> dict[str, Any]:
-            member, rows, which = self.members[run], carry.nodes.row, np.int32(run)
+        def scored(carry: Carry, run: int, row: int) -> dict[str, Any]:
+            member, rows, which = self.members[run], carry.memory, np.int32(run)
             now = member.global_tests == "all" or row in (0, len(member.times) - 1)
             with jax.enable_x64(self.x64):
                 parts = self._parts(trainers, carry, run, self.programs.whole if now else None)
@@ -130,14 +128,12 @@ class PeerStack(NamedTuple):
 
         return lambda carry, due: [scored(carry, run, row) for run, row in due]
 
-    def _parts(
-        self, trainers: NodesTrainers, carry: PeerCarry, run: int, whole: Compiled | None
-    ) -> list[dict[str, Any]]:
+    def _parts(self, trainers: NodesTrainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, Any]]:
         """The scores of a run's nodes, one part a lane; ``whole``: the program for the global test set, None: NaN."""
         blocks = [nodes + np.int32(run * self.shape.nodes) for nodes in self.node_blocks]
 
         def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
-            found: dict[str, Any] = program(self.tables, carry.nodes.row, nodes)
+            found: dict[str, Any] = program(self.tables, carry.memory, nodes)
             return found
 
         parts = trainers.each([partial(one, self.programs.own, nodes) for nodes in blocks])
@@ -151,7 +147,7 @@ class PeerStack(NamedTuple):
             more = [nothing for _ in blocks]
         return [part | one for part, one in zip(parts, more)]
 
-    def identity(self, carry: PeerCarry) -> dict[str, object]:
+    def identity(self, carry: Carry) -> dict[str, object]:
         """Batches and probes."""
         del carry
         first = self.members[0]
@@ -160,7 +156,7 @@ class PeerStack(NamedTuple):
             "probes": [described(first.probes), sorted(first.nodes_probes)],
         }
 
-    def until(self, carry: PeerCarry, watcher: Watcher, run: int) -> tuple[int, int]:
+    def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
         """How many events of a run belong to its result; no more are needed for it."""
         del carry
         stops = self.layout.stops[run]
@@ -178,7 +174,7 @@ class PeerStack(NamedTuple):
         time = float(schedule.end[events].max(initial=0.0))
         return {"time": time, "staleness": float(age.mean()) if len(age) else 0.0}
 
-    def result(self, carry: PeerCarry, scores: Scores, watcher: Watcher, run: int) -> PeerResult:
+    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> PeerResult:
         """The result of a run."""
         member, layout = self.members[run], self.layout
         schedule, until = member.schedule, self.until(carry, watcher, run)[0]
@@ -196,7 +192,7 @@ class PeerStack(NamedTuple):
             last = watcher.ends[run][1]
         else:
             with jax.enable_x64(self.x64):
-                last = jax.device_get(self.programs.models(self.tables, carry.nodes.row, np.int32(run)))
+                last = jax.device_get(self.programs.models(self.tables, carry.memory, np.int32(run)))
         own = layout.positions[run]
         waves = len(np.unique(np.searchsorted(layout.waves, own, side="right")))
         return PeerResult(
@@ -267,7 +263,7 @@ def make_peer_stack(
     tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
     longest = int(np.diff(layout.inbox_bounds).max(initial=1))
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
-    what = Algorithms(first.components.rule, first.components.client, functions, longest if functions else 1)
+    what = Events(first.components.rule, first.components.client, functions, longest if functions else 1)
     every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.evaluation import RunTests
+from fedjax_async.engine.kernels import Clients, Kind
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
@@ -24,6 +26,9 @@ from fedjax_async.engine.sending import rule_at, state_of, write_messages
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.types import Array, Model, Params, State, Structure
+
+# (tables, carry, buffers, span) -> (carry, uploads rejected so far)
+Apply = Callable[[Any, kernels.Carry, kernels.JobBuffers, Array], tuple[kernels.Carry, Array]]
 
 MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs are forgotten
 
@@ -35,41 +40,61 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
+def buffers(kind: Kind, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
-    return jitted(kernels.make_buffers(client, capacity, whole, starts), out_shardings=spread(mesh))
+    return jitted(kernels.make_buffers(kind, capacity, whole, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
+def train(kind: Kind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers.
 
     A loop has no width: it is 0.
     """
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
-    made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
+    made = kernels.make_train(kind, width, devices) if vmapped else kernels.make_loop(kind, devices)
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         # every device runs its own loops, of its own length: nothing is exchanged while training
-        made = jax.shard_map(
-            made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
-        )
-    return jitted(made, donate_argnums=3)
+        made = jax.shard_map(made, mesh=mesh, in_specs=(whole, whole, share, whole), out_specs=share, check_vma=False)
+    return jitted(made, donate_argnums=2)
+
+
+def compiled_training(
+    kind: Kind,
+    widths: Sequence[int],
+    batching: str,
+    tables: Any,
+    carry: kernels.Carry,
+    empty: kernels.JobBuffers,
+    mesh: Mesh | None = None,
+) -> dict[int, Compiled]:
+    """The compiled programs that train, by width; ``carry`` and ``empty`` may be shapes."""
+    given = tables, kernels.rows_of(carry), empty, np.zeros(4, np.int32)
+    return {
+        width: train(kind, width if batching == "vmap" else 0, batching, mesh).lower(*given).compile()
+        for width in widths
+    }
+
+
+def applying(made: Apply, mesh: Mesh | None) -> Wrapped:
+    """Jitted ``made(tables, carry, buffers, span) -> (carry, rejected)``, which applies what jobs leave.
+
+    Donates the carry. Every device applies all: it holds the whole carry.
+    """
+
+    def gathered(
+        tables: Any, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array
+    ) -> tuple[kernels.Carry, Array]:
+        return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
+
+    return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
 def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`serving.make_receive` or ``make_receive_ranks``; donates what the server changes."""
-    made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
-
-    def gathered(
-        tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array
-    ) -> tuple[kernels.Carry, Array]:
-        """Every device applies all uploads: it holds the whole state of the server."""
-        return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
-
-    whole = everywhere(mesh)
-    return jitted(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
+    """Jitted :func:`serving.make_receive` or ``make_receive_ranks``."""
+    return applying((serving.make_receive_ranks if ranks else serving.make_receive)(server, facts), mesh)
 
 
 @lru_cache(maxsize=64)
@@ -167,11 +192,12 @@ def shapes_of(
 ) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slot_count, mesh), tables, params)
-    empty = jax.eval_shape(buffers(client, shape.capacity, layout.whole, True, mesh), tables, carry)
+    made = buffers(Clients(client), shape.capacity, layout.whole, True, mesh)
+    empty = jax.eval_shape(made, tables, kernels.rows_of(carry))
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
     if layout.whole and not keeps:
-        empty = empty._replace(message=())
+        empty = empty._replace(started=())
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
@@ -213,7 +239,8 @@ def compile_programs(
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
     carry, empty = shapes
-    make_buffers = buffers(client, shape.capacity, layout.whole, bool(empty.message), mesh)
+    kind = Clients(client)
+    make_buffers = buffers(kind, shape.capacity, layout.whole, bool(empty.started), mesh)
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
@@ -223,13 +250,8 @@ def compile_programs(
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=make_buffers.lower(tables, carry).compile(),
-        train={
-            w: train(client, w if layout.batching == "vmap" else 0, layout.batching, mesh)
-            .lower(tables, carry.slots, carry.clients, empty, span)
-            .compile()
-            for w in layout.widths
-        },
+        buffers=make_buffers.lower(tables, kernels.rows_of(carry)).compile(),
+        train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,

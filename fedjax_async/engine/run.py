@@ -19,7 +19,7 @@ from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
-from fedjax_async.engine.trainers import Moved, Results, Tables, Trainers
+from fedjax_async.engine.trainers import Tables, Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
@@ -27,7 +27,7 @@ Fitted = TypeVar("Fitted")
 
 
 def run_stack(
-    stack: SideBySide[Tables, Moved, Results],
+    stack: SideBySide[Tables],
     *,
     on_bad: str = "reject",
     progress: Progress | None = None,

@@ -116,9 +116,9 @@ def _arrival(tables: DeviceTables, upload: State, message: Message, position: Ar
 def _arrived(tables: DeviceTables, carry: Carry, buffers: JobBuffers, position: Array) -> Arrival:
     """The arrival at ``position``, from the buffers of its lane."""
     row = tables.row[position]
-    upload = tree.gather(buffers.upload, row)
+    upload = tree.gather(buffers.left, row)
     # buffers hold no start models if the rule reads none: any message of the right shape will do
-    message = tree.gather(*((buffers.message, row) if buffers.message else (carry.slots, 0)))
+    message = tree.gather(*((buffers.started, row) if buffers.started else (carry.slots, 0)))
     return _arrival(tables, upload, message, position, buffers.accepted[row])
 
 
@@ -165,11 +165,11 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
         position = jnp.int32(0)
         run = tables.run[position]
         state, memory = state_of(tables, carry.server, run), tree.gather(carry.memory, 0)
-        arrival = _arrived(tables, carry, buffers._replace(message=message), position)
+        arrival = _arrived(tables, carry, buffers._replace(started=message), position)
         return rule_at(server, tables, run).receive(state, memory, arrival)
 
-    read = tree.leaves_read(received, buffers.message, tables, carry, buffers)
-    return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.message))])
+    read = tree.leaves_read(received, buffers.started, tables, carry, buffers)
+    return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.started))])
 
 
 def make_receive(server: Server, facts: StackFacts) -> Receive:

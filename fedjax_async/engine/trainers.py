@@ -11,19 +11,16 @@ import jax
 import numpy as np
 
 from fedjax_async.engine.batches import Batch, Lanes
-from fedjax_async.engine.kernels import JobBuffers
-from fedjax_async.engine.peer_kernels import PeerBuffers
+from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Tree
 
 Tables = TypeVar("Tables", DeviceTables, PeerTables)
-Moved = TypeVar("Moved")  # the carry
-Results = TypeVar("Results", JobBuffers, PeerBuffers)
 
 
-class Trainers(Generic[Tables, Moved, Results]):
+class Trainers(Generic[Tables]):
     """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
 
     The layout decides which lane trains a job, and the batches of a turn are independent of each other. So results
@@ -34,16 +31,16 @@ class Trainers(Generic[Tables, Moved, Results]):
         self,
         dealt: Lanes,
         tables: Tables,
-        train: Callable[[int, Tables, Moved, Results, np.ndarray], Results],
-        buffers: Callable[[], Results],
+        train: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers],
+        buffers: Callable[[], JobBuffers],
         feed: Feed | None = None,
     ) -> None:
         """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones."""
         busy = dealt.lanes
         self._dealt, self._feed = dealt, feed
         self._tables: Tables = tables
-        self._call: Callable[[int, Tables, Moved, Results, np.ndarray], Results] = train
-        self.buffers: list[Results] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
+        self._call: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers] = train
+        self.buffers: list[JobBuffers] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
         self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
         # XLA's CPU devices share a few threads. If all of them wait to gather the buffers while other devices still
         # train, those find no thread, and the run hangs. So the host waits after each batch.
@@ -64,7 +61,7 @@ class Trainers(Generic[Tables, Moved, Results]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _train(self, batch: Batch, carry: Moved) -> None:
+    def _train(self, batch: Batch, carry: Carry) -> None:
         tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
         if self._feed is not None:
             tables = tables._replace(**self._feed.batch(self._dealt.train_order[low : low + count]))
@@ -72,7 +69,7 @@ class Trainers(Generic[Tables, Moved, Results]):
             span = np.array([low, count, first, last], np.int32)
             self.buffers[lane] = self._call(width, tables, carry, self.buffers[lane], span)
 
-    def _train_and_wait(self, batch: Batch, carry: Moved) -> None:
+    def _train_and_wait(self, batch: Batch, carry: Carry) -> None:
         """Train, and wait for the result: XLA runs programs that wait for others one after the other."""
         self._train(batch, carry)
         jax.block_until_ready(self.buffers[batch.lane])
@@ -88,12 +85,12 @@ class Trainers(Generic[Tables, Moved, Results]):
         others: list[Future[Tree]] = [self._pool.submit(called, call) for call in calls[1:]]
         return [*(called(call) for call in calls[:1]), *(future.result() for future in others)]
 
-    def train_again(self, batches: Sequence[Batch], carry: Moved) -> None:
+    def train_again(self, batches: Sequence[Batch], carry: Carry) -> None:
         """After a resume, train the jobs whose results were in buffers, which a checkpoint does not hold."""
         for batch in batches:
             self._train_and_wait(batch, carry)
 
-    def train(self, turn: Sequence[Batch], carry: Moved) -> list[Results]:
+    def train(self, turn: Sequence[Batch], carry: Carry) -> list[JobBuffers]:
         """Train the batches of ``turn``; returns the buffers of all lanes."""
         one = self._train_and_wait if self._pool is not None or self._in_step else self._train
         self.each([partial(one, batch, carry) for batch in turn])
