@@ -26,6 +26,14 @@ from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, Key, Message, State, Tree
 
 
+class Rows(NamedTuple):
+    """What training reads of a carry."""
+
+    slots: State
+    memory: State
+    clients: State
+
+
 class Carry(NamedTuple):
     """The state that one compiled call changes and the next one gets (donated from call to call)."""
 
@@ -37,18 +45,10 @@ class Carry(NamedTuple):
     rejected: Array  # int32[], uploads rejected so far
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
-
-class Rows(NamedTuple):
-    """What training reads of a carry."""
-
-    slots: State
-    memory: State
-    clients: State
-
-
-def rows_of(carry: Carry) -> Rows:
-    """What training reads of ``carry``."""
-    return Rows(carry.slots, carry.memory, carry.clients)
+    @property
+    def rows(self) -> Rows:
+        """What training reads."""
+        return Rows(self.slots, self.memory, self.clients)
 
 
 class JobBuffers(NamedTuple):

@@ -15,7 +15,6 @@ from jax.stages import Compiled, Wrapped
 from fedjax_async.engine import peer_evaluation, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
-from fedjax_async.engine.kernels import rows_of
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
 from fedjax_async.engine.peer_kernels import Events
 from fedjax_async.engine.peer_probes import NodesProbe
@@ -108,7 +107,7 @@ def peer_shapes(
 ) -> Shapes:
     """What a run will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(what, shape.nodes, shape.slot_count, mesh), tables, params)
-    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, rows_of(carry))
+    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, carry.rows)
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
@@ -147,7 +146,7 @@ def compile_peer_programs(
     run, online = np.int32(0), np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
         start=start(what, shape.nodes, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=_buffers(what, shape, batching, mesh).lower(tables, rows_of(carry)).compile(),
+        buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.rows).compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),

@@ -17,7 +17,7 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_batching, default_lanes, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
-from fedjax_async.engine.kernels import Carry, JobBuffers, rows_of
+from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import Events
 from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
@@ -87,12 +87,12 @@ class PeerStack(NamedTuple):
 
     def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers(self.tables, rows_of(carry))
+        empty: JobBuffers = self.programs.buffers(self.tables, carry.rows)
         return empty
 
     def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Mix, train and push the events of a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, rows_of(carry), buffers, span)
+        trained: JobBuffers = self.programs.train[width](tables, carry.rows, buffers, span)
         return trained
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:

@@ -70,7 +70,7 @@ def compiled_training(
     mesh: Mesh | None = None,
 ) -> dict[int, Compiled]:
     """The compiled programs that train, by width; ``carry`` and ``empty`` may be shapes."""
-    given = tables, kernels.rows_of(carry), empty, np.zeros(4, np.int32)
+    given = tables, carry.rows, empty, np.zeros(4, np.int32)
     return {
         width: train(kind, width if batching == "vmap" else 0, batching, mesh).lower(*given).compile()
         for width in widths
@@ -193,7 +193,7 @@ def shapes_of(
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slot_count, mesh), tables, params)
     made = buffers(Clients(client), shape.capacity, layout.whole, True, mesh)
-    empty = jax.eval_shape(made, tables, kernels.rows_of(carry))
+    empty = jax.eval_shape(made, tables, carry.rows)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
     if layout.whole and not keeps:
@@ -250,7 +250,7 @@ def compile_programs(
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=make_buffers.lower(tables, kernels.rows_of(carry)).compile(),
+        buffers=make_buffers.lower(tables, carry.rows).compile(),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),

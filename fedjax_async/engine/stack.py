@@ -14,7 +14,7 @@ from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, Scores, now_of
 from fedjax_async.engine.flat import Flat
-from fedjax_async.engine.kernels import Carry, JobBuffers, rows_of
+from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
@@ -72,14 +72,14 @@ class Stack(NamedTuple):
 
     def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers(self.tables, rows_of(carry))
+        empty: JobBuffers = self.programs.buffers(self.tables, carry.rows)
         return empty
 
     def train(
         self, width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray
     ) -> JobBuffers:
         """Train a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, rows_of(carry), buffers, span)
+        trained: JobBuffers = self.programs.train[width](tables, carry.rows, buffers, span)
         return trained
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:

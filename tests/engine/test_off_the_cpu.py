@@ -100,7 +100,7 @@ def loops_of_receive(rule, timing, delay):
     """How many loops a GPU's program has that applies arrivals; compiled for none."""
     stack = stack_of(fresh(rule, timing, delay), **LAYOUT)
     carry = stack.programs.start(stack.tables, stack.params)
-    buffers = stack.programs.buffers(stack.tables, carry)
+    buffers = stack.buffers(carry)
     facts = stack_facts(stack.members, stack.layout, stack.shape)
     receive = jax.jit(serving.make_receive(stack.members[0].components.rule, facts))
     lowered = receive.trace(stack.tables, carry, buffers, np.zeros(2, np.int32)).lower(lowering_platforms=("cuda",))
