@@ -35,7 +35,6 @@ from fedjax_async.types import Tree
 
 LEAST = 128  # the tables of an extension have room for at least so many positions and writes
 BATCH = 256  # examples that are read at a time for the losses of clients
-CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # probes' tables that extensions do not change
 
 
 class Held(NamedTuple):
@@ -128,7 +127,7 @@ class GrowingStack:
         positions = padded_length(len(layout.run) + max(layout.capacity, self._rows), LEAST)
         writes = padded_length(len(layout.slots.write_slot), LEAST)
         slots = padded_length(layout.slots.count, 1 << (self._o.in_flight + 1).bit_length())
-        needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)
+        needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, slots, writes)
         return needed if self._shape is None else StackShape(*map(max, zip(needed, self._shape)))
 
     def measure_up(self, work: ExtensionWork) -> None:
@@ -158,13 +157,7 @@ class GrowingStack:
         columns = event_columns(
             work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]
         )
-        constant = {name: getattr(self.tables.probing, name) for name in CONSTANT} if columns["probing"] else {}
-        if constant:
-            columns["probing"] = columns["probing"]._replace(**dict.fromkeys(CONSTANT, ()))
-        moved = together(columns)
-        if constant:
-            moved["probing"] = moved["probing"]._replace(**constant)
-        self.tables = self.tables._replace(**moved)
+        self.tables = self.tables._replace(**together(columns))
         if self._trainers is not None:
             self._trainers.on(self.tables)
 

@@ -19,10 +19,10 @@ from fedjax_async.engine.peer_probes import EVENT
 from fedjax_async.engine.peer_result import RESERVED
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.probes import checked
-from fedjax_async.engine.tables import client_data
+from fedjax_async.engine.tables import client_data, parts_at
 from fedjax_async.local import job_key
 from fedjax_async.peers import Event, PeerAlgorithm
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, DataParts, Message, Params, State
+from fedjax_async.types import Array, ClientAlgorithm, Message, Params, State
 
 Noted = dict[str, dict[str, Array]]  # probe -> column -> value
 
@@ -140,13 +140,7 @@ def values_of(what: Events, tables: PeerTables, slots: Slots, row: State, positi
     slot = tables.inbox_slot[entry]
     good = (entry < high) & slots.finite[slot] & jnp.logical_not(tables.inbox_corrupt[entry])
     weights = jnp.where(good, tables.inbox_weight[entry], 0)
-    held, who = tables.held, tables.owner[position]
-
-    def part(x: Array, y: Array, rows: tuple[Array, Array, Array]) -> ClientData:
-        return ClientData(x, y, rows[0], rows[1][who], rows[2][who])
-
-    validation, test = part(tables.x, tables.y, held.validation), part(held.x, held.y, held.test)
-    given = (row, tree.gather(slots.message, slot), weights, DataParts(client_data(tables, position), validation, test))
+    given = (row, tree.gather(slots.message, slot), weights, parts_at(tables, position))
     return {name: checked(name, function, EVENT)(*given) for name, function in what.probes}
 
 

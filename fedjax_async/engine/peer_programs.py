@@ -18,8 +18,9 @@ from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
 from fedjax_async.engine.peer_kernels import Events
 from fedjax_async.engine.peer_probes import NodesProbe
-from fedjax_async.engine.peer_tables import PeerShape, PeerTables
+from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.programs import Shapes
+from fedjax_async.engine.tables import StackShape
 from fedjax_async.types import Array, Model, Params, State
 
 
@@ -103,24 +104,24 @@ class PeerPrograms(NamedTuple):
 
 
 def peer_shapes(
-    what: Events, shape: PeerShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
+    what: Events, shape: StackShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
 ) -> Shapes:
     """What a run will allocate on the device; nothing is compiled."""
-    carry = jax.eval_shape(start(what, shape.nodes, shape.slot_count, mesh), tables, params)
+    carry = jax.eval_shape(start(what, shape.num_clients, shape.slot_count, mesh), tables, params)
     empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, carry.rows)
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
 
 
-def _buffers(what: Events, shape: PeerShape, batching: str, mesh: Mesh | None) -> Wrapped:
+def _buffers(what: Events, shape: StackShape, batching: str, mesh: Mesh | None) -> Wrapped:
     return programs.buffers(what, shape.capacity, batching == "loop", False, mesh)
 
 
 def compile_peer_programs(
     what: Events,
     model: Model,
-    shape: PeerShape,
+    shape: StackShape,
     widths: Sequence[int],
     batching: str,
     tables: PeerTables,
@@ -143,9 +144,9 @@ def compile_peer_programs(
     part = jax.eval_shape(own, tables, rows, nodes)
     part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]
-    run, online = np.int32(0), np.zeros(shape.nodes, np.bool_)
+    run, online = np.int32(0), np.zeros(shape.num_clients, np.bool_)
     return PeerPrograms(
-        start=start(what, shape.nodes, shape.slot_count, mesh).lower(tables, params).compile(),
+        start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.rows).compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
@@ -154,5 +155,5 @@ def compile_peer_programs(
         together=together(what, model, scoring, probes, mesh)
         .lower(tables, rows, run, online, parts, np.array(False))
         .compile(),
-        models=models_of(what, shape.nodes).lower(tables, rows, run).compile(),
+        models=models_of(what, shape.num_clients).lower(tables, rows, run).compile(),
     )

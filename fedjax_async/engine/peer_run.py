@@ -24,11 +24,12 @@ from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout
 from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
-from fedjax_async.engine.peer_tables import PeerShape, PeerTables, make_peer_tables, peer_shape
+from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import Progress
 from fedjax_async.engine.run import fitted, run_stack
 from fedjax_async.engine.streaming import Feed, feed_of
+from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.peers.schedule import PeerSchedule
@@ -66,7 +67,7 @@ class PeerStack(NamedTuple):
 
     members: Sequence[PeerMember]
     layout: PeerLayout
-    shape: PeerShape
+    shape: StackShape
     tables: PeerTables
     params: Params  # [R, ...]; without the axis where R = 1
     node_blocks: list[np.ndarray]  # the nodes of a run that each call of an evaluation scores
@@ -130,7 +131,7 @@ class PeerStack(NamedTuple):
 
     def _parts(self, trainers: NodesTrainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, Any]]:
         """The scores of a run's nodes, one part a lane; ``whole``: the program for the global test set, None: NaN."""
-        blocks = [nodes + np.int32(run * self.shape.nodes) for nodes in self.node_blocks]
+        blocks = [nodes + np.int32(run * self.shape.num_clients) for nodes in self.node_blocks]
 
         def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
             found: dict[str, Any] = program(self.tables, carry.memory, nodes)
@@ -250,7 +251,7 @@ def peer_layout_of(
 def make_peer_stack(
     members: Sequence[PeerMember],
     layout: PeerLayout,
-    shape: PeerShape,
+    shape: StackShape,
     *,
     mesh: Mesh | None = None,
     memory_limit: int | None = None,
@@ -272,7 +273,7 @@ def make_peer_stack(
     needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
-    node_blocks = _node_blocks(shape.nodes, layout.dealt.lanes, 1 if mesh is None else mesh.size)
+    node_blocks = _node_blocks(shape.num_clients, layout.dealt.lanes, 1 if mesh is None else mesh.size)
     width = layout.capacity if layout.batching == "vmap" else 1
     programs = compile_peer_programs(
         what,

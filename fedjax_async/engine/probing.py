@@ -11,21 +11,11 @@ import jax.numpy as jnp
 from fedjax_async.base import tree
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import checked
-from fedjax_async.engine.tables import DeviceTables, client_data
-from fedjax_async.types import Array, Arrival, ClientData, DataParts, State
+from fedjax_async.engine.tables import DeviceTables, parts_at
+from fedjax_async.types import Array, Arrival, State
 
 ProbeTables = Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
 Functions = Sequence[tuple[str, Callable[..., Any]]]  # names of probes and their functions
-
-
-def parts_at(tables: DeviceTables, position: Array) -> DataParts:
-    """The parts of the client whose upload arrives at ``position``."""
-    p = tables.probing
-    validation = ClientData(
-        tables.x, tables.y, p.validation_order, p.validation_offset[position], p.validation_size[position]
-    )
-    test = ClientData(p.test_x, p.test_y, p.test_order, p.test_offset[position], p.test_size[position])
-    return DataParts(client_data(tables, position), validation, test)
 
 
 def values_of(functions: Functions, tables: DeviceTables, position: Array, *given: State) -> ProbeTables:
@@ -52,7 +42,7 @@ def noted(
             return values_of([(name, function)], tables, position, state, memory, arrival)[name]
 
         nothing = {column: jnp.zeros((), rows.dtype) for column, rows in table.items()}
-        found = jax.lax.cond(tables.probing.chosen[name][position], values, lambda same=nothing: same)
+        found = jax.lax.cond(tables.chosen[name][position], values, lambda same=nothing: same)
         after[name] = tree.scatter(table, position, found)
     return after
 
@@ -64,7 +54,7 @@ def noted_ranks(
     after = {}
     for name, function in functions:
         table = columns[name]
-        chosen = tables.probing.chosen[name][position] & active
+        chosen = tables.chosen[name][position] & active
 
         def one(
             position: Array, *given: State, name: str = name, function: Callable[..., Any] = function

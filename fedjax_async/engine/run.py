@@ -19,6 +19,7 @@ from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
+from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Tables, Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
@@ -136,13 +137,13 @@ class Ready(NamedTuple):
     """A stack that is laid out, and not yet on the device."""
 
     positions: int  # jobs that it trains
-    shape: tuple[int, ...]  # sizes of the tables that it needs: a StackShape, or a PeerShape
+    shape: StackShape  # sizes of the tables that it needs
     make: Callable[[Any, bool], Any]  # (shape, models) -> the stack, compiled; see make_stack
 
 
-def common_shape(ready: Sequence[Ready]) -> Any:
+def common_shape(ready: Sequence[Ready]) -> StackShape:
     """The sizes of tables that are long enough for each of the stacks, so that they share programs."""
-    return type(ready[0].shape)(*(max(sizes) for sizes in zip(*(one.shape for one in ready))))
+    return StackShape(*(max(sizes) for sizes in zip(*(one.shape for one in ready))))
 
 
 def run_stacks(

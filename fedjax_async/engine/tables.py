@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,25 +12,22 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from fedjax_async.clock import with_derived_columns
+from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
+from fedjax_async.types import Array, ClientData, DataParts, FederatedData, Key, Schedule
 
 
-class Probing(NamedTuple):
-    """Tables that only probes read: the arrivals that they see, and the held-out parts of the arriving clients."""
+class HeldOut(NamedTuple):
+    """Examples that are only evaluated or probed, and the clients that hold them."""
 
-    chosen: dict[str, Array]  # bool[E'] per probe
-    validation_order: Array  # rows of DeviceTables.x
-    validation_offset: Array  # int32[E']
-    validation_size: Array  # int32[E']
-    test_x: Array
-    test_y: Array
-    test_order: Array  # rows of test_x
-    test_offset: Array  # int32[E']
-    test_size: Array  # int32[E']
+    x: Array  # [T, ...], the test sets of all runs one after the other
+    y: Array  # [T, ...]
+    begin: Array  # int32[R], where the test set of each run begins
+    test: tuple[Array, Array, Array]  # order (rows of x), offset[R * N], size[R * N]
+    validation: tuple[Array, Array, Array]  # order (rows of the training pool), offset[R * N], size[R * N]
 
 
 class DeviceTables(NamedTuple):
@@ -78,12 +75,15 @@ class DeviceTables(NamedTuple):
     write_version: Array  # int32[E'']
     write_steps: Array  # int32[E'']
     write_weight: Array  # float[E'']
-    probing: Any = ()  # Probing, where there are probes
+    chosen: dict[str, Array]  # bool[E'] per probe: the arrivals that it sees
+    held: HeldOut | tuple[()]  # () where there are no probes
 
 
 class JobTables(Protocol):
-    """The tables that local training reads, in runs with and without a server."""
+    """The tables that local training reads, in runs with and without a server; :func:`of_runs`, :func:`of_jobs`."""
 
+    @property
+    def key(self) -> Key: ...
     @property
     def hyper(self) -> dict[str, Array]: ...  # float[R] each
     @property
@@ -96,6 +96,10 @@ class JobTables(Protocol):
     def offset(self) -> Array: ...  # one entry per position
     @property
     def size(self) -> Array: ...  # one entry per position
+    @property
+    def owner(self) -> Array: ...  # one entry per position
+    @property
+    def held(self) -> Any: ...  # HeldOut
 
 
 class StackShape(NamedTuple):
@@ -103,10 +107,12 @@ class StackShape(NamedTuple):
 
     runs: int
     num_clients: int
-    capacity: int
+    capacity: int  # rows of a lane's buffers
     positions: int
-    writes: int
     slot_count: int
+    writes: int = 0  # messages of a server
+    entries: int = 0  # of the inboxes of nodes
+    fragments: int = 0  # of a node's message
     rows: int = 0  # of ``order``, at least
 
 
@@ -141,35 +147,86 @@ def rows_of(data: Sequence[FederatedData]) -> int:
     return 0 if data[0].streamed else len(pooled([one.order for one in data])[0])
 
 
-def _probing(
-    probes: Sequence[Probes],
+class Stacked(NamedTuple):
+    """Puts values of jobs into the order of positions. ``source``: see ``Layout``; ``length``: with padding."""
+
+    source: np.ndarray
+    length: int
+
+    def __call__(self, values: Sequence[np.ndarray], dtype: DTypeLike = np.int32) -> np.ndarray:
+        """The column of ``values``, which are given run by run."""
+        return padded(np.concatenate(values)[self.source], self.length, dtype)
+
+
+def of_runs(
+    shape: StackShape,
     data: Sequence[FederatedData],
-    client: Sequence[np.ndarray],
-    applied: Sequence[np.ndarray],
-    column: Callable[..., np.ndarray],
-) -> Probing:
-    """The tables of probes; ``client``: per run, those of its arrivals; ``column`` puts such values in stack order."""
+    keys: Sequence[Key],
+    hyper: Sequence[Mapping[str, float]],
+    norm_limit: Sequence[float],
+    feed: Feed | None,
+) -> tuple[dict[str, Any], list[int]]:
+    """The tables of examples, keys and numbers of all runs, and where the clients' rows of each begin in ``order``.
 
-    def chosen(name: str) -> np.ndarray:
-        marked = [np.zeros(len(one), np.bool_) for one in applied]
-        for row, own, one in zip(marked, probes, applied):
-            position = np.flatnonzero(one)
-            row[position[numbers_of(own[name], len(position))]] = True
-        return column(marked, np.bool_)
+    ``feed``: of streamed data, which are sent batch by batch.
+    """
+    order, begins = pooled([d.order for d in data])
+    order = order if len(order) >= shape.rows else padded(order, shape.rows, order.dtype)
+    found = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
+    real = jnp.result_type(float)
 
-    def rows(kind: str, shift: Sequence[int]) -> dict[str, Any]:
-        parts = [held_out_rows(one, kind) for one in data]
-        orders = [part[0] + np.int32(by) if by else part[0] for part, by in zip(parts, shift)]
-        order, begins = pooled(orders)
-        offset = column([part[1][c] + begin for part, c, begin in zip(parts, client, begins)])
-        size = column([part[2][c] for part, c in zip(parts, client)])
-        return {f"{kind}_order": order, f"{kind}_offset": offset, f"{kind}_size": size}
+    def per_run(values: Sequence[float]) -> np.ndarray:
+        return padded(np.asarray(values), shape.runs, real, fill=1)
 
-    test_x, begins = pooled([d.test_x for d in data])
-    test_y, _ = pooled([d.test_y for d in data])
-    marked: dict[str, Any] = {name: chosen(name) for name in probes[0]}
-    held_out = rows("validation", [0] * len(data)) | rows("test", begins)
-    return Probing(chosen=marked, test_x=test_x, test_y=test_y, **held_out)
+    numbers = {name: per_run([h[name] for h in hyper]) for name in hyper[0]}
+    found |= {"key": joined_keys(keys, shape.runs), "hyper": numbers, "norm_limit": per_run(norm_limit)}
+    return found, begins
+
+
+def of_jobs(
+    column: Stacked,
+    shape: StackShape,
+    run: np.ndarray,
+    dealt: Lanes,
+    data: Sequence[FederatedData],
+    jobs: tuple[Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]],
+    begins: Sequence[int],
+    feed: Feed | None,
+) -> dict[str, np.ndarray]:
+    """The columns of jobs that local training reads, one entry per position.
+
+    ``jobs``: client, number and local steps of the jobs of each run; ``begins``: see :func:`of_runs`.
+    """
+    client, number, steps = jobs
+    length = shape.positions
+    offset = column([d.offset[c].astype(np.int64) + first for d, c, first in zip(data, client, begins)])
+    return {
+        "run": padded(run, length, np.int32),
+        "client": column(client),
+        "owner": column([np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]),
+        "offset": offset if feed is None else padded(feed.offset, length, np.int32),
+        "size": column([d.size[c] for d, c in zip(data, client)]),
+        "number": column(number),
+        "steps": column(steps),
+        "train_order": padded(dealt.train_order, length, np.int32),
+        "row": padded(dealt.row, length, np.int32),
+    }
+
+
+def held_out_tables(data: Sequence[FederatedData], shape: StackShape) -> HeldOut:
+    """The held-out examples of all runs."""
+    x, begins = pooled([d.test_x for d in data])
+    y, _ = pooled([d.test_y for d in data])
+
+    def parts(kind: str, shift: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        each = [held_out_rows(d, kind) for d in data]
+        order, first = pooled([part[0] + np.int32(by) if by else part[0] for part, by in zip(each, shift)])
+        offset = np.concatenate([part[1] + np.int32(by) for part, by in zip(each, first)])
+        size, total = np.concatenate([part[2] for part in each]), shape.runs * shape.num_clients
+        return order, padded(offset, total, np.int32), padded(size, total, np.int32)
+
+    begin = padded(np.asarray(begins), shape.runs, np.int32)
+    return HeldOut._make((x, y, begin, parts("test", begins), parts("validation", [0] * len(data))))
 
 
 def make_tables(
@@ -189,21 +246,15 @@ def make_tables(
     ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
     by batch.
     """
-    order, begins = pooled([d.order for d in data])
-    order = order if len(order) >= shape.rows else padded(order, shape.rows, order.dtype)
-    pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
-
-    def per_run(values: Sequence[float], dtype: DTypeLike | None = None) -> np.ndarray:
-        return padded(np.asarray(values), shape.runs, jnp.result_type(float) if dtype is None else dtype, fill=1)
-
-    columns = event_columns(layout, shape, data, applied, probes, begins, feed)
-    columns |= {
-        "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
-        "norm_limit": per_run(norm_limit),
-        "updates": per_run([int(one.sum()) for one in applied], np.int32),
-        "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
+    found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
+    found |= event_columns(layout, shape, data, applied, probes, begins, feed)
+    totals = {"updates": applied, "server_steps": [s.closes for s in layout.schedules]}
+    found |= {
+        name: padded(np.array([one.sum() for one in each]), shape.runs, np.int32, fill=1)
+        for name, each in totals.items()
     }
-    return DeviceTables(**to_devices(columns | pool | {"key": joined_keys(keys, shape.runs)}, sharding))
+    found["held"] = held_out_tables(data, shape) if any(probes) else ()
+    return DeviceTables(**to_devices(found, sharding))
 
 
 def joined_keys(keys: Sequence[Key], runs: int) -> Key:
@@ -229,47 +280,29 @@ def event_columns(
     ``begins``: per run, where its clients' rows begin in the pooled ``order``.
     """
     slots, real = layout.slots, jnp.result_type(float)
-    first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in layout.schedules])
+    column = Stacked(layout.source, shape.positions)
 
-    def column(values: Sequence[np.ndarray], dtype: DTypeLike = np.int32) -> np.ndarray:
-        return padded(np.concatenate(values)[layout.source], shape.positions, dtype)
-
-    def of_jobs(name: str) -> list[np.ndarray]:
+    def of_arrivals(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in layout.schedules]
 
     def of_writes(values: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
         first_job = np.cumsum([0, *(len(one) for one in values[:-1])])
         return padded(np.concatenate(values)[first_job[slots.write_run] + slots.write_job], shape.writes, dtype)
 
-    client = of_jobs("client")
-    offset = column([d.offset[c] for d, c in zip(data, client)]).astype(np.int64)
-    offset[: len(layout.run)] += first[layout.source]
-    if feed is not None:
-        offset = padded(feed.offset, shape.positions, np.int64)
-    owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
+    client = of_arrivals("client")
+    jobs = client, of_arrivals("number"), of_arrivals("local_steps")
     ends = group_ends(layout, applied)
-    probing = _probing(probes, data, client, applied, column) if any(probes) else ()
-    return {
-        "run": padded(layout.run, shape.positions, np.int32),
-        "client": column(client),
-        "owner": column(owner),
-        "offset": offset.astype(np.int32),
-        "size": column([d.size[c] for d, c in zip(data, client)]),
-        "number": column(of_jobs("number")),
-        "steps": column(of_jobs("local_steps")),
+    next_end = ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")]
+    return of_jobs(column, shape, layout.run, layout.dealt, data, jobs, begins, feed) | {
         "slot": padded(slots.start_slot, shape.positions, np.int32),
-        "version": column(of_jobs("version")),
+        "version": column(of_arrivals("version")),
         "staleness": column([s.staleness for s in layout.schedules]),
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
-        "group_end": padded(
-            ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")], shape.positions, np.int32
-        ),
+        "group_end": padded(next_end, shape.positions, np.int32),
         "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
         "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
-        "train_order": padded(layout.train_order, shape.positions, np.int32),
-        "row": padded(layout.row, shape.positions, np.int32),
         "ranks": padded(layout.ranks, shape.positions + 2, np.int32, fill=layout.ranks[-1]),
         "write_bounds": padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
         "write_slot": padded(slots.write_slot, shape.writes, np.int32),
@@ -279,8 +312,17 @@ def event_columns(
         "write_version": of_writes([s.version for s in layout.schedules], np.int32),
         "write_steps": of_writes([s.local_steps for s in layout.schedules], np.int32),
         "write_weight": of_writes([d.size[s.client] for d, s in zip(data, layout.schedules)], real),
-        "probing": probing,
+        "chosen": {name: column(_chosen(name, probes, applied), np.bool_) for name in probes[0]},
     }
+
+
+def _chosen(name: str, probes: Sequence[Probes], applied: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Which arrivals a probe sees; per run, bool[E_r]."""
+    marked = [np.zeros(len(one), np.bool_) for one in applied]
+    for row, own, one in zip(marked, probes, applied):
+        position = np.flatnonzero(one)
+        row[position[numbers_of(own[name], len(position))]] = True
+    return marked
 
 
 def group_ends(layout: Layout, applied: Sequence[np.ndarray]) -> np.ndarray:
@@ -309,3 +351,14 @@ def malicious(data: FederatedData) -> np.ndarray:
 def client_data(tables: JobTables, position: Array) -> ClientData:
     """The data of the client whose upload arrives at ``position`` (a scalar, or an array for a batch)."""
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])
+
+
+def parts_at(tables: JobTables, position: Array) -> DataParts:
+    """The examples, held-out ones too, of the client whose job is at ``position``."""
+    held, who = tables.held, tables.owner[position]
+
+    def part(x: Array, y: Array, rows: tuple[Array, Array, Array]) -> ClientData:
+        return ClientData(x, y, rows[0], rows[1][who], rows[2][who])
+
+    validation, test = part(tables.x, tables.y, held.validation), part(held.x, held.y, held.test)
+    return DataParts(client_data(tables, position), validation, test)
