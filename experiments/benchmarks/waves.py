@@ -19,7 +19,7 @@ import numpy as np
 from common import hardware, write_table
 
 from fedjax_async.clock import Until, longest_chain, plan, wave_statistics
-from fedjax_async.engine import make_layout
+from fedjax_async.engine import Cutting, make_layout
 from fedjax_async.results import table
 
 DELAYS = {
@@ -45,7 +45,7 @@ def measure(timing: str, delay: str, clients: int, updates: int, seeds: int, max
             timing, DELAYS[delay], num_clients=clients, local_steps=steps, until=Until(updates=updates), seed=seed
         )
         planned = time.perf_counter()
-        made = make_layout([schedule], max_width=max_width)
+        made = make_layout([schedule], Cutting(max_width))
         statistics = wave_statistics(schedule)
         widths |= set(made.widths)
         values = {

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         default_width as default_width)
     from fedjax_async.engine.evaluation import (EvaluationPoints as EvaluationPoints, Every as Every,
         evaluation_points as evaluation_points)
+    from fedjax_async.engine.batches import Cutting as Cutting
     from fedjax_async.engine.layout import Layout as Layout, make_layout as make_layout
     from fedjax_async.engine.peer_probes import NodesProbe as NodesProbe
     from fedjax_async.engine.peer_reference import run_peer_reference as run_peer_reference

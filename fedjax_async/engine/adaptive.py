@@ -168,16 +168,16 @@ class WavesExecutor:
         if work.sends and self._extensions > 1:
             carry = device.send(carry)
         stops = {int(work.at[count - work.first]): count for count in due}
-        for g, turn in enumerate(layout.turns):
-            low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
+        for g, turn in enumerate(layout.dealt.turns):
+            low, high = int(layout.dealt.bounds[g]), int(layout.dealt.bounds[g + 1])
             if turn:
                 stores = device.train(layout, turn, carry, stores)
-            changes = low + 1 + np.flatnonzero(np.diff(layout.lane[low:high]))
+            changes = low + 1 + np.flatnonzero(np.diff(layout.dealt.lane[low:high]))
             cuts = sorted({low, high, *changes.tolist(), *(stop for stop in stops if low <= stop < high)})
             for a, b in itertools.pairwise(cuts):
                 if a in stops:
                     self._evaluate(carry, stops.pop(a))
-                span, store = np.array([a, b], np.int32), stores[layout.lane[a]]
+                span, store = np.array([a, b], np.int32), stores[layout.dealt.lane[a]]
                 carry, _ = device.stack.programs.receive(device.tables, carry, store, span)
         for stop in sorted(stops):
             self._evaluate(carry, stops[stop])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.engine.widths import cut_wave, fewest_widths, ladder, widths_of
 
 # How a compiled call trains the jobs of its batch: all at once, or one after the other.
@@ -241,6 +243,22 @@ def vmapped_lanes(
     return dealt._replace(row=_rows(dealt, capacity, devices)), widths
 
 
+class Cutting(NamedTuple):
+    """How jobs are cut into batches.
+
+    ``max_width``: the most jobs of a batch. ``lanes``: how many batches may be trained at the same time. ``devices``:
+    how many devices share the jobs of a batch; widths are multiples of it. ``batching``: one of ``BATCHINGS``.
+    ``fill``: see :func:`looped_lanes`. ``costs``: an accelerator's, of :func:`fewest_widths`, or empty.
+    """
+
+    max_width: int
+    lanes: int = 1
+    devices: int = 1
+    batching: str = "vmap"
+    fill: bool = True
+    costs: Mapping[str, float] = MappingProxyType({})
+
+
 class Dealt(NamedTuple):
     """Jobs dealt to lanes, and the sizes of the programs that train them."""
 
@@ -250,24 +268,13 @@ class Dealt(NamedTuple):
     executed_steps: int  # local steps, padding included
 
 
-def deal(
-    ready: np.ndarray,
-    waves: np.ndarray,
-    steps: np.ndarray,
-    *,
-    most: int,
-    max_width: int,
-    lanes: int,
-    devices: int,
-    batching: str,
-    fill: bool,
-    costs: Mapping[str, float],
-) -> Dealt:
-    """Deal jobs to lanes in batches of at most ``max_width``; ``batching`` is one of ``BATCHINGS``.
+def deal(ready: np.ndarray, waves: np.ndarray, steps: np.ndarray, most: int, cut: Cutting) -> Dealt:
+    """Deal jobs to lanes. ``ready``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`.
 
-    ``ready``, ``fill``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`; ``costs``: an accelerator's, of
-    :func:`fewest_widths`, or empty. ``most``: how many jobs can be under way at a time.
+    ``most``: how many jobs can be under way at a time. Raises ``ValueError`` for an unknown batching.
     """
+    check.one_of("batching", cut.batching, BATCHINGS)
+    max_width, lanes, devices, batching, fill, costs = cut
     widths = None
     if batching == "vmap" and costs:
         max_width, widths = fewest_widths(waves, steps, max_width, devices, **costs)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_async.clock import Outcome, Record
 from fedjax_async.clock.record import DROPPED, NEVER_CAME
-from fedjax_async.engine.batches import Batch, Segment, segments_of
+from fedjax_async.engine.batches import Batch, Lanes, Segment, segments_of
 from fedjax_async.engine.layout import Layout, MergedSlots
 from fedjax_async.types import Schedule
 
@@ -45,7 +45,7 @@ class ExtensionWork(NamedTuple):
     """What the device does for an extension.
 
     The first ``received`` positions of ``layout`` are received. The others are jobs under way that are trained before
-    they arrive. ``layout.turns[g]`` is trained right before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
+    they arrive. ``dealt.turns[g]`` is trained right before the positions ``dealt.bounds[g] .. bounds[g+1]-1`` are
     received.
     """
 
@@ -268,6 +268,7 @@ class Growing:
         slots = MergedSlots(
             count=self.slots,
             start_slot=np.array([*walked.slots, *(self._slot[one.message] for one in dealt.ahead)], np.int32),
+            ranks=np.arange(count + 1),
             write_bounds=np.searchsorted(written, np.arange(count + 2)),
             write_slot=np.array([slot for _, _, slot in walked.writes], np.int32),
             write_client=schedule.client[write_job],
@@ -281,17 +282,11 @@ class Growing:
             source=every,
             positions=[every],
             waves=dealt.bounds,
-            bounds=dealt.bounds,
-            turns=dealt.turns,
-            stretches=dealt.bounds,
-            ranks=np.arange(count + 1),
+            dealt=Lanes(dealt.bounds, dealt.turns, np.array(dealt.order, np.int32), dealt.lane, dealt.row),
             slots=slots,
             batching=self.batching,
             widths=self.widths if self.batching == "loop" else (),
             capacity=self.rows if self.batching == "loop" else self._width,
-            train_order=np.array(dealt.order, np.int32),
-            lane=dealt.lane,
-            row=dealt.row,
             useful_steps=self.useful_steps,
             executed_steps=self.executed_steps,
         )

@@ -19,7 +19,7 @@ from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.devices import to_devices, together
 from fedjax_async.engine.evaluation import differs
 from fedjax_async.engine.extension import ExtensionWork
-from fedjax_async.engine.kernels import Carry, Clients, JobBuffers
+from fedjax_async.engine.kernels import Carry, ClientJobs, JobBuffers
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs, inputs_of
 from fedjax_async.engine.outset import Outset
@@ -113,7 +113,7 @@ class GrowingStack:
         self.stack = stack._replace(programs=compiled, shape=shape)
 
         def train(width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
-            return compiled.train[width](tables, carry.rows, buffers, span)
+            return compiled.train[width](tables, carry.readable, buffers, span)
 
         self.close()
         empty = [np.zeros(0, np.int32)] * 3
@@ -176,13 +176,13 @@ class GrowingStack:
             return tuple(self._trainers.train(turn, carry))
         compiled = self.stack.programs.train
         for width in {segment.width for batch in turn for segment in batch.segments} - compiled.keys():
-            one = programs.train(Clients(self._o.components.client), width, "vmap", None)
+            one = programs.train(ClientJobs(self._o.components.client), width, "vmap", None)
             span, buffers = np.zeros(4, np.int32), self._trainers.buffers[0]
-            compiled[width] = one.lower(self.tables, carry.rows, buffers, span).compile()
+            compiled[width] = one.lower(self.tables, carry.readable, buffers, span).compile()
         left, kept = self._trainers.train(turn, carry), list(stores)
         for batch in turn:
             rows = np.full(layout.capacity, self._rows, np.int32)
-            rows[: batch.jobs] = layout.row[layout.train_order[batch.first : batch.first + batch.jobs]]
+            rows[: batch.jobs] = layout.dealt.row[layout.dealt.train_order[batch.first : batch.first + batch.jobs]]
             kept[batch.lane] = programs.keep()(kept[batch.lane], left[batch.lane], rows)
         return tuple(kept)
 

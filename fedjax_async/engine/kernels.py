@@ -1,8 +1,8 @@
 """Local training as compiled programs, whose results go into the buffers of a lane: one engine for all kinds of jobs.
 
 A job reads what it starts from, trains, and leaves its results for another program to apply. How it reads and what it
-leaves is its :class:`Kind`: the jobs of clients start from a message in a slot and leave an upload (:class:`Clients`);
-the events of nodes mix the slots of their inbox and leave messages (``peer_kernels.Events``).
+leaves is its :class:`JobKind`. The jobs of clients start from a message in a slot and leave an upload, see
+:class:`ClientJobs`; the events of nodes mix the slots of their inbox and leave messages, see ``peer_kernels.NodeJobs``.
 
 The algorithms see one client at a time. A stack of R runs shares one set of tables; the run of a job selects its key
 and hyperparameters.
@@ -26,7 +26,7 @@ from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, Key, Message, State, Tree
 
 
-class Rows(NamedTuple):
+class Readable(NamedTuple):
     """What training reads of a carry."""
 
     slots: State
@@ -46,9 +46,9 @@ class Carry(NamedTuple):
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
     @property
-    def rows(self) -> Rows:
+    def readable(self) -> Readable:
         """What training reads."""
-        return Rows(self.slots, self.memory, self.clients)
+        return Readable(self.slots, self.memory, self.clients)
 
 
 class JobBuffers(NamedTuple):
@@ -70,14 +70,14 @@ Unfinished = TypeVar("Unfinished")  # the state of unfinished jobs
 Hypers = Mapping[str, Array]
 
 
-class Kind(Protocol):
+class JobKind(Protocol):
     """How jobs begin and end. Programs depend on it, so it has a hash; ``hyper``: the numbers of the job's run."""
 
     def __hash__(self) -> int: ...
     @property
     def client(self) -> Client: ...
 
-    def read(self, tables: Any, rows: Rows, position: Array, active: Array) -> tuple[State, State]:
+    def read(self, tables: Any, rows: Readable, position: Array, active: Array) -> tuple[State, State]:
         """What the job at ``position`` starts from, and its client's state; of jobs at once, int32[W], [W, ...].
 
         ``active``: bool of the same shape, false for rows of padding.
@@ -92,12 +92,12 @@ class Kind(Protocol):
         """The results of a job whose steps are done."""
 
 
-class Clients(NamedTuple):
+class ClientJobs(NamedTuple):
     """Jobs of clients with a server."""
 
     client: Client
 
-    def read(self, tables: DeviceTables, rows: Rows, position: Array, active: Array) -> tuple[Message, State]:
+    def read(self, tables: DeviceTables, rows: Readable, position: Array, active: Array) -> tuple[Message, State]:
         """The message in the job's slot."""
         del active
         message = tree.gather(rows.slots, tables.slot[position])._replace(version=tables.version[position])
@@ -115,8 +115,8 @@ class Clients(NamedTuple):
         return finished(bound(self.client, hyper), work, started, before, *conditions)
 
 
-MakeBuffers = Callable[[Any, Rows], JobBuffers]
-TrainJobs = Callable[[Any, Rows, JobBuffers, Array], JobBuffers]
+MakeBuffers = Callable[[Any, Readable], JobBuffers]
+TrainJobs = Callable[[Any, Readable, JobBuffers, Array], JobBuffers]
 
 
 def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
@@ -130,13 +130,13 @@ def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
     return jax.vmap(function, in_axes=(of_hyper, *[0] * len(jobs)))(hyper, *jobs)
 
 
-def make_buffers(kind: Kind, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
+def make_buffers(kind: JobKind, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
     """``buffers(tables, rows) -> buffers``: empty buffers of the right shapes.
 
     ``whole``: each job ends in the call that begins it. Then ``starts`` says whether start models are kept.
     """
 
-    def buffers(tables: Any, rows: Rows) -> JobBuffers:
+    def buffers(tables: Any, rows: Readable) -> JobBuffers:
         one = jax.eval_shape(partial(one_job, kind), tables, rows)
         if whole:
             one = one._replace(started=one.started if starts else (), before=(), work=())
@@ -146,7 +146,7 @@ def make_buffers(kind: Kind, capacity: int, whole: bool, starts: bool) -> MakeBu
     return buffers
 
 
-def one_job(kind: Kind, tables: Any, rows: Rows) -> JobBuffers:
+def one_job(kind: JobKind, tables: Any, rows: Readable) -> JobBuffers:
     """The results of a job without local steps; used only for their shapes."""
     zero = jnp.int32(0)
     hyper = hyper_of(tables, zero)
@@ -194,7 +194,7 @@ def device_index(devices: int) -> Array:
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(kind: Kind, width: int, devices: int = 1) -> TrainJobs:
+def make_train(kind: JobKind, width: int, devices: int = 1) -> TrainJobs:
     """``train(tables, rows, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
@@ -202,7 +202,7 @@ def make_train(kind: Kind, width: int, devices: int = 1) -> TrainJobs:
     """
     own, client = width // devices, kind.client
 
-    def train(tables: Any, rows: Rows, buffers: JobBuffers, span: Array) -> JobBuffers:
+    def train(tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count, first, last = span
         index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
         position, active = tables.train_order[low + index], index < count
@@ -283,10 +283,10 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(kind: Kind, devices: int = 1) -> TrainJobs:
+def make_loop(kind: JobKind, devices: int = 1) -> TrainJobs:
     """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
 
-    def train(tables: Any, rows: Rows, buffers: JobBuffers, span: Array) -> JobBuffers:
+    def train(tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count = span[0], span[1]
 
         def one(i: Array, buffers: JobBuffers) -> JobBuffers:

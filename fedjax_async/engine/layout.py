@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.base import check
 from fedjax_async.clock import allocate, waves
-from fedjax_async.engine.batches import BATCHINGS, Batch, Lanes, deal
+from fedjax_async.engine.batches import Cutting, Lanes, deal
 from fedjax_async.types import Schedule
 
 
@@ -29,10 +27,11 @@ class Merged(NamedTuple):
 
 
 class MergedSlots(NamedTuple):
-    """:class:`~fedjax_async.clock.SlotPlan` of all runs together; ``start_slot`` has one entry a position."""
+    """What the jobs of clients read: :class:`~fedjax_async.clock.SlotPlan` of all runs together."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
-    start_slot: np.ndarray  # int32[E]
+    start_slot: np.ndarray  # int32[E], one entry a position
+    ranks: np.ndarray  # int64[ranks + 1], positions: the arrivals of a rank belong to different runs
     write_bounds: np.ndarray  # int64[E + 2]
     write_slot: np.ndarray  # int32[messages]
     write_client: np.ndarray  # int32[messages]
@@ -75,8 +74,13 @@ def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return np.flatnonzero(begins).astype(np.int64)
 
 
-def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
-    """The slots of all runs, for turns with these ``bounds`` (positions). Runs share no slots."""
+def merge_slots(
+    schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, stretches: np.ndarray, personal: bool
+) -> MergedSlots:
+    """The slots of all runs, for turns with these ``bounds`` (positions). Runs share no slots.
+
+    ``stretches``: positions at which a rank must end.
+    """
     base, total = 0, len(merged.run)
     start = np.zeros(total, np.int32)
     slot, client, run, job, written_at = [], [], [], [], []
@@ -98,6 +102,7 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
     return MergedSlots(
         count=base,
         start_slot=start,
+        ranks=rank_bounds(merged.run, stretches),
         write_bounds=np.searchsorted(due[order], np.arange(total + 2)),
         write_slot=np.concatenate(slot)[order].astype(np.int32),
         write_client=np.concatenate(client)[order].astype(np.int32),
@@ -109,49 +114,46 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
 class Layout(NamedTuple):
     """What the device will do for a stack of runs that advance side by side.
 
-    *Positions* number the arrivals of all runs in one order. The batches of *turn* g, at most one a lane, are trained
-    at the same time. Then the server receives the positions ``bounds[g] .. bounds[g+1]-1``.
+    *Positions* number the arrivals of all runs in one order (without a server: the executed events). The batches of
+    *turn* g of ``dealt``, at most one a lane, are trained at the same time. Then the results of the positions
+    ``bounds[g] .. bounds[g+1]-1`` are applied.
     """
 
-    schedules: list[Schedule]
-    run: np.ndarray  # int32[E]  which run arrives at a position
+    schedules: list[Any]  # Schedule, or PeerSchedule
+    run: np.ndarray  # int32[E]  whose job is at a position
     source: np.ndarray  # int64[E]  index into the arrivals of all runs, listed one run after the other
     positions: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
     waves: np.ndarray  # int64[V + 1], positions
-    bounds: np.ndarray  # int64[G + 1], positions
-    turns: list[list[Batch]]
-    stretches: np.ndarray  # int64[stretches + 1], positions: all uploads of a stretch are in one lane's buffers
-    ranks: np.ndarray  # int64[ranks + 1], positions: the arrivals of a rank belong to different runs
-    slots: MergedSlots
+    dealt: Lanes
+    slots: Any  # what jobs read: MergedSlots, or peer_layout.InboxSlots
     batching: str  # one of BATCHINGS
     widths: tuple[int, ...]
     capacity: int  # rows of a lane's buffers
-    train_order: np.ndarray  # int32[E]  positions, batch by batch
-    lane: np.ndarray  # int32[E]  which lane trains a position
-    row: np.ndarray  # int32[E]  row of its lane's buffers
     useful_steps: int
     executed_steps: int
-
-    @property
-    def dealt(self) -> Lanes:
-        """Which lane trains which jobs, and when."""
-        return Lanes(self.bounds, self.turns, self.train_order, self.lane, self.row)
-
-    @property
-    def lanes(self) -> int:
-        """How many lanes are in use."""
-        return self.dealt.lanes
 
     @property
     def whole(self) -> bool:
         """Whether each job ends in the call that begins it."""
         return self.batching == "loop"
 
+    def counters(self) -> dict[str, Any]:
+        """What a run says of its batches."""
+        return {
+            "batches": sum(map(len, self.dealt.turns)),
+            "widths": list(self.widths),
+            "slots": self.slots.count,
+            "useful_steps": self.useful_steps,
+            "executed_steps": self.executed_steps,
+        }
+
 
 def digest(layout: Layout) -> str:
-    """A fingerprint of the order, the lanes and the batches in which jobs are trained."""
-    decided = (layout.run, layout.source, layout.bounds, layout.train_order, layout.lane, layout.row)
-    return digest_of((layout.batching, layout.capacity, layout.turns), *decided, layout.slots.start_slot)
+    """A fingerprint of the order, the lanes, the batches in which jobs are trained, and of what they read."""
+    dealt, slots = layout.dealt, layout.slots
+    first, last = ([layout.run], slots.start_slot) if isinstance(slots, MergedSlots) else ([], slots.slot)
+    decided = (*first, layout.source, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, last)
+    return digest_of((layout.batching, layout.capacity, dealt.turns), *decided)
 
 
 def digest_of(plain: tuple[Any, ...], *columns: np.ndarray) -> str:
@@ -162,53 +164,36 @@ def digest_of(plain: tuple[Any, ...], *columns: np.ndarray) -> str:
     return hashed.hexdigest()[:16]
 
 
-def make_layout(
-    schedules: Sequence[Schedule],
-    *,
-    max_width: int,
-    lanes: int = 1,
-    devices: int = 1,
-    batching: str = "vmap",
-    personal: bool = False,
-    fill: bool = True,
-    costs: Mapping[str, float] = MappingProxyType({}),
-) -> Layout:
-    """Cut schedules into batches of at most ``max_width`` jobs, and choose their rows, slots and widths.
+def make_layout(schedules: Sequence[Schedule], cut: Cutting, *, personal: bool = False) -> Layout:
+    """Cut schedules into batches, and choose their rows, slots and widths.
 
-    ``lanes``: how many batches may be trained at the same time. ``devices``: how many devices share the jobs of a
-    batch; widths are multiples of it. ``batching``: one of ``BATCHINGS``, see ``batches.py``. ``personal``: messages
-    differ from client to client, so each job needs its own slot. ``fill``: see :func:`looped_lanes`. ``costs``: an
-    accelerator's, see :func:`~fedjax_async.engine.batches.deal`. Raises ``ValueError`` for an unknown ``batching``.
+    ``personal``: messages differ from client to client, so each job needs its own slot. Raises ``ValueError`` for an
+    unknown batching.
     """
-    check.one_of("batching", batching, BATCHINGS)
-    merged = merge(schedules, by_ranks=batching == "vmap")
+    merged = merge(schedules, by_ranks=cut.batching == "vmap")
     steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
+
+    def slots(dealt: Lanes) -> MergedSlots:
+        return merge_slots(schedules, merged, dealt.bounds, dealt.stretches, personal)
+
+    return laid_out(schedules, merged, _ready(schedules, merged), steps, cut, slots)
+
+
+def laid_out(
+    schedules: Sequence[Any],
+    merged: Merged,
+    ready: np.ndarray,
+    steps: np.ndarray,
+    cut: Cutting,
+    slots: Callable[[Lanes], Any],
+) -> Layout:
+    """The layout of merged runs. ``ready``, int64[E]: how many positions must be applied before the job of each may be
+    trained. ``steps``, int[E]: its local steps. ``slots``: what jobs read, from the lanes.
+    """
     most = sum(s.num_clients for s in schedules)
-    dealt, widths, capacity, executed = deal(
-        _ready(schedules, merged), merged.waves, steps, most=most, max_width=max_width, lanes=lanes, devices=devices,
-        batching=batching, fill=fill, costs=costs,
-    )  # fmt: skip
-    stretches = dealt.stretches
-    return Layout(
-        schedules=list(schedules),
-        run=merged.run,
-        source=merged.source,
-        positions=merged.positions,
-        waves=merged.waves,
-        bounds=dealt.bounds,
-        turns=dealt.turns,
-        stretches=stretches,
-        ranks=rank_bounds(merged.run, stretches),
-        slots=merge_slots(schedules, merged, dealt.bounds, personal),
-        batching=batching,
-        widths=widths,
-        capacity=capacity,
-        train_order=dealt.train_order,
-        lane=dealt.lane,
-        row=dealt.row,
-        useful_steps=int(steps.sum()),
-        executed_steps=executed,
-    )
+    dealt, widths, capacity, executed = deal(ready, merged.waves, steps, most, cut)
+    cost = (widths, capacity, int(steps.sum()), executed)
+    return Layout(list(schedules), *merged, dealt, slots(dealt), cut.batching, *cost)
 
 
 def _ready(schedules: Sequence[Schedule], merged: Merged) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_async.base import tree
 from fedjax_async.engine.evaluation import loss_and_hit, make_evaluate
 from fedjax_async.engine.measures import over_clients
-from fedjax_async.engine.peer_kernels import Events
+from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_probes import NodesProbe, nodes_values
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.local import part_mean
@@ -47,7 +47,7 @@ def scoring_of(data: Sequence[FederatedData], width: int, globally: bool) -> Pee
     return PeerScoring(labels, len(data[0].test_y), batch, width, validation, globally)
 
 
-def make_own_scores(what: Events, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
+def make_own_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
     """``own(tables, rows, nodes) -> {name: scores}``: ``loss`` and ``accuracy`` of each node on its own tests.
 
     Also ``validation_loss`` and ``validation_accuracy`` where there are validation parts. ``nodes``: int32[n], their
@@ -84,7 +84,7 @@ def make_own_scores(what: Events, model: Model, scoring: PeerScoring) -> Callabl
     return own
 
 
-def make_global_scores(what: Events, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
+def make_global_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
     """``whole(tables, rows, nodes) -> {global_loss, global_accuracy}``: as own scores, on the global test set."""
     evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
 
@@ -104,7 +104,7 @@ def make_global_scores(what: Events, model: Model, scoring: PeerScoring) -> Call
 
 
 def make_together(
-    what: Events, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
+    what: NodeJobs, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
 ) -> Callable[..., dict[str, Array]]:
     """``together(tables, rows, run, online, parts, now) -> scores``: those of each node, and of a run's nodes together.
 

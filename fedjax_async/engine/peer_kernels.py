@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
-from fedjax_async.engine.kernels import Carry, FinishedJob, Hypers, JobBuffers, Rows, finished, hyper_of, mapped
+from fedjax_async.engine.kernels import Carry, FinishedJob, Hypers, JobBuffers, Readable, finished, hyper_of, mapped
 from fedjax_async.engine.peer_probes import EVENT
 from fedjax_async.engine.peer_result import RESERVED
 from fedjax_async.engine.peer_tables import PeerTables
@@ -51,8 +51,8 @@ class Left(NamedTuple):
     seen: Noted
 
 
-class Events(NamedTuple):
-    """The events of nodes: a ``kernels.Kind``. A node's row is the ``memory`` of a carry, its messages are in slots."""
+class NodeJobs(NamedTuple):
+    """The events of nodes: a ``kernels.JobKind``. The ``memory`` of a carry is the nodes' rows, slots hold messages."""
 
     peer: Peer
     client: Client
@@ -64,7 +64,7 @@ class Events(NamedTuple):
         hyper = hyper_of(tables, run)
         return bound(self.peer, hyper), bound(self.client, hyper)
 
-    def read(self, tables: PeerTables, rows: Rows, position: Array, active: Array) -> tuple[Woken, State]:
+    def read(self, tables: PeerTables, rows: Readable, position: Array, active: Array) -> tuple[Woken, State]:
         """The node's row after it has mixed its inbox."""
         row, before = tree.gather((rows.memory, rows.clients), tables.owner[position])
         low = tables.inbox_bounds[position]
@@ -133,7 +133,7 @@ def event_of(tables: PeerTables, position: Array) -> Event:
     return Event(key, tables.mass[position])
 
 
-def values_of(what: Events, tables: PeerTables, slots: Slots, row: State, position: Array) -> Noted:
+def values_of(what: NodeJobs, tables: PeerTables, slots: Slots, row: State, position: Array) -> Noted:
     """The columns of every probe at the event at ``position``."""
     low, high = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
     entry = jnp.minimum(low + jnp.arange(what.longest, dtype=jnp.int32), len(tables.inbox_slot) - 1)
@@ -144,13 +144,13 @@ def values_of(what: Events, tables: PeerTables, slots: Slots, row: State, positi
     return {name: checked(name, function, EVENT)(*given) for name, function in what.probes}
 
 
-def _probed(what: Events, tables: PeerTables, slots: Slots, rows: State, position: Array, active: Array) -> Noted:
+def _probed(what: NodeJobs, tables: PeerTables, slots: Slots, rows: State, position: Array, active: Array) -> Noted:
     """The columns of every probe at the events at ``position`` (int32[W]); zeros where none of them is chosen."""
     seen = {}
     for name, function in what.probes:
         one = what._replace(probes=((name, function),))
 
-        def values(rows: State, one: Events = one, name: str = name) -> dict[str, Array]:
+        def values(rows: State, one: NodeJobs = one, name: str = name) -> dict[str, Array]:
             return jax.vmap(lambda row, position: values_of(one, tables, slots, row, position)[name])(rows, position)
 
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, rows))
@@ -198,7 +198,7 @@ def make_write() -> Callable[[PeerTables, Carry, JobBuffers, Array], tuple[Carry
     return write
 
 
-def first_event(what: Events, tables: PeerTables, params: Params) -> FinishedJob:
+def first_event(what: NodeJobs, tables: PeerTables, params: Params) -> FinishedJob:
     """What the first event leaves, without mixing and local steps; used only for its shapes."""
     if len(tables.key) > 1:
         params = tree.gather(params, 0)
@@ -213,7 +213,7 @@ def first_event(what: Events, tables: PeerTables, params: Params) -> FinishedJob
     return what.end(hyper, tables, woken, before, work, zero)
 
 
-def make_peer_start(what: Events, nodes: int, slots: int) -> Callable[[PeerTables, Params], Carry]:
+def make_peer_start(what: NodeJobs, nodes: int, slots: int) -> Callable[[PeerTables, Params], Carry]:
     """``start(tables, params) -> carry``: all nodes of a run have the same model, and nothing has been sent.
 
     ``params``: [R, ...]; without the axis where R = 1.

@@ -8,15 +8,14 @@ executed side by side: the runs share lanes and batches, but no slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.engine.batches import BATCHINGS, Lanes, deal
-from fedjax_async.engine.layout import digest_of
+from fedjax_async.engine.batches import Cutting, Lanes
+from fedjax_async.engine.layout import Layout, Merged, laid_out
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.peers.waves import first_cuts, peer_slots, peer_waves, previous_events
 
@@ -24,99 +23,56 @@ from fedjax_async.peers.waves import first_cuts, peer_slots, peer_waves, previou
 ORDERS = ("waves", "moments")
 
 
-class PeerLayout(NamedTuple):
-    """How the events of R plans are trained. E executed events, D entries of their inboxes, F fragments."""
+class InboxSlots(NamedTuple):
+    """What the events of nodes read, and where they write. E executed events, D entries of their inboxes, F fragments.
 
-    schedules: list[PeerSchedule]
-    run: np.ndarray  # int32[E], of the event at each position
+    Also the order of the events, and when they are seen by an evaluation.
+    """
+
     orders: list[np.ndarray]  # per run: its events in the order of their execution, int64[E_r]
-    positions: list[np.ndarray]  # per run: the positions of these events, int64[E_r]
-    source: np.ndarray  # int64[E], index into the events of all plans, listed one plan after the other
     stops: list[np.ndarray]  # per run: how many of its events are executed before each evaluation, int64[V]
-    waves: np.ndarray  # int64[W + 1], positions: the fewest batches that could train all events in wide enough lanes
-    dealt: Lanes
-    inbox_bounds: np.ndarray  # int64[E + 1]: the inbox of position p is inbox_bounds[p] .. inbox_bounds[p+1]-1
-    inbox: np.ndarray  # int64[D], index into the inbox entries of all plans, listed one plan after the other
-    inbox_slot: np.ndarray  # int32[D], the slot of the message
+    bounds: np.ndarray  # int64[E + 1]: the inbox of position p has the entries bounds[p] .. bounds[p+1]-1
+    entry: np.ndarray  # int64[D], index into the inbox entries of all plans, listed one plan after the other
+    entry_slot: np.ndarray  # int32[D], the slot of the message
     slot: np.ndarray  # int32[E, F], where the messages of a position are written; -1: nobody reads them
-    slot_count: int
-    batching: str  # one of BATCHINGS
-    widths: tuple[int, ...]
-    capacity: int  # rows of a lane's buffers
-    useful_steps: int
-    executed_steps: int
-
-
-def peer_digest(layout: PeerLayout) -> str:
-    """A fingerprint of the order, the lanes and the batches in which events are trained."""
-    dealt = layout.dealt
-    columns = (layout.source, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, layout.slot)
-    return digest_of((layout.batching, layout.capacity, dealt.turns), *columns)
+    count: int  # type: ignore[assignment]  # of slots; hides tuple.count, which is not needed here
 
 
 def make_peer_layout(
-    schedules: Sequence[PeerSchedule],
-    times: Sequence[np.ndarray],
-    *,
-    max_width: int,
-    lanes: int = 1,
-    devices: int = 1,
-    batching: str = "vmap",
-    order: str = "waves",
-    fill: bool = True,
-    costs: Mapping[str, float] = MappingProxyType({}),
-) -> PeerLayout:
-    """Cut plans into batches of at most ``max_width`` events; lay out rows, slots and widths.
+    schedules: Sequence[PeerSchedule], times: Sequence[np.ndarray], cut: Cutting, *, order: str = "waves"
+) -> Layout:
+    """Cut plans into batches; lay out rows, slots and widths; the waves of the layout are contiguous runs.
 
-    ``times``: per plan, those of the evaluations, float64[V]. ``order``: one of ``ORDERS``. The other options are those
-    of :func:`~fedjax_async.engine.make_layout`.
+    ``times``: per plan, those of the evaluations, float64[V]. ``order``: one of ``ORDERS``. Raises ``ValueError`` for
+    an unknown order or batching.
     """
-    check.one_of("batching", batching, BATCHINGS)
     check.one_of("order", order, ORDERS)
     each = [_ordered(*given, order) for given in zip(schedules, times, strict=True)]
-    sizes = [len(chosen) for chosen, _, _ in each]
+    orders, sizes = [chosen for chosen, _, _ in each], [len(chosen) for chosen, _, _ in each]
     run = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    merged = np.lexsort((np.arange(len(run)), run, np.concatenate([wave for _, wave, _ in each])))
-    position = np.empty_like(merged)
-    position[merged] = np.arange(len(merged))
+    together = np.lexsort((np.arange(len(run)), run, np.concatenate([wave for _, wave, _ in each])))
+    position = np.empty_like(together)
+    position[together] = np.arange(len(together))
     positions = np.split(position, np.cumsum(sizes)[:-1])
     ready = np.concatenate(
-        [np.concatenate([[0], own + 1])[ready_at(s, o[0])] for s, own, o in zip(schedules, positions, each)]
-    )[merged]
+        [np.concatenate([[0], own + 1])[ready_at(s, o)] for s, own, o in zip(schedules, positions, orders)]
+    )[together]
     first = _first([len(s.client) for s in schedules])
-    source = np.concatenate([begin + chosen for begin, (chosen, _, _) in zip(first, each)])[merged]
+    source = np.concatenate([begin + chosen for begin, chosen in zip(first, orders)])[together]
     steps = np.concatenate([s.local_steps for s in schedules])[source].astype(np.int64)
-    runs = contiguous_runs(ready)
-    dealt, widths, capacity, executed = deal(
-        ready, runs, steps, most=sum(s.num_clients for s in schedules), max_width=max_width, lanes=lanes,
-        devices=devices, batching=batching, fill=fill, costs=costs,
-    )  # fmt: skip
     bounds, entries = _inboxes(schedules, source)
-    count, slot = _slots(schedules, [chosen for chosen, _, _ in each], positions, dealt.bounds)
-    senders, fragments = (
-        np.concatenate(columns)
-        for columns in zip(*((begin + s.source, s.fragment) for begin, s in zip(first, schedules)))
-    )
-    return PeerLayout(
-        schedules=list(schedules),
-        run=run[merged],
-        orders=[chosen for chosen, _, _ in each],
-        positions=positions,
-        source=source,
-        stops=[stops for _, _, stops in each],
-        waves=runs,
-        dealt=dealt,
-        inbox_bounds=bounds,
-        inbox=entries,
-        inbox_slot=slot[senders[entries], fragments[entries]],
-        slot=slot[source],
-        slot_count=count,
-        batching=batching,
-        widths=widths,
-        capacity=capacity,
-        useful_steps=int(steps.sum()),
-        executed_steps=executed,
-    )
+
+    def inboxes(dealt: Lanes) -> InboxSlots:
+        count, slot = _slots(schedules, orders, positions, dealt.bounds)
+        senders, fragments = (
+            np.concatenate(columns)
+            for columns in zip(*((begin + s.source, s.fragment) for begin, s in zip(first, schedules)))
+        )
+        entry_slot, stops = slot[senders[entries], fragments[entries]], [stops for _, _, stops in each]
+        return InboxSlots(orders, stops, bounds, entries, entry_slot, slot[source], count)
+
+    merged = Merged(run[together], source, positions, contiguous_runs(ready))
+    return laid_out(schedules, merged, ready, steps, cut, inboxes)
 
 
 def _ordered(schedule: PeerSchedule, times: np.ndarray, order: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

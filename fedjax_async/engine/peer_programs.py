@@ -16,7 +16,7 @@ from fedjax_async.engine import peer_evaluation, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
-from fedjax_async.engine.peer_kernels import Events
+from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.programs import Shapes
@@ -25,7 +25,7 @@ from fedjax_async.types import Array, Model, Params, State
 
 
 @lru_cache(maxsize=64)
-def start(what: Events, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
+def start(what: NodeJobs, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_peer_start`."""
     return jitted(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
 
@@ -37,13 +37,13 @@ def write(mesh: Mesh | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def own_scores(what: Events, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+def own_scores(what: NodeJobs, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_own_scores`."""
     return _over_nodes(peer_evaluation.make_own_scores(what, model, scoring), mesh)
 
 
 @lru_cache(maxsize=64)
-def global_scores(what: Events, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+def global_scores(what: NodeJobs, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_evaluation.make_global_scores`."""
     return _over_nodes(peer_evaluation.make_global_scores(what, model, scoring), mesh)
 
@@ -58,7 +58,7 @@ def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
 
 @lru_cache(maxsize=64)
 def together(
-    what: Events,
+    what: NodeJobs,
     model: Model,
     scoring: PeerScoring,
     probes: tuple[tuple[str, NodesProbe], ...],
@@ -76,7 +76,7 @@ def together(
 
 
 @lru_cache(maxsize=64)
-def models_of(what: Events, nodes: int) -> Wrapped:
+def models_of(what: NodeJobs, nodes: int) -> Wrapped:
     """Jitted ``models_of(tables, rows, run) -> params`` of a run's nodes [N, ...]: a copy; the rows are donated."""
 
     def models(tables: PeerTables, rows: State, run: Array) -> Params:
@@ -104,22 +104,22 @@ class PeerPrograms(NamedTuple):
 
 
 def peer_shapes(
-    what: Events, shape: StackShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
+    what: NodeJobs, shape: StackShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
 ) -> Shapes:
     """What a run will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(what, shape.num_clients, shape.slot_count, mesh), tables, params)
-    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, carry.rows)
+    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, carry.readable)
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
 
 
-def _buffers(what: Events, shape: StackShape, batching: str, mesh: Mesh | None) -> Wrapped:
+def _buffers(what: NodeJobs, shape: StackShape, batching: str, mesh: Mesh | None) -> Wrapped:
     return programs.buffers(what, shape.capacity, batching == "loop", False, mesh)
 
 
 def compile_peer_programs(
-    what: Events,
+    what: NodeJobs,
     model: Model,
     shape: StackShape,
     widths: Sequence[int],
@@ -147,7 +147,7 @@ def compile_peer_programs(
     run, online = np.int32(0), np.zeros(shape.num_clients, np.bool_)
     return PeerPrograms(
         start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.rows).compile(),
+        buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.readable).compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),

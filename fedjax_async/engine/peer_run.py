@@ -14,20 +14,21 @@ from jax.stages import Compiled
 from fedjax_async.base import check
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.defaults import default_batching, default_lanes, default_width, width_costs
-from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, make_mesh, temporary_bytes, to_devices
+from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.kernels import Carry, JobBuffers
+from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.peer_evaluation import scoring_of
-from fedjax_async.engine.peer_kernels import Events
-from fedjax_async.engine.peer_layout import ORDERS, PeerLayout, make_peer_layout, peer_digest
+from fedjax_async.engine.peer_kernels import NodeJobs
+from fedjax_async.engine.peer_layout import ORDERS, make_peer_layout
 from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
 from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import Progress
-from fedjax_async.engine.run import fitted, run_stack
+from fedjax_async.engine.run import run_alone
+from fedjax_async.engine.stacking import cutting_of
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
@@ -66,7 +67,7 @@ class PeerStack(NamedTuple):
     """Decentralised runs that advance side by side, laid out, moved to the device and compiled: ``loop.SideBySide``."""
 
     members: Sequence[PeerMember]
-    layout: PeerLayout
+    layout: Layout
     shape: StackShape
     tables: PeerTables
     params: Params  # [R, ...]; without the axis where R = 1
@@ -88,12 +89,12 @@ class PeerStack(NamedTuple):
 
     def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers(self.tables, carry.rows)
+        empty: JobBuffers = self.programs.buffers(self.tables, carry.readable)
         return empty
 
     def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Mix, train and push the events of a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, carry.rows, buffers, span)
+        trained: JobBuffers = self.programs.train[width](tables, carry.readable, buffers, span)
         return trained
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
@@ -106,7 +107,7 @@ class PeerStack(NamedTuple):
         """When each run is evaluated: after all its events that the evaluation sees."""
         last = [
             np.concatenate([[0], own + 1])[stops[1:]] - 1
-            for own, stops in zip(self.layout.positions, self.layout.stops)
+            for own, stops in zip(self.layout.positions, self.layout.slots.stops)
         ]
         return Scores([m.points for m in self.members], last)
 
@@ -153,14 +154,14 @@ class PeerStack(NamedTuple):
         del carry
         first = self.members[0]
         return {
-            "batches (cores, lanes, max_width)": peer_digest(self.layout),
+            "batches (cores, lanes, max_width)": digest(self.layout),
             "probes": [described(first.probes), sorted(first.nodes_probes)],
         }
 
     def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
         """How many events of a run belong to its result; no more are needed for it."""
         del carry
-        stops = self.layout.stops[run]
+        stops = self.layout.slots.stops[run]
         row = watcher.ends[run][0] if run in watcher.ends else len(stops) - 1
         return (int(stops[row]),) * 2
 
@@ -168,7 +169,7 @@ class PeerStack(NamedTuple):
         """Of the run of the last position: its virtual time, and the mean age in seconds of the messages mixed."""
         run = int(self.layout.run[high - 1])
         first, last = np.searchsorted(self.layout.positions[run], [low, high])
-        schedule, events = self.layout.schedules[run], self.layout.orders[run][first:last]
+        schedule, events = self.layout.schedules[run], self.layout.slots.orders[run][first:last]
         sizes = np.diff(schedule.inbox_bounds)[events]
         entries = np.repeat(schedule.inbox_bounds[events] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         age = np.repeat(schedule.mixed_at[events], sizes) - schedule.end[schedule.source[entries]]
@@ -181,8 +182,8 @@ class PeerStack(NamedTuple):
         schedule, until = member.schedule, self.until(carry, watcher, run)[0]
         rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.times)
         columns = scores.columns(run, rows)
-        sorting = np.argsort(layout.orders[run][:until])
-        events, position = layout.orders[run][:until][sorting], layout.positions[run][:until][sorting]
+        sorting = np.argsort(layout.slots.orders[run][:until])
+        events, position = layout.slots.orders[run][:until][sorting], layout.positions[run][:until][sorting]
         records = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
         tables = {}
         for name, probe in member.probes.items():
@@ -203,12 +204,8 @@ class PeerStack(NamedTuple):
             counters={
                 "waves": waves,
                 "mean_width": len(own) / waves if waves else 0.0,
-                "batches": sum(map(len, layout.dealt.turns)),
                 "widest": int(np.diff(layout.dealt.bounds).max(initial=0)),
-                "widths": list(layout.widths),
-                "slots": layout.slot_count,
-                "useful_steps": layout.useful_steps,
-                "executed_steps": layout.executed_steps,
+                **layout.counters(),
                 "refused_messages": int(records["refused_messages"].sum()),
                 "programs": self.programs.number(),
                 "device_memory_bytes": self.num_bytes,
@@ -220,37 +217,15 @@ class PeerStack(NamedTuple):
         )
 
 
-def peer_layout_of(
-    members: Sequence[PeerMember],
-    *,
-    max_width: int | None = None,
-    lanes: int = 1,
-    batching: str | None = None,
-    devices: int = 1,
-    order: str = "waves",
-    fill: bool = True,
-) -> PeerLayout:
-    """The layout of a stack; the options are those of :func:`run_peer_waves`. ``ValueError`` for invalid ones."""
-    first = members[0]
-    top = devices * default_width(first.params) if max_width is None else max_width
-    check.whole("max_width", top)
-    check.whole("lanes", lanes)
-    return make_peer_layout(
-        [m.schedule for m in members],
-        [m.times for m in members],
-        max_width=top,
-        lanes=lanes,
-        devices=devices,
-        batching=batching or default_batching(),
-        order=order,
-        fill=fill and not first.components.data.streamed,
-        costs=width_costs(first.components.model, first.params, first.components.data.x),
-    )
+def peer_layout_of(members: Sequence[PeerMember], *, order: str = "waves", **options: Any) -> Layout:
+    """The layout of a stack. ``order``: one of ``ORDERS``; the other options are those of ``stacking.cutting_of``."""
+    cut = cutting_of(members[0].components, members[0].params, **options)
+    return make_peer_layout([m.schedule for m in members], [m.times for m in members], cut, order=order)
 
 
 def make_peer_stack(
     members: Sequence[PeerMember],
-    layout: PeerLayout,
+    layout: Layout,
     shape: StackShape,
     *,
     mesh: Mesh | None = None,
@@ -262,9 +237,9 @@ def make_peer_stack(
     feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None
     given = ([m.key for m in members], [m.components.hyper for m in members], [m.norm_limit for m in members])
     tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
-    longest = int(np.diff(layout.inbox_bounds).max(initial=1))
+    longest = int(np.diff(layout.slots.bounds).max(initial=1))
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
-    what = Events(first.components.rule, first.components.client, functions, longest if functions else 1)
+    what = NodeJobs(first.components.rule, first.components.client, functions, longest if functions else 1)
     every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)
@@ -334,14 +309,12 @@ def run_peer_waves(
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
     given: dict[str, Any] = {"norm_limit": norm_limit, "global_tests": global_tests, "probes": probes}
     members = [make_peer_member(components, schedule, params, key, points, **given)]
-    mesh = make_mesh(devices)
-    shared = 1 if mesh is None else mesh.size
     orders = list(ORDERS) if order is None else [order]
 
-    def make(width: int | None, lanes: int) -> PeerStack:
+    def make(mesh: Mesh | None, **options: Any) -> PeerStack:
         while True:
-            options: dict[str, Any] = {"max_width": width, "lanes": lanes, "batching": batching, "devices": shared}
-            layout = peer_layout_of(members, **options, order=orders[0], fill=memory_limit is None)
+            options |= {"batching": batching, "fill": memory_limit is None}
+            layout = peer_layout_of(members, order=orders[0], **options)
             try:
                 return make_peer_stack(members, layout, peer_shape(layout), mesh=mesh, memory_limit=memory_limit)
             except TooLarge:
@@ -349,9 +322,8 @@ def run_peer_waves(
                     raise
                 orders.pop(0)  # the next order keeps fewer messages
 
-    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
-    stack = fitted(make, max_width=max_width, lanes=lanes, devices=shared, memory_limit=memory_limit)
-    found: PeerResult = run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
+    machine: dict[str, Any] = {"max_width": max_width, "lanes": lanes, "devices": devices, "memory_limit": memory_limit}
+    found: PeerResult = run_alone(make, **machine, on_bad=on_bad, progress=progress, keeper=keeper, observer=observer)
     return found
 
 

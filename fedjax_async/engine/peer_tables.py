@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from fedjax_async.engine.devices import to_devices
-from fedjax_async.engine.peer_layout import PeerLayout, corrupt_entries
+from fedjax_async.engine.layout import Layout
+from fedjax_async.engine.peer_layout import corrupt_entries
 from fedjax_async.engine.peer_probes import chosen_events
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.streaming import Feed
@@ -66,22 +67,22 @@ class PeerTables(NamedTuple):
     held: HeldOut
 
 
-def peer_shape(layout: PeerLayout) -> StackShape:
+def peer_shape(layout: Layout) -> StackShape:
     """The sizes that the layout's tables need, rounded up so that similar runs share programs."""
-    slots = max(LEAST_SLOTS, layout.slot_count)
+    slots = max(LEAST_SLOTS, layout.slots.count)
     return StackShape(
         runs=len(layout.schedules),
         num_clients=layout.schedules[0].num_clients,
         capacity=layout.capacity,
         positions=padded_length(len(layout.source) + layout.capacity),
-        entries=padded_length(len(layout.inbox) + 1),
+        entries=padded_length(len(layout.slots.entry) + 1),
         slot_count=next(s for s in ladder(2 * slots) if s >= slots),
         fragments=layout.schedules[0].fragments,
     )
 
 
 def make_peer_tables(
-    layout: PeerLayout,
+    layout: Layout,
     shape: StackShape,
     data: Sequence[FederatedData],
     keys: Sequence[Key],
@@ -96,18 +97,18 @@ def make_peer_tables(
     column = Stacked(source, shape.positions)
 
     def of_entries(values: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
-        return padded(np.concatenate(values)[layout.inbox], shape.entries, dtype)
+        return padded(np.concatenate(values)[layout.slots.entry], shape.entries, dtype)
 
     slot = np.full((shape.positions, shape.fragments), -1, np.int32)
-    slot[: len(source)] = layout.slot
+    slot[: len(source)] = layout.slots.slot
     jobs = [s.client for s in schedules], [s.number for s in schedules], [s.local_steps for s in schedules]
     found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
-    found |= of_jobs(column, shape, layout.run, layout.dealt, data, jobs, begins, feed)
+    found |= of_jobs(column, shape, layout, data, jobs, begins, feed)
     found |= {
         "mass": column([_mass_after_mixing(s) for s in schedules], real),
         "slot": slot,
-        "inbox_bounds": padded(layout.inbox_bounds, shape.positions + 1, np.int32, fill=layout.inbox_bounds[-1]),
-        "inbox_slot": padded(layout.inbox_slot, shape.entries, np.int32),
+        "inbox_bounds": padded(layout.slots.bounds, shape.positions + 1, np.int32, fill=layout.slots.bounds[-1]),
+        "inbox_slot": padded(layout.slots.entry_slot, shape.entries, np.int32),
         "inbox_weight": of_entries([s.weight for s in schedules], real),
         "inbox_corrupt": of_entries([corrupt_entries(s) for s in schedules], np.bool_),
         "held": held_out_tables(data, shape),

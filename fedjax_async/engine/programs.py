@@ -18,7 +18,7 @@ from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.evaluation import RunTests
-from fedjax_async.engine.kernels import Clients, Kind
+from fedjax_async.engine.kernels import ClientJobs, JobKind
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
@@ -40,13 +40,13 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def buffers(kind: Kind, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
+def buffers(kind: JobKind, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
     return jitted(kernels.make_buffers(kind, capacity, whole, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(kind: Kind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
+def train(kind: JobKind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers.
 
     A loop has no width: it is 0.
@@ -61,7 +61,7 @@ def train(kind: Kind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
 
 
 def compiled_training(
-    kind: Kind,
+    kind: JobKind,
     widths: Sequence[int],
     batching: str,
     tables: Any,
@@ -70,7 +70,7 @@ def compiled_training(
     mesh: Mesh | None = None,
 ) -> dict[int, Compiled]:
     """The compiled programs that train, by width; ``carry`` and ``empty`` may be shapes."""
-    given = tables, carry.rows, empty, np.zeros(4, np.int32)
+    given = tables, carry.readable, empty, np.zeros(4, np.int32)
     return {
         width: train(kind, width if batching == "vmap" else 0, batching, mesh).lower(*given).compile()
         for width in widths
@@ -192,8 +192,8 @@ def shapes_of(
 ) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slot_count, mesh), tables, params)
-    made = buffers(Clients(client), shape.capacity, layout.whole, True, mesh)
-    empty = jax.eval_shape(made, tables, carry.rows)
+    made = buffers(ClientJobs(client), shape.capacity, layout.whole, True, mesh)
+    empty = jax.eval_shape(made, tables, carry.readable)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
     if layout.whole and not keeps:
@@ -239,7 +239,7 @@ def compile_programs(
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
     carry, empty = shapes
-    kind = Clients(client)
+    kind = ClientJobs(client)
     make_buffers = buffers(kind, shape.capacity, layout.whole, bool(empty.started), mesh)
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
@@ -250,7 +250,7 @@ def compile_programs(
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=make_buffers.lower(tables, carry.rows).compile(),
+        buffers=make_buffers.lower(tables, carry.readable).compile(),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),

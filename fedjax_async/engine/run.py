@@ -8,6 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from jax.sharding import Mesh
+
 from fedjax_async.base import check
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components
@@ -82,6 +84,31 @@ def fitted(
         max_width, lanes = max(devices, before // 2), lanes if wide else 1
 
 
+def run_alone(
+    make: Callable[..., SideBySide[Tables]],
+    *,
+    max_width: int | None,
+    lanes: int | None,
+    devices: int | None,
+    memory_limit: int | None,
+    on_bad: str,
+    progress: Progress | None,
+    keeper: Keeper | None,
+    observer: Observer | None,
+) -> Any:
+    """The result of a run that is a stack of its own: ``make(mesh, max_width=, lanes=, devices=)``, so that it fits."""
+    mesh = make_mesh(devices)
+    shared = 1 if mesh is None else mesh.size
+    stack = fitted(
+        lambda width, lanes: make(mesh, max_width=width, lanes=lanes, devices=shared),
+        max_width=max_width,
+        lanes=(default_lanes() if mesh is None else 1) if lanes is None else lanes,
+        devices=shared,
+        memory_limit=memory_limit,
+    )
+    return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
+
+
 def run_waves(
     components: Components,
     schedule: Schedule,
@@ -116,20 +143,15 @@ def run_waves(
     Raises ``ValueError`` for invalid arguments, and if the run needs more than ``memory_limit``.
     """
     members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
-    mesh = make_mesh(devices)
-    shared = 1 if mesh is None else mesh.size
 
-    def make(width: int | None, lanes: int) -> Stack:
-        given: dict[str, Any] = {"max_width": width, "lanes": lanes, "batching": batching, "devices": shared}
-        layout = layout_of(members, **given, fill=memory_limit is None)
-        options: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit}
-        options["models"] = observer is not None and observer.models
-        return make_stack(members, layout, shape_of(layout), per_client=per_client, **options)
+    def make(mesh: Mesh | None, **options: Any) -> Stack:
+        layout = layout_of(members, batching=batching, **options, fill=memory_limit is None)
+        models = observer is not None and observer.models
+        more: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit, "models": models}
+        return make_stack(members, layout, shape_of(layout), per_client=per_client, **more)
 
-    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
-    given: dict[str, Any] = {"max_width": max_width, "lanes": lanes, "devices": shared, "memory_limit": memory_limit}
-    stack = fitted(make, **given)
-    found: EngineResult = run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
+    machine: dict[str, Any] = {"max_width": max_width, "lanes": lanes, "devices": devices, "memory_limit": memory_limit}
+    found: EngineResult = run_alone(make, **machine, on_bad=on_bad, progress=progress, keeper=keeper, observer=observer)
     return found
 
 

@@ -63,7 +63,7 @@ class Stack(NamedTuple):
     @property
     def ranks(self) -> np.ndarray | None:
         """The bounds of the ranks, if whole ranks are applied at once."""
-        return self.layout.ranks if self.programs.by_ranks else None
+        return self.layout.slots.ranks if self.programs.by_ranks else None
 
     def start(self) -> Carry:
         """The carry at the start: the first messages are sent."""
@@ -72,14 +72,14 @@ class Stack(NamedTuple):
 
     def buffers(self, carry: Carry) -> JobBuffers:
         """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers(self.tables, carry.rows)
+        empty: JobBuffers = self.programs.buffers(self.tables, carry.readable)
         return empty
 
     def train(
         self, width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray
     ) -> JobBuffers:
         """Train a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, carry.rows, buffers, span)
+        trained: JobBuffers = self.programs.train[width](tables, carry.readable, buffers, span)
         return trained
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
@@ -157,11 +157,7 @@ class Stack(NamedTuple):
             counters={
                 "waves": len(own),
                 "mean_width": until / len(own) if len(own) else 0.0,
-                "batches": sum(map(len, layout.turns)),
-                "widths": list(layout.widths),
-                "slots": layout.slots.count,
-                "useful_steps": layout.useful_steps,
-                "executed_steps": layout.executed_steps,
+                **layout.counters(),
                 "programs": len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None),
             },
             probes=seen,

@@ -77,7 +77,7 @@ def _by_ranks(layout: Layout, shape: StackShape) -> bool:
 
 def most_messages(layout: Layout, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
-    after = layout.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
+    after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fedjax_async.base import check
 from fedjax_async.clock import check_schedule
+from fedjax_async.engine.batches import Cutting
 from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.defaults import default_batching, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
@@ -61,35 +62,36 @@ def make_member(
     return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
 
 
-def layout_of(
-    members: Sequence[Member],
+def cutting_of(
+    components: Components,
+    params: Params,
     *,
     max_width: int | None = None,
     lanes: int = 1,
     batching: str | None = None,
     devices: int = 1,
     fill: bool = True,
-) -> Layout:
-    """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
+) -> Cutting:
+    """How the jobs of runs with these components are cut into batches; None: what their model and the backend suggest.
 
-    The options are those of :func:`~fedjax_async.engine.run_waves` and :func:`~fedjax_async.engine.make_layout`.
-    ``ValueError`` for invalid ones.
+    ``ValueError`` for invalid options, see :class:`~fedjax_async.engine.batches.Cutting`.
     """
-    first = members[0]
-    top = devices * default_width(first.params) if max_width is None else max_width
+    top = devices * default_width(params) if max_width is None else max_width
     check.whole("max_width", top)
     check.whole("lanes", lanes)
+    costs = width_costs(components.model, params, components.data.x)
+    return Cutting(top, lanes, devices, batching or default_batching(), fill and not components.data.streamed, costs)
+
+
+def layout_of(members: Sequence[Member], **options: Any) -> Layout:
+    """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
+
+    The options are those of :func:`cutting_of`.
+    """
+    first = members[0]
     _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
-    return make_layout(
-        [m.schedule for m in members],
-        max_width=top,
-        lanes=lanes,
-        devices=devices,
-        batching=batching or default_batching(),
-        personal=bool(jax.tree.leaves(memory)),
-        fill=fill and not first.components.data.streamed,
-        costs=width_costs(first.components.model, first.params, first.components.data.x),
-    )
+    cut = cutting_of(first.components, first.params, **options)
+    return make_layout([m.schedule for m in members], cut, personal=bool(jax.tree.leaves(memory)))
 
 
 def shape_of(layout: Layout) -> StackShape:
@@ -184,7 +186,7 @@ def make_stack(
     facts = stack_facts(members, layout, shape)
     shapes = shapes_of(components.rule, components.client, layout, shape, tables, params, facts, mesh)
     fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
-    needed = fixed + layout.lanes * bytes_of(shapes.buffers)
+    needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     programs = compile_programs(
@@ -211,7 +213,7 @@ def make_stack(
         models=models,
         every_test=every_test,
     )
-    needed += layout.lanes * max(map(temporary_bytes, programs.train.values()))
+    needed += layout.dealt.lanes * max(map(temporary_bytes, programs.train.values()))
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     sharding = everywhere(mesh)

@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from fedjax_async.clock import with_derived_columns
-from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
@@ -186,8 +185,7 @@ def of_runs(
 def of_jobs(
     column: Stacked,
     shape: StackShape,
-    run: np.ndarray,
-    dealt: Lanes,
+    layout: Layout,
     data: Sequence[FederatedData],
     jobs: tuple[Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]],
     begins: Sequence[int],
@@ -201,15 +199,15 @@ def of_jobs(
     length = shape.positions
     offset = column([d.offset[c].astype(np.int64) + first for d, c, first in zip(data, client, begins)])
     return {
-        "run": padded(run, length, np.int32),
+        "run": padded(layout.run, length, np.int32),
         "client": column(client),
         "owner": column([np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]),
         "offset": offset if feed is None else padded(feed.offset, length, np.int32),
         "size": column([d.size[c] for d, c in zip(data, client)]),
         "number": column(number),
         "steps": column(steps),
-        "train_order": padded(dealt.train_order, length, np.int32),
-        "row": padded(dealt.row, length, np.int32),
+        "train_order": padded(layout.dealt.train_order, length, np.int32),
+        "row": padded(layout.dealt.row, length, np.int32),
     }
 
 
@@ -293,7 +291,7 @@ def event_columns(
     jobs = client, of_arrivals("number"), of_arrivals("local_steps")
     ends = group_ends(layout, applied)
     next_end = ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")]
-    return of_jobs(column, shape, layout.run, layout.dealt, data, jobs, begins, feed) | {
+    return of_jobs(column, shape, layout, data, jobs, begins, feed) | {
         "slot": padded(slots.start_slot, shape.positions, np.int32),
         "version": column(of_arrivals("version")),
         "staleness": column([s.staleness for s in layout.schedules]),
@@ -303,7 +301,7 @@ def event_columns(
         "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
         "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
-        "ranks": padded(layout.ranks, shape.positions + 2, np.int32, fill=layout.ranks[-1]),
+        "ranks": padded(slots.ranks, shape.positions + 2, np.int32, fill=slots.ranks[-1]),
         "write_bounds": padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
         "write_slot": padded(slots.write_slot, shape.writes, np.int32),
         "write_owner": padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
-from fedjax_async.engine import Every, evaluation_points, make_layout
+from fedjax_async.engine import Cutting, Every, evaluation_points, make_layout
 from fedjax_async.engine.batches import SPARE
 from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 
@@ -60,7 +60,7 @@ def test_histogram_counts_active_jobs(waves):
 
 def test_each_device_has_as_many_rows_as_the_others():
     schedule = plan("every", "lognormal", num_clients=16, local_steps=2, until=Until(updates=60))
-    made = make_layout([schedule], max_width=8, lanes=2, devices=8, batching="loop")
+    made = make_layout([schedule], Cutting(max_width=8, lanes=2, devices=8, batching="loop"))
     assert made.capacity % 8 == 0
 
 
@@ -71,9 +71,13 @@ HEAVY = {"overhead": 1.0, "call": 0.1, "compiling": 100.0}
 
 def test_on_an_accelerator_a_light_model_has_one_width_and_a_heavy_one_short_batches():
     schedule = plan("every", "lognormal:sigma=0.5", num_clients=100, local_steps=10, until=Until(updates=2000))
-    usual, light, heavy = (make_layout([schedule], max_width=1024, costs=costs) for costs in ({}, LIGHT, HEAVY))
+    usual, light, heavy = (
+        make_layout([schedule], Cutting(max_width=1024, costs=costs)) for costs in ({}, LIGHT, HEAVY)
+    )
     longest = int(np.diff(light.waves).max())
-    assert light.widths == (min(w for w in ladder(1024) if w >= longest),) and len(light.turns) == len(usual.turns)
+    assert light.widths == (min(w for w in ladder(1024) if w >= longest),) and len(light.dealt.turns) == len(
+        usual.dealt.turns
+    )
     assert len(heavy.widths) <= 2 and heavy.capacity <= 16
     assert heavy.useful_steps > 0.8 * heavy.executed_steps
 
@@ -92,19 +96,19 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
     schedule = plan(
         timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
     )
-    made = make_layout([schedule], max_width=max_width, lanes=lanes, batching=batching, costs=costs)
+    made = make_layout([schedule], Cutting(max_width=max_width, lanes=lanes, batching=batching, costs=costs))
     ready = schedule.dispatched_after[schedule.job]
     done, received = np.zeros(len(schedule.job), int), 0
     in_rows: dict[tuple[int, int], int] = {}  # (lane, row) -> position, from its training until it is received
-    for g, turn in enumerate(made.turns):
-        assert len({batch.lane for batch in turn}) == len(turn) <= lanes and made.bounds[g] == received
+    for g, turn in enumerate(made.dealt.turns):
+        assert len({batch.lane for batch in turn}) == len(turn) <= lanes and made.dealt.bounds[g] == received
         for lane, first, jobs, segments in turn:
-            order = made.train_order[first : first + jobs]
+            order = made.dealt.train_order[first : first + jobs]
             assert 0 < jobs <= max_width + SPARE and len({*order.tolist()}) == jobs
             assert (ready[order] <= received).all(), "a start model is not there yet"
-            assert (made.lane[order] == lane).all() and (made.row[order] < made.capacity).all()
+            assert (made.dealt.lane[order] == lane).all() and (made.dealt.row[order] < made.capacity).all()
             for position in order.tolist():
-                assert in_rows.setdefault((lane, int(made.row[position])), position) == position, "a row in use"
+                assert in_rows.setdefault((lane, int(made.dealt.row[position])), position) == position, "a row in use"
             clock = 0
             for width, start, stop in segments:
                 assert start == clock and stop > start and width in made.widths and width <= made.capacity
@@ -112,27 +116,32 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
                 for position in order[: min(width, jobs)]:
                     steps_of = schedule.local_steps[schedule.job[position]]
                     done[position] += max(0, min(stop, steps_of) - start)
-        received = int(made.bounds[g + 1])
+        received = int(made.dealt.bounds[g + 1])
         assert (done[:received] == schedule.local_steps[schedule.job[:received]]).all(), "received before trained"
         in_rows = {place: position for place, position in in_rows.items() if position >= received}
-        waiting = {made.train_order[batch.first] for batch in made.dealt.unreceived(g + 1, made.capacity)}
+        waiting = {made.dealt.train_order[batch.first] for batch in made.dealt.unreceived(g + 1, made.capacity)}
         assert waiting == set(in_rows.values())
     assert received == len(done)
     np.testing.assert_array_equal(done, schedule.local_steps[schedule.job])
-    for low, high in itertools.pairwise(made.stretches):
-        assert len({*made.lane[low:high].tolist()}) == 1
+    for low, high in itertools.pairwise(made.dealt.stretches):
+        assert len({*made.dealt.lane[low:high].tolist()}) == 1
     assert made.useful_steps == done.sum() <= made.executed_steps
     if batching == "loop":
-        assert made.executed_steps == made.useful_steps and len(made.turns) <= len(made.waves) + len(done) // max_width
+        assert (
+            made.executed_steps == made.useful_steps
+            and len(made.dealt.turns) <= len(made.waves) + len(done) // max_width
+        )
 
 
 def test_lanes_wait_for_each_other_as_little_as_can_be():
     """Equal jobs on two lanes: wherever another job is ready, no lane trains one job more than the other."""
     schedule = plan("every", "exponential", num_clients=10, local_steps=1, until=Until(updates=2000))
-    filled, plain = (make_layout([schedule], max_width=16, lanes=2, batching="loop", fill=f) for f in (True, False))
+    filled, plain = (
+        make_layout([schedule], Cutting(max_width=16, lanes=2, batching="loop", fill=f)) for f in (True, False)
+    )
 
     def turns(layout):
-        return sum(max(batch.jobs for batch in turn) for turn in layout.turns)
+        return sum(max(batch.jobs for batch in turn) for turn in layout.dealt.turns)
 
     assert turns(filled) <= 1.05 * 1000 < 1.1 * 1000 < turns(plain)
 
@@ -143,7 +152,7 @@ def test_most_executed_steps_are_useful(delay):
     rng = np.random.default_rng(0)
     steps = rng.integers(2, 50, 100)
     schedule = plan("every", delay, num_clients=100, local_steps=steps, until=Until(updates=5000))
-    made = make_layout([schedule], max_width=8)
+    made = make_layout([schedule], Cutting(max_width=8))
     assert made.useful_steps / made.executed_steps > 0.8
 
 

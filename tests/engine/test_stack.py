@@ -108,7 +108,7 @@ def test_no_job_of_a_stack_reads_another_message_than_its_own(by_ranks, personal
     """Replay all writes and reads: a job finds the message of its run, version and (if personal) client in its slot."""
     runs = schedules()
     merged = merge(runs, by_ranks)
-    slots = merge_slots(runs, merged, merged.waves, personal)
+    slots = merge_slots(runs, merged, merged.waves, merged.waves, personal)
     table: dict[int, tuple] = {}
     versions = [np.concatenate([[0], np.cumsum(s.closes)]) for s in runs]
     applied = [0] * len(runs)
