@@ -160,11 +160,34 @@ def _probed(what: NodeJobs, tables: PeerTables, slots: Slots, rows: State, posit
 
 
 # --- what events leave, and the beginning ----------------------------------------------------
-def make_write() -> Callable[[PeerTables, Carry, JobBuffers, Array], tuple[Carry, Array]]:
+def make_write(one_by_one: bool) -> Callable[[PeerTables, Carry, JobBuffers, Array], tuple[Carry, Array]]:
     """``write(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
-    ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``.
+    ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. ``one_by_one``: one
+    event after the other, which is best on a CPU; else all at once, where each launch costs more than a row. The
+    positions belong to one turn, so they write to different nodes and slots.
     """
+
+    def at_once(tables: PeerTables, buffers: JobBuffers, low: Array, high: Array, carry: Carry) -> Carry:
+        p = low + jnp.arange(len(buffers.norm), dtype=jnp.int32)
+        active, row, left, slot = p < high, tables.row[p], buffers.left, tables.slot[p]
+        after = tree.gather((left.row, buffers.after), row)
+        sent = tree.gather(Slots(left.messages, left.finite), row)
+        sent = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sent)
+        accepted = buffers.accepted[row]
+        noted = tree.gather(buffers.info, row) | {"upload_norm": buffers.norm[row], "accepted": accepted}
+        seen = tree.gather(left.seen, row)
+        memory, clients = tree.scatter_where((carry.memory, carry.clients), tables.owner[p], after, active)
+        records, probes = tree.scatter_where((carry.records, carry.probes), p, (noted, seen), active)
+        return Carry(
+            server=(),
+            memory=memory,
+            clients=clients,
+            slots=tree.scatter_where(carry.slots, slot.ravel(), sent, (active[:, None] & (slot >= 0)).ravel()),
+            records=records,
+            rejected=carry.rejected + jnp.sum(active & ~accepted).astype(jnp.int32),
+            probes=probes,
+        )
 
     def one(tables: PeerTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
         row, left = tables.row[p], buffers.left
@@ -192,7 +215,10 @@ def make_write() -> Callable[[PeerTables, Carry, JobBuffers, Array], tuple[Carry
         )
 
     def write(tables: PeerTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        carry = tree.loop("arrivals", span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
+        if one_by_one:
+            carry = tree.loop("arrivals", span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
+        else:
+            carry = at_once(tables, buffers, span[0], span[1], carry)
         return carry, carry.rejected + 0
 
     return write

@@ -31,9 +31,9 @@ def start(what: NodeJobs, nodes: int, slots: int, mesh: Mesh | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def write(mesh: Mesh | None) -> Wrapped:
+def write(one_by_one: bool, mesh: Mesh | None) -> Wrapped:
     """Jitted :func:`peer_kernels.make_write`."""
-    return programs.applying(peer_kernels.make_write(), mesh)
+    return programs.applying(peer_kernels.make_write(one_by_one), mesh)
 
 
 @lru_cache(maxsize=64)
@@ -149,7 +149,7 @@ def compile_peer_programs(
         start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.readable).compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
-        write=write(mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
+        write=write(jax.default_backend() == "cpu", mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),
         whole=whole.lower(tables, rows, nodes).compile() if scoring.globally else None,
         together=together(what, model, scoring, probes, mesh)

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_async.engine import peer_programs
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_reference import run_peer_reference
-from fedjax_async.engine.peer_run import run_peer_waves
+from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
+from fedjax_async.engine.peer_tables import peer_shape
+from fedjax_async.engine.run import run_stack
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.local import job_key, run_job
 from fedjax_async.peers.full_mixing import full_models, sgp
@@ -51,6 +54,20 @@ def test_engine_equals_oracle(batching):
     assert want.records["refused_messages"].sum() > 0
     assert have.counters["mean_width"] > 1.5
     assert want.records["told"].all(), "mixing and pushing must be told the same of an event"
+
+
+@pytest.mark.float64
+def test_off_the_cpu_the_events_of_a_turn_are_written_at_once(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    given, want = wanted()
+    members = [make_peer_member(*given)]
+    layout = peer_layout_of(members, max_width=4)
+    stack = make_peer_stack(members, layout, peer_shape(layout))
+    carry = stack.start()
+    span = np.zeros(2, np.int32)
+    traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(carry), span)
+    assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
+    agree(run_stack(stack)[0], want)
 
 
 @pytest.mark.float64
