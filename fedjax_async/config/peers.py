@@ -46,7 +46,7 @@ from fedjax_async.local import local_steps
 from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
 from fedjax_async.types import FederatedData, Model, Params, Run
 
-PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
+PEER_ENGINES: dict[str, Callable[..., PeerResult]] = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
 class WithoutServer(NamedTuple):
@@ -70,8 +70,7 @@ class WithoutServer(NamedTuple):
         name, given = e.settings.engine, {"global_tests": self.global_tests, **options}
         if name == "waves":
             given["probes"] = e.probes
-        engine: Callable[..., PeerResult] = PEER_ENGINES[name]
-        return engine(e.components, e.schedule, e.params, e.key, e.points.time, **given)
+        return PEER_ENGINES[name](e.components, e.schedule, e.params, e.key, e.points.time, **given)
 
     def recorded(self, e: Experiment, result: PeerResult) -> Run:
         """Tables of events and messages."""

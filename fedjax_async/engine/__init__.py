@@ -4,14 +4,14 @@ Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` m
 without one.
 
 Order of reading: ``components.py`` (what is trained), ``layout.py``, ``batches.py`` and ``widths.py`` (which jobs are
-trained together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
-``sending.py`` and ``serving.py`` (the server), ``programs.py`` and ``compiling.py`` (the compiled programs),
-``stack_facts.py`` (what these depend on), ``defaults.py`` (how much is trained at a time), ``stacking.py`` and
-``stack.py`` (runs laid out and compiled, and what the loop calls of them), ``trainers.py``, ``loop.py`` and ``run.py``
-(the loop). ``evaluation.py``, ``measures.py``, ``scoring.py`` (their programs), ``probes.py`` and ``probing.py``
-observe a run. ``watching.py`` hands its evaluations over while it runs. ``unsent.py``,
-``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and ``checkpoint.py`` are one feature each.
-``record.py`` and ``client_scores.py`` make the tables of a run.
+trained together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (how a job reads, trains
+and leaves its results; all kinds of runs train by it), ``sending.py`` and ``serving.py`` (the server), ``programs.py``
+and ``compiling.py`` (the compiled programs), ``stack_facts.py`` (what these depend on), ``defaults.py`` (how much is
+trained at a time), ``stacking.py`` and ``stack.py`` (runs laid out and compiled, and what the loop calls of them),
+``trainers.py``, ``loop.py``, ``execution.py`` and ``run.py`` (the loop). ``evaluation.py``, ``measures.py``,
+``scoring.py`` (their programs), ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its evaluations
+over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and
+``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
 differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
 is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.
@@ -21,11 +21,11 @@ which the planner calls: ``outset.py`` (what is known at the start), ``extension
 slots, lanes and rows), ``growing_stack.py`` (the part on the device) and ``told.py`` (what the planner is told, also
 from a checkpoint). ``adaptive_reference.py`` is their oracle.
 
-Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
-``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and
-``peer_record.py`` do for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes,
-the loop, checkpoints and devices, and are swept side by side. ``peer_result.py`` is the result, ``peer_reference.py``
-the oracle.
+Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
+client: layout, tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. What differs
+has a file of its own: ``peer_layout.py`` (inboxes), ``peer_tables.py``, ``peer_kernels.py`` (mix, push, write),
+``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_result.py`` is the
+result, ``peer_reference.py`` the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs

@@ -20,50 +20,44 @@ import jax
 import numpy as np
 
 from fedjax_async.clock import Ended, Record
-from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.checkpoint import Snapshot
 from fedjax_async.engine.components import bound, shapes_of_client, shapes_of_server
 from fedjax_async.engine.defaults import default_batching, default_lanes, default_width
 from fedjax_async.engine.evaluation import EvaluationPoints
+from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes, described
-from fedjax_async.engine.record import EngineResult, Progress, refuse
+from fedjax_async.engine.record import EngineResult, refuse
 from fedjax_async.engine.stack import OTHER_PROGRAMS
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.stacking import make_member
 from fedjax_async.engine.told import Told
-from fedjax_async.engine.watching import Observer, Watcher
+from fedjax_async.engine.watching import Watcher
 from fedjax_async.types import Schedule, Structure
 
 WAVES_AHEAD = 3  # full waves of trained uploads that may wait in the stores until they arrive
 
 
 class WavesExecutor:
-    """Trains an adaptive run in waves. The options are those of ``run_waves``, the methods of ``clock.Executor``.
+    """Trains an adaptive run in waves; the methods of ``clock.Executor``.
 
-    ``seconds``: real time that the host spent on extensions, without training, evaluation and compilation.
+    ``execution``: the options of :class:`~fedjax_async.engine.execution.Execution` but ``devices`` and
+    ``memory_limit``. ``seconds``: real time that the host spent on extensions, without training, evaluation and
+    compilation.
     """
 
-    def __init__(
-        self,
-        outset: Outset,
-        *,
-        on_bad: str = "reject",
-        max_width: int | None = None,
-        lanes: int | None = None,
-        batching: str | None = None,
-        progress: Progress | None = None,
-        keeper: Keeper | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        self._o, self._on_bad, self._progress, self._keeper = outset, on_bad, progress, keeper
+    def __init__(self, outset: Outset, **execution: Any) -> None:
+        self._o, how = outset, Execution(**execution)
+        self._on_bad, self._progress, self._keeper = how.on_bad, how.progress, how.keeper
+        keeper, observer = how.keeper, how.observer
         components, params = outset.components, outset.params
         start = EvaluationPoints(np.zeros(1, np.int64), np.zeros(1))
-        batching = batching or default_batching()
-        width = default_width(params) if max_width is None else max_width
-        lanes = default_lanes() if lanes is None else lanes
+        batching = how.batching or default_batching()
+        width = default_width(params) if how.max_width is None else how.max_width
+        lanes = default_lanes() if how.lanes is None else how.lanes
         given = (params, outset.key, start, outset.norm_limit, outset.probes, outset.measures)
         member = make_member(components, outset.nominal, *given)
         _, memory = shapes_of_server(components, params, outset.facts)

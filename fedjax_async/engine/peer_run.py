@@ -12,10 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
 from fedjax_async.base import check
-from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.peer_evaluation import scoring_of
@@ -26,13 +26,12 @@ from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_program
 from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
 from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
-from fedjax_async.engine.record import Progress
 from fedjax_async.engine.run import run_alone
 from fedjax_async.engine.stacking import cutting_of
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
-from fedjax_async.engine.watching import Observer, Watcher
+from fedjax_async.engine.watching import Watcher
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, Key, Params
 
@@ -285,19 +284,11 @@ def run_peer_waves(
     key: Key,
     points: np.ndarray,
     *,
-    max_width: int | None = None,
-    lanes: int | None = None,
-    batching: str | None = None,
-    devices: int | None = None,
-    memory_limit: int | None = None,
     order: str | None = None,
-    on_bad: str = "reject",
     norm_limit: float = float("inf"),
     global_tests: str = "all",
     probes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    observer: Observer | None = None,
+    **execution: Any,
 ) -> PeerResult:
     """Execute every event of a plan, batched in waves; the same result as one event at a time.
 
@@ -307,23 +298,23 @@ def run_peer_waves(
     The other options are those of :func:`~fedjax_async.engine.run_waves`.
     """
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
+    how = Execution(**execution)
     given: dict[str, Any] = {"norm_limit": norm_limit, "global_tests": global_tests, "probes": probes}
     members = [make_peer_member(components, schedule, params, key, points, **given)]
-    orders = list(ORDERS) if order is None else [order]
+    orders, limit = list(ORDERS) if order is None else [order], how.memory_limit
 
     def make(mesh: Mesh | None, **options: Any) -> PeerStack:
+        options |= {"batching": how.batching, "fill": limit is None}
         while True:
-            options |= {"batching": batching, "fill": memory_limit is None}
             layout = peer_layout_of(members, order=orders[0], **options)
             try:
-                return make_peer_stack(members, layout, peer_shape(layout), mesh=mesh, memory_limit=memory_limit)
+                return make_peer_stack(members, layout, peer_shape(layout), mesh=mesh, memory_limit=limit)
             except TooLarge:
                 if len(orders) == 1:
                     raise
                 orders.pop(0)  # the next order keeps fewer messages
 
-    machine: dict[str, Any] = {"max_width": max_width, "lanes": lanes, "devices": devices, "memory_limit": memory_limit}
-    found: PeerResult = run_alone(make, **machine, on_bad=on_bad, progress=progress, keeper=keeper, observer=observer)
+    found: PeerResult = run_alone(make, how)
     return found
 
 

@@ -16,6 +16,7 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_lanes
 from fedjax_async.engine.devices import TooLarge, make_mesh
 from fedjax_async.engine.evaluation import EvaluationPoints
+from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.loop import SideBySide, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.record import EngineResult, Progress
@@ -84,29 +85,19 @@ def fitted(
         max_width, lanes = max(devices, before // 2), lanes if wide else 1
 
 
-def run_alone(
-    make: Callable[..., SideBySide[Tables]],
-    *,
-    max_width: int | None,
-    lanes: int | None,
-    devices: int | None,
-    memory_limit: int | None,
-    on_bad: str,
-    progress: Progress | None,
-    keeper: Keeper | None,
-    observer: Observer | None,
-) -> Any:
+def run_alone(make: Callable[..., SideBySide[Tables]], how: Execution) -> Any:
     """The result of a run that is a stack of its own: ``make(mesh, max_width=, lanes=, devices=)``, so that it fits."""
-    mesh = make_mesh(devices)
-    shared = 1 if mesh is None else mesh.size
+    mesh = make_mesh(how.devices)
+    devices = 1 if mesh is None else mesh.size
     stack = fitted(
-        lambda width, lanes: make(mesh, max_width=width, lanes=lanes, devices=shared),
-        max_width=max_width,
-        lanes=(default_lanes() if mesh is None else 1) if lanes is None else lanes,
-        devices=shared,
-        memory_limit=memory_limit,
+        lambda width, lanes: make(mesh, max_width=width, lanes=lanes, devices=devices),
+        max_width=how.max_width,
+        lanes=(default_lanes() if mesh is None else 1) if how.lanes is None else how.lanes,
+        devices=devices,
+        memory_limit=how.memory_limit,
     )
-    return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
+    options: dict[str, Any] = {"on_bad": how.on_bad, "progress": how.progress, "keeper": how.keeper}
+    return run_stack(stack, **options, observers=[how.observer])[0]
 
 
 def run_waves(
@@ -116,42 +107,29 @@ def run_waves(
     key: Key,
     points: EvaluationPoints,
     *,
-    max_width: int | None = None,
-    lanes: int | None = None,
-    batching: str | None = None,
     per_client: bool = False,
-    on_bad: str = "reject",
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     measures: Measures = NOTHING,
-    devices: int | None = None,
-    memory_limit: int | None = None,
-    progress: Progress | None = None,
-    keeper: Keeper | None = None,
-    observer: Observer | None = None,
+    **execution: Any,
 ) -> EngineResult:
     """Train every job of one schedule, batched in waves; the same result as one event at a time.
 
-    ``points``: when the model is evaluated; ``per_client``: also on each client's own tests. ``max_width``: the most
-    jobs of a batch. ``lanes``: how many batches are trained at the same time. ``batching``: one of ``BATCHINGS``. The
-    defaults of these three depend on the backend. ``devices``: how many share the jobs of a batch, by default one.
-    ``memory_limit``: bytes of device memory; batches are made shorter until the run fits. ``norm_limit``: uploads with
-    a larger norm are rejected. ``on_bad``: ``"reject"``, or ``"raise"`` to end the run after a rejected upload.
-    ``probes`` by name, and ``measures``: what else is recorded. ``keeper``: takes checkpoints; the run continues from
-    the newest one. ``observer``: gets every evaluation and may stop the run.
-
-    Raises ``ValueError`` for invalid arguments, and if the run needs more than ``memory_limit``.
+    ``points``: when the model is evaluated; ``per_client``: also on each client's own tests. ``norm_limit``: uploads
+    with a larger norm are rejected. ``probes`` by name, and ``measures``: what else is recorded. ``execution``: the
+    options of :class:`~fedjax_async.engine.execution.Execution`. Raises ``ValueError`` for invalid arguments, and if
+    the run needs more than ``memory_limit``.
     """
+    how = Execution(**execution)
     members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
 
     def make(mesh: Mesh | None, **options: Any) -> Stack:
-        layout = layout_of(members, batching=batching, **options, fill=memory_limit is None)
-        models = observer is not None and observer.models
-        more: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit, "models": models}
+        layout = layout_of(members, batching=how.batching, **options, fill=how.memory_limit is None)
+        models = how.observer is not None and how.observer.models
+        more: dict[str, Any] = {"mesh": mesh, "memory_limit": how.memory_limit, "models": models}
         return make_stack(members, layout, shape_of(layout), per_client=per_client, **more)
 
-    machine: dict[str, Any] = {"max_width": max_width, "lanes": lanes, "devices": devices, "memory_limit": memory_limit}
-    found: EngineResult = run_alone(make, **machine, on_bad=on_bad, progress=progress, keeper=keeper, observer=observer)
+    found: EngineResult = run_alone(make, how)
     return found
 
 
