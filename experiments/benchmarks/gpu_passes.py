@@ -15,7 +15,7 @@ def span_of(given: Any) -> np.ndarray:
 
 def finishing(given: Any) -> float:
     """Passes of ``run_segment``'s last loop: halves of a batch that hold a job that ends."""
-    tables, width, (low, jobs, _, last) = given[0], len(given[3].norm), span_of(given)
+    tables, width, (low, jobs, _, last) = given[0], len(given[2].norm), span_of(given)
     steps = np.asarray(tables.steps)[np.asarray(tables.train_order)[low : low + width]]
     part = -(-width // 2)
     return -(-width // part) - int(np.sum(steps[:jobs] > last)) // part
@@ -76,7 +76,6 @@ PASSES: Mapping[tuple[str, str], Callable[[Any], float] | int] = {
     ("receive", "ranks"): arriving,
     ("receive", "messages"): sent,
     ("receive", "messages of a rank"): sent,
-    ("write", "arrivals"): arriving,
     ("start", "messages"): first_sent,
     ("start", "clustering"): ITERATIONS,
     ("receive", "batches"): 1,  # the examples of a client, where there are few

@@ -26,14 +26,15 @@ from fedjax_async.engine.defaults import default_batching, default_lanes, defaul
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.extension import ExtensionWork, Growing
+from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes, described
 from fedjax_async.engine.record import EngineResult, refuse
 from fedjax_async.engine.stack import OTHER_PROGRAMS
-from fedjax_async.engine.stack_facts import StackFacts
-from fedjax_async.engine.stacking import make_member
+from fedjax_async.engine.stack_facts import StackFacts, expected
+from fedjax_async.engine.stacking import layout_of, make_member
 from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.types import Schedule, Structure
@@ -50,7 +51,8 @@ class WavesExecutor:
     """
 
     def __init__(self, outset: Outset, **execution: Any) -> None:
-        self._o, how = outset, Execution(**execution)
+        outset = self._o = outset._replace(components=flattened(outset.components))
+        how = Execution(**execution)
         self._on_bad, self._progress, self._keeper = how.on_bad, how.progress, how.keeper
         keeper, observer = how.keeper, how.observer
         components, params = outset.components, outset.params
@@ -74,8 +76,14 @@ class WavesExecutor:
             rows=width + -(-ahead // lanes),
         )
         probes = tuple((name, probe.function) for name, probe in member.probes.items())
-        all_applied = outset.all_arrive or not stateful
-        facts = StackFacts(len(outset.local_steps), outset.facts.every_closes, all_applied, probes)
+        facts = StackFacts(
+            len(outset.local_steps),
+            outset.facts.every_closes,
+            probes=probes,
+            all_applied=outset.all_arrive or not stateful,
+        )
+        if jax.default_backend() != "cpu":
+            facts = expected(facts, member, layout_of([member], max_width=width, lanes=lanes, batching=batching))
         models = observer is not None and observer.models
         self._device = GrowingStack(outset, member, facts, lanes, self._growing.rows, models)
         self._watcher, self._told = Watcher([start], [observer]), Told(member.probes)
@@ -87,6 +95,8 @@ class WavesExecutor:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
             keeper.identify("probes", described(member.probes))
             keeper.identify("content", sorted(self._told.content()))
+            for name, value in said_of(components).items():
+                keeper.identify(name, value)
             self._snapshot = keeper.restore()
 
     # --- what the planner calls -------------------------------------------------------------------
@@ -144,7 +154,8 @@ class WavesExecutor:
         if self._snapshot is not None and self._extensions <= self._snapshot.turns:
             self._repeat(work, probes)
             return
-        device.fit(work, probes)
+        if self._extensions > 1:
+            device.fit(work, probes)
         begin = clock_time.perf_counter()
         if self._extensions > 1:
             device.put(work, probes)
@@ -238,7 +249,7 @@ class WavesExecutor:
     def _repeat(self, work: ExtensionWork, probes: Probes) -> None:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         self._told.repeat(work)
-        self._device.measure_up(work)
+        self._device.measure_up(work, first=self._extensions == 1)
         if self._snapshot is None or self._extensions < self._snapshot.turns:
             return
         structure: Structure = jax.tree.structure(self._device.held)

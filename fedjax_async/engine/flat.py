@@ -7,7 +7,7 @@ of a model, a sum of two or a norm is one kernel, whatever the number of its lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import tree
-from fedjax_async.engine.components import Client, Components, Hyper, Server, bound
+from fedjax_async.engine.components import Client, Components, Hyper, Peer, Server, bound
 from fedjax_async.models import STATISTICS
 from fedjax_async.server import begun
 from fedjax_async.types import (
@@ -23,11 +23,13 @@ from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Event,
     Facts,
     Info,
     Key,
     Message,
     Params,
+    PeerAlgorithm,
     Request,
     ServerAlgorithm,
     State,
@@ -115,11 +117,20 @@ def opened(value: Any) -> Any:
     return jax.tree.map(lambda part: part.tree() if is_flat(part) else part, value, is_leaf=is_flat)
 
 
-def flattened(components: Components) -> Components:
-    """The components as this backend runs them: on a CPU as they are, elsewhere with flat states."""
+def flattened(components: Components, *, nodes: bool = False) -> Components:
+    """The components as this backend runs them: on a CPU as they are, elsewhere with flat states.
+
+    ``nodes``: whether the rule is that of nodes.
+    """
     if jax.default_backend() == "cpu":
         return components
-    return components._replace(rule=FlatServer(components.rule), client=FlatClient(components.client))
+    rule = FlatPeer(components.rule) if nodes else FlatServer(components.rule)
+    return components._replace(rule=rule, client=FlatClient(components.client))
+
+
+def said_of(components: Components) -> dict[str, object]:
+    """What a checkpoint must know of the form of states."""
+    return {"arrays": "flat states"} if isinstance(components.client, FlatClient) else {}
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,36 @@ def _flat_rule(rule: ServerAlgorithm) -> ServerAlgorithm:
         params=lambda state: rule.params(opened(state)),
         close=None if close is None else lambda state, memory: _both(close(*opened((state, memory)))),
         sums=rule.sums,
+    )
+
+
+@dataclass(frozen=True)
+class FlatPeer:
+    """A family of rules of nodes: ``plain``, with flat rows and messages; an inbox stays a pytree."""
+
+    plain: Peer
+
+    def __call__(self, hyper: Hyper) -> PeerAlgorithm:
+        """The rule with these hyperparameters."""
+        return _flat_peer(bound(self.plain, hyper))
+
+
+def _flat_peer(peer: PeerAlgorithm) -> PeerAlgorithm:
+    def add(inbox: State, row: State, message: Any, weight: Array) -> State:
+        return peer.add(inbox, opened(row), opened(message), weight)
+
+    def push(row: State, upload: Any, event: Event) -> tuple[State, Any, Mapping[str, Array]]:
+        row, messages, columns = peer.push(opened(row), opened(upload), event)
+        return flat(row), jax.vmap(flat)(messages), columns
+
+    return peer._replace(
+        init=lambda params: flat(peer.init(params)),
+        open=lambda row: peer.open(opened(row)),
+        add=add,
+        wake=lambda row, inbox, event: flat(peer.wake(opened(row), inbox, event)),
+        start=lambda row: peer.start(opened(row)),
+        push=push,
+        params=lambda row: peer.params(opened(row)),
     )
 
 

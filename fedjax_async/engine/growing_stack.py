@@ -26,7 +26,7 @@ from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.scoring import Measuring, evaluated
 from fedjax_async.engine.stack import Member, Stack, measured
-from fedjax_async.engine.stack_facts import StackFacts
+from fedjax_async.engine.stack_facts import StackFacts, following
 from fedjax_async.engine.stacking import held_out
 from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
@@ -66,8 +66,9 @@ class GrowingStack:
         """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`put`."""
         o, data = self._o, self._o.components.data
         shape = self._shape = self._needed(work)
+        self._facts = following(self._facts, work.layout, first=1)
         given = ([data], [o.key], [o.components.hyper], [o.norm_limit], [work.applied], [probes])
-        tables = make_tables(work.layout, shape, *given)
+        tables = make_tables(work.layout, shape, *given, every_closes=self._facts.every_closes)
         totals = {"updates": o.facts.updates, "server_steps": o.facts.server_steps}
         self.tables = tables._replace(**to_devices({n: np.array([v], np.int32) for n, v in totals.items()}, None))
         own = o.per_client and differs(o.components, o.params)
@@ -126,13 +127,15 @@ class GrowingStack:
         layout = work.layout
         positions = padded_length(len(layout.run) + max(layout.capacity, self._rows), LEAST)
         writes = padded_length(len(layout.slots.write_slot), LEAST)
-        slots = padded_length(layout.slots.count, 1 << (self._o.in_flight + 1).bit_length())
+        spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
+        slots = padded_length(layout.slots.count + spare, 1 << (self._o.in_flight + 1).bit_length())
         needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, slots, writes)
         return needed if self._shape is None else StackShape(*map(max, zip(needed, self._shape)))
 
-    def measure_up(self, work: ExtensionWork) -> None:
-        """Record the sizes that an extension needs. It is not executed: the checkpoint has its results."""
+    def measure_up(self, work: ExtensionWork, *, first: bool) -> None:
+        """Record what the ``first`` or a later extension needs. It is not executed: the checkpoint has its results."""
         self._shape = self._needed(work)
+        self._facts = following(self._facts, work.layout, first=int(first))
 
     def take_over(self, held: Held, work: ExtensionWork, probes: Probes) -> None:
         """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
@@ -141,10 +144,11 @@ class GrowingStack:
         self._compile(work)
 
     def fit(self, work: ExtensionWork, probes: Probes) -> None:
-        """If an extension needs longer tables or more slots, enlarge them and compile again."""
-        if (needed := self._needed(work)) == self._shape:
+        """If an extension needs longer tables, more slots or more messages at a time, compile again."""
+        needed, facts = self._needed(work), following(self._facts, work.layout, first=0)
+        if (needed, facts) == (self._shape, self._facts):
             return
-        self._shape = needed
+        self._shape, self._facts = needed, facts
         carry, stores = self.held
         longer = {"slots": needed.slot_count, "records": needed.positions, "probes": needed.positions}
         carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
@@ -155,7 +159,13 @@ class GrowingStack:
     def put(self, work: ExtensionWork, probes: Probes) -> None:
         """Move the tables of an extension to the device; ``probes``: their arrivals numbered within the extension."""
         columns = event_columns(
-            work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]
+            work.layout,
+            self._shape,
+            [self._o.components.data],
+            [work.applied],
+            [probes],
+            begins=[0],
+            every_closes=self._facts.every_closes,
         )
         self.tables = self.tables._replace(**together(columns))
         if self._trainers is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_async.base import tree
 from fedjax_async.engine.evaluation import loss_and_hit, make_evaluate
+from fedjax_async.engine.flat import opened
 from fedjax_async.engine.measures import over_clients
 from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_probes import NodesProbe, nodes_values
@@ -133,7 +134,7 @@ def make_together(
             found |= {f"average_{name}": value for name, value in average.items()}
         found = {name: jnp.where(count > 0, value, jnp.nan) for name, value in found.items()}
         each = {name: jnp.concatenate([part[name] for part in parts])[: len(online)] for name in parts[0]}
-        return each | found | nodes_values(dict(probes), rows, online)
+        return each | found | nodes_values(dict(probes), opened(rows), online)
 
     return together
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
+from fedjax_async.engine.flat import opened
 from fedjax_async.engine.kernels import Carry, FinishedJob, Hypers, JobBuffers, Readable, finished, hyper_of, mapped
 from fedjax_async.engine.peer_probes import EVENT
 from fedjax_async.engine.peer_result import RESERVED
@@ -140,7 +141,8 @@ def values_of(what: NodeJobs, tables: PeerTables, slots: Slots, row: State, posi
     slot = tables.inbox_slot[entry]
     good = (entry < high) & slots.finite[slot] & jnp.logical_not(tables.inbox_corrupt[entry])
     weights = jnp.where(good, tables.inbox_weight[entry], 0)
-    given = (row, tree.gather(slots.message, slot), weights, parts_at(tables, position))
+    messages = opened(tree.gather(slots.message, slot))
+    given = (opened(row), messages, weights, parts_at(tables, position))
     return {name: checked(name, function, EVENT)(*given) for name, function in what.probes}
 
 

@@ -16,6 +16,7 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, Scores
 from fedjax_async.engine.execution import Execution
+from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.peer_evaluation import scoring_of
@@ -155,6 +156,7 @@ class PeerStack(NamedTuple):
         return {
             "batches (cores, lanes, max_width)": digest(self.layout),
             "probes": [described(first.probes), sorted(first.nodes_probes)],
+            **said_of(first.components),
         }
 
     def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
@@ -231,6 +233,7 @@ def make_peer_stack(
     memory_limit: int | None = None,
 ) -> PeerStack:
     """Move a stack to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit``."""
+    members = [m._replace(components=flattened(m.components, nodes=True)) for m in members]
     first, data, sharding = members[0], [m.components.data for m in members], everywhere(mesh)
     client = np.concatenate([s.client for s in layout.schedules])[layout.source]
     feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None

@@ -113,7 +113,8 @@ def send(server: Server, facts: StackFacts) -> Wrapped:
     """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
 
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
-        return write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
+        low, high = tables.write_bounds[0], tables.write_bounds[1]
+        return write_messages(server, tables, facts, carry, low, high, facts.messages)
 
     return jitted(send, donate_argnums=1)
 

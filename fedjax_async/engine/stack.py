@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, Scores, now_of
-from fedjax_async.engine.flat import Flat
+from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures
@@ -99,11 +99,12 @@ class Stack(NamedTuple):
 
     def identity(self, carry: Carry) -> dict[str, object]:
         """Batches, probes, and whether states are flat."""
+        del carry
         found: dict[str, object] = {
             "batches (cores, lanes, max_width)": digest(self.layout),
             "probes": described(self.members[0].probes),
         }
-        return found | ({"arrays": "flat states"} if isinstance(carry.server, Flat) else {})
+        return found | said_of(self.members[0].components)
 
     def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
         """How many arrivals of a run belong to its result, and how many must be received until it is complete.

@@ -60,14 +60,36 @@ def stack_facts(members: Sequence[Arriving], layout: Layout, shape: StackShape) 
     )
     if facts.messages is None or shape.runs > 1:
         return facts
-    grouped = has_long_groups(members, layout)
+    return _in_groups(facts, members, layout)
+
+
+def _in_groups(facts: StackFacts, members: Sequence[Arriving], layout: Layout) -> StackFacts:
+    """In groups if an arrival in two, or fewer, closes a step or is followed by messages."""
+    ends = group_ends(layout, [m.applied for m in members], facts.every_closes)
+    grouped = 2 * len(ends) <= len(layout.run)
     several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
-def has_long_groups(members: Sequence[Arriving], layout: Layout) -> bool:
-    """Whether an arrival in two, or fewer, closes a step or is followed by messages."""
-    return 2 * len(group_ends(layout, [m.applied for m in members])) <= len(layout.run)
+def expected(facts: StackFacts, nominal: Arriving, layout: Layout) -> StackFacts:
+    """The facts of a run whose plan grows, as far as they are expected from its nominal plan; off a CPU.
+
+    ``layout``: that of the nominal plan. :func:`following` corrects them as the plan grows.
+    """
+    return _in_groups(facts._replace(messages=1), [nominal], layout)
+
+
+def following(facts: StackFacts, layout: Layout, first: int) -> StackFacts:
+    """The facts with room for the messages of an extension of the plan.
+
+    ``first``: the first number of arrivals after which the program that receives, or ``send``, sends messages.
+    """
+    if facts.messages is None:
+        return facts
+    if sends_twice(layout):
+        return facts._replace(messages=None, in_turn=True, grouped=False, at_once=1)
+    due = np.diff(layout.slots.write_bounds)[first:]
+    return facts._replace(messages=max(facts.messages, _power(due)))
 
 
 def _by_ranks(layout: Layout, shape: StackShape) -> bool:
@@ -79,6 +101,11 @@ def most_messages(layout: Layout, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
     after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
+    return _power(due)
+
+
+def _power(due: np.ndarray) -> int:
+    """The largest of these numbers, rounded up to a power of two."""
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 
 

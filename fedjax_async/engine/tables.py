@@ -238,14 +238,15 @@ def make_tables(
     probes: Sequence[Probes],
     feed: Feed | None = None,
     sharding: NamedSharding | None = None,
+    every_closes: bool | None = None,
 ) -> DeviceTables:
     """Move data and schedules to the device.
 
     ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
-    by batch.
+    by batch. ``every_closes``: see :func:`group_ends`.
     """
     found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
-    found |= event_columns(layout, shape, data, applied, probes, begins, feed)
+    found |= event_columns(layout, shape, data, applied, probes, begins, feed, every_closes)
     totals = {"updates": applied, "server_steps": [s.closes for s in layout.schedules]}
     found |= {
         name: padded(np.array([one.sum() for one in each]), shape.runs, np.int32, fill=1)
@@ -272,10 +273,11 @@ def event_columns(
     probes: Sequence[Probes],
     begins: Sequence[int],
     feed: Feed | None = None,
+    every_closes: bool | None = None,
 ) -> dict[str, Any]:
     """The columns of the tables that follow from the schedules, one entry per position or message, on the host.
 
-    ``begins``: per run, where its clients' rows begin in the pooled ``order``.
+    ``begins``: per run, where its clients' rows begin in the pooled ``order``; ``every_closes``: see ``group_ends``.
     """
     slots, real = layout.slots, jnp.result_type(float)
     column = Stacked(layout.source, shape.positions)
@@ -289,7 +291,7 @@ def event_columns(
 
     client = of_arrivals("client")
     jobs = client, of_arrivals("number"), of_arrivals("local_steps")
-    ends = group_ends(layout, applied)
+    ends = group_ends(layout, applied, every_closes)
     next_end = ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")]
     return of_jobs(column, shape, layout, data, jobs, begins, feed) | {
         "slot": padded(slots.start_slot, shape.positions, np.int32),
@@ -323,15 +325,17 @@ def _chosen(name: str, probes: Sequence[Probes], applied: Sequence[np.ndarray]) 
     return marked
 
 
-def group_ends(layout: Layout, applied: Sequence[np.ndarray]) -> np.ndarray:
+def group_ends(layout: Layout, applied: Sequence[np.ndarray], every_closes: bool | None = None) -> np.ndarray:
     """Where the groups of ``DeviceTables.group_end`` end, positions in order; int64[groups].
 
-    If every arrival closes its step, only messages end a group.
+    ``every_closes``: whether every arrival of the runs closes its step, by default whether those of ``layout`` do. Then
+    only messages end a group.
     """
     arriving = np.concatenate(applied)[layout.source]
     closes = np.concatenate([s.closes for s in layout.schedules])[layout.source] & arriving
     ends = np.diff(layout.slots.write_bounds)[1:] > 0
-    ends |= closes & ~np.all(closes[arriving])
+    every_closes = bool(np.all(closes[arriving])) if every_closes is None else every_closes
+    ends |= closes & (not every_closes)
     ends[-1:] = True
     return np.flatnonzero(ends) + 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,8 +19,9 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import facts_of
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.local import feedback, local_steps
+from fedjax_async.server import SERVERS
 from fedjax_async.types import Probe
-from tests.engine.problem import MODEL, SIZES, Killed, case, changed, client, close, killer, same
+from tests.engine.problem import MODEL, SIZES, Killed, case, changed, client, close, killer, remembering, same
 from tests.engine.problem import personal as personal_case
 
 EVERY, DELAY = Every(updates=5), "lognormal:mean=1,heterogeneity=0.5"
@@ -106,6 +108,27 @@ def test_engine_equals_oracle_and_the_replayed_schedule(timing, policy):
     assert len(np.unique([*have[2].tables[decided].values()][-1])) > 1, "the policy must decide something else"
     again = given._replace(schedule=have[0], points=evaluation_points(have[0], EVERY))
     close(run_waves(*again, batching="vmap").params, have[1].params, 1e-12)
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize(("rule", "timing", "conditions"), [
+    ("fedadam", "buffer:size=2,concurrency=3", {}),
+    ("fedasync", "every:concurrency=3", {}),
+    ("remembering", "cohort:size=3,over_selection=1,deadline=2", FAULTY),
+], ids=["grouped", "every", "with a memory"])  # fmt: skip
+def test_off_the_cpu_an_adaptive_run_equals_the_oracle(monkeypatch, tmp_path, rule, timing, conditions):
+    """Flat states, and messages of known number: also in a run that is killed and resumed."""
+    given = case(remembering() if rule == "remembering" else SERVERS[rule](), timing, DELAY, every=EVERY, **conditions)
+    policy, options = "power_of_choice:d=4", {"conditions": conditions, "batching": "vmap", "max_width": 2, "lanes": 1}
+    want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    have = adaptive(WavesExecutor, given, timing, policy, **options)
+    same(list(have[0]), list(want[0]))
+    close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
+    with pytest.raises(Killed):
+        adaptive(WavesExecutor, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
+    again = adaptive(WavesExecutor, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), **options)
+    same(learned(again[1]), learned(have[1]))
 
 
 @pytest.mark.float64
