@@ -58,7 +58,7 @@ class NodeJobs(NamedTuple):
     peer: Peer
     client: Client
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
-    longest: int = 1  # L, the longest inbox that a probe sees
+    longest: int = 1  # the longest inbox, or more, where programs depend on it: off a CPU, and for probes
 
     def at(self, tables: PeerTables, run: Array) -> tuple[PeerAlgorithm, ClientAlgorithm]:
         """Peer and client with the hyperparameters of a run."""
@@ -72,7 +72,7 @@ class NodeJobs(NamedTuple):
         high = jnp.where(active, tables.inbox_bounds[position + 1], low)
 
         def wakes(hyper: Hypers, row: State, position: Array, low: Array, high: Array) -> tuple[State, Array]:
-            return mixed(bound(self.peer, hyper), tables, rows.slots, row, position, (low, high))
+            return mixed(bound(self.peer, hyper), tables, rows.slots, row, position, low, high, self.longest)
 
         hyper = hyper_of(tables, tables.run[position])
         if jnp.ndim(position):
@@ -107,24 +107,31 @@ class NodeJobs(NamedTuple):
 
 # --- one event -------------------------------------------------------------------------------
 def mixed(
-    peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, position: Array, entries: tuple[Array, Array]
-) -> tuple[State, Array]:
-    """The node's row after the event at ``position`` has mixed inbox entries ``entries[0] .. entries[1]-1``.
+    peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, position: Array, low: Array, high: Array,
+    longest: int,
+) -> tuple[State, Array]:  # fmt: skip
+    """The node's row after the event at ``position`` has mixed the entries ``low .. high-1`` of the inboxes.
 
-    Also how many of them it refused.
+    Also how many of them it refused. They are at most ``longest``: off a CPU the loop has this length, because an
+    accelerator would ask the host after each pass of a loop whose length it does not know.
     """
 
     def one(d: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         inbox, refused = carry
+        there, d = d < high, jnp.minimum(d, len(tables.inbox_slot) - 1)
         slot, weight = tables.inbox_slot[d], tables.inbox_weight[d]
-        good = slots.finite[slot] & jnp.logical_not(tables.inbox_corrupt[d])
+        good = there & slots.finite[slot] & jnp.logical_not(tables.inbox_corrupt[d])
 
         def added(inbox: State) -> State:
             return peer.add(inbox, row, tree.gather(slots.message, slot), weight)
 
-        return tree.when(good, added, inbox), refused + jnp.logical_not(good).astype(jnp.int32)
+        return tree.when(good, added, inbox), refused + (there & jnp.logical_not(good)).astype(jnp.int32)
 
-    inbox, refused = tree.loop("inbox", *entries, one, (peer.open(row), jnp.int32(0)))
+    start = peer.open(row), jnp.int32(0)
+    if jax.default_backend() == "cpu":
+        inbox, refused = tree.loop("inbox", low, high, one, start)
+    else:
+        inbox, refused = tree.loop("inbox", 0, longest, lambda k, carry: one(low + k, carry), start)
     return peer.wake(row, inbox, event_of(tables, position)), refused
 
 

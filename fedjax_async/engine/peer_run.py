@@ -239,9 +239,8 @@ def make_peer_stack(
     feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None
     given = ([m.key for m in members], [m.components.hyper for m in members], [m.norm_limit for m in members])
     tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
-    longest = int(np.diff(layout.slots.bounds).max(initial=1))
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
-    what = NodeJobs(first.components.rule, first.components.client, functions, longest if functions else 1)
+    what = NodeJobs(first.components.rule, first.components.client, functions, _longest(layout, bool(functions)))
     every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)
@@ -270,6 +269,14 @@ def make_peer_stack(
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     return PeerStack(members, layout, shape, tables, params, node_blocks, programs, needed, feed, sharding)
+
+
+def _longest(layout: Layout, probed: bool) -> int:
+    """``NodeJobs.longest``: exact for probes; off a CPU a power of two, so that few programs are compiled."""
+    longest = int(np.diff(layout.slots.bounds).max(initial=1))
+    if probed:
+        return longest
+    return 1 if jax.default_backend() == "cpu" else 1 << (longest - 1).bit_length()
 
 
 def _node_blocks(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
