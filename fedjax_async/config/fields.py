@@ -49,7 +49,7 @@ def known(field: str, value: object) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
     from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
-    from fedjax_async.engine.peer_result import GLOBAL_TESTS  # noqa: PLC0415
+    from fedjax_async.engine.peer_points import GLOBAL_TESTS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
     from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
     from fedjax_async.local import FEEDBACKS  # noqa: PLC0415

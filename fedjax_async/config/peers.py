@@ -34,19 +34,20 @@ from fedjax_async.engine.components import (
 from fedjax_async.engine.defaults import default_lanes
 from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few
+from fedjax_async.engine.peer_points import online
 from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
 from fedjax_async.engine.peer_reference import run_peer_reference
-from fedjax_async.engine.peer_result import PeerResult, online
 from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
 from fedjax_async.engine.peer_tables import peer_shape
+from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import Ready
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
 from fedjax_async.types import FederatedData, Model, Params, Run
 
-PEER_ENGINES: dict[str, Callable[..., PeerResult]] = {"waves": run_peer_waves, "reference": run_peer_reference}
+PEER_ENGINES: dict[str, Callable[..., EngineResult]] = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
 class WithoutServer(NamedTuple):
@@ -65,14 +66,14 @@ class WithoutServer(NamedTuple):
         found = scores_of_nodes(scores, there, e.components.data)
         return found | {name: column[row] for name, column in self.from_plan.items() if not name.startswith("bytes_")}
 
-    def run(self, e: Experiment, **options: Any) -> PeerResult:
+    def run(self, e: Experiment, **options: Any) -> EngineResult:
         """Run with ``run_peer_waves`` or ``run_peer_reference``."""
         name, given = e.settings.engine, {"global_tests": self.global_tests, **options}
         if name == "waves":
             given["probes"] = e.probes
         return PEER_ENGINES[name](e.components, e.schedule, e.params, e.key, e.points.time, **given)
 
-    def recorded(self, e: Experiment, result: PeerResult) -> Run:
+    def recorded(self, e: Experiment, result: EngineResult) -> Run:
         """Tables of events and messages."""
         work, data = gradients_of(e.components, e.schedule), e.components.data
         run = record_peers(e.described, e.schedule, e.points, result, self.from_plan, data, work)

@@ -18,7 +18,6 @@ from fedjax_async.base import check
 from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.client_scores import without_accuracies
-from fedjax_async.engine.peer_result import PeerResult
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
@@ -164,7 +163,7 @@ class Watch:
             )
         return None
 
-    def finish(self, run: Run, result: EngineResult | PeerResult) -> Run:
+    def finish(self, run: Run, result: EngineResult) -> Run:
         """Add to the run why it stopped and its best model, and close the streams as complete."""
         self.close(complete=True)
         if result.kept is not None:

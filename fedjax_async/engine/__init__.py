@@ -24,8 +24,8 @@ from a checkpoint). ``adaptive_reference.py`` is their oracle.
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
 client: layout, tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. What differs
 has a file of its own: ``peer_layout.py`` (inboxes), ``peer_tables.py``, ``peer_kernels.py`` (mix, push, write),
-``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_result.py`` is the
-result, ``peer_reference.py`` the oracle.
+``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_points.py`` says when nodes are evaluated,
+``peer_reference.py`` is the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from fedjax_async.engine.layout import Layout as Layout, make_layout as make_layout
     from fedjax_async.engine.peer_probes import NodesProbe as NodesProbe
     from fedjax_async.engine.peer_reference import run_peer_reference as run_peer_reference
-    from fedjax_async.engine.peer_result import PeerResult as PeerResult
     from fedjax_async.engine.peer_run import run_peer_waves as run_peer_waves
     from fedjax_async.engine.reference import run_reference as run_reference
     from fedjax_async.engine.run import run_waves as run_waves

@@ -16,8 +16,8 @@ from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.kernels import Carry, FinishedJob, Hypers, JobBuffers, Readable, finished, hyper_of, mapped
+from fedjax_async.engine.peer_points import RESERVED
 from fedjax_async.engine.peer_probes import EVENT
-from fedjax_async.engine.peer_result import RESERVED
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import client_data, parts_at

@@ -11,8 +11,8 @@ from fedjax_async.base.tree import Columns
 from fedjax_async.clock import at_or_before
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
-from fedjax_async.engine.peer_result import PeerResult, online
-from fedjax_async.engine.record import too_large
+from fedjax_async.engine.peer_points import online
+from fedjax_async.engine.record import EngineResult, too_large
 from fedjax_async.peers import Delivery, PeerSchedule, ages, masses
 from fedjax_async.peers.schedule import first_masses
 from fedjax_async.peers.statistics import readers
@@ -103,7 +103,7 @@ def record_peers(
     settings: dict[str, Any],
     schedule: PeerSchedule,
     points: EvaluationPoints,
-    result: PeerResult,
+    result: EngineResult,
     planned: Mapping[str, np.ndarray],
     data: FederatedData,
     gradients: np.ndarray | None = None,

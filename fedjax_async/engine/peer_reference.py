@@ -19,9 +19,9 @@ from jax.stages import Wrapped
 from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.engine.components import Client, Components, Hyper, Peer, bound
-from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points
+from fedjax_async.engine.peer_points import GLOBAL_TESTS, checked_points
 from fedjax_async.engine.probes import held_out_rows
-from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.reference_scores import scores_of_examples
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
@@ -191,7 +191,7 @@ def run_peer_reference(
     norm_limit: float = float("inf"),
     progress: Progress | None = None,
     observer: Observer | None = None,
-) -> PeerResult:
+) -> EngineResult:
     """Walk through the schedule, event by event; the same result as ``run_peer_waves``.
 
     It has no probes and no scores on validation parts.
@@ -243,7 +243,7 @@ def run_peer_reference(
             progress(done, len(events), staleness=float("nan"), **now)
     executed = np.sort(by_end[: visible[row - 1]])
     position = {e: i for i, e in enumerate(events.tolist())}
-    return PeerResult(
+    return EngineResult(
         params=_stacked(shown),
         scores=_table(scores),
         records=_table([jax.device_get(records[position[e]]) for e in executed.tolist()]),

@@ -22,11 +22,12 @@ from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_layout import ORDERS, make_peer_layout
+from fedjax_async.engine.peer_points import GLOBAL_TESTS, checked_points, online
 from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
-from fedjax_async.engine.peer_result import GLOBAL_TESTS, PeerResult, checked_points, online
 from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
 from fedjax_async.engine.probes import Probes, described, numbers_of
+from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import run_alone
 from fedjax_async.engine.stacking import cutting_of
 from fedjax_async.engine.streaming import Feed, feed_of
@@ -177,7 +178,7 @@ class PeerStack(NamedTuple):
         time = float(schedule.end[events].max(initial=0.0))
         return {"time": time, "staleness": float(age.mean()) if len(age) else 0.0}
 
-    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> PeerResult:
+    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
         """The result of a run."""
         member, layout = self.members[run], self.layout
         schedule, until = member.schedule, self.until(carry, watcher, run)[0]
@@ -198,7 +199,7 @@ class PeerStack(NamedTuple):
                 last = jax.device_get(self.programs.models(self.tables, carry.memory, np.int32(run)))
         own = layout.positions[run]
         waves = len(np.unique(np.searchsorted(layout.waves, own, side="right")))
-        return PeerResult(
+        return EngineResult(
             params=last,
             scores=without_probes(columns),
             records=records,
@@ -299,7 +300,7 @@ def run_peer_waves(
     global_tests: str = "all",
     probes: Mapping[str, Any] | None = None,
     **execution: Any,
-) -> PeerResult:
+) -> EngineResult:
     """Execute every event of a plan, batched in waves; the same result as one event at a time.
 
     ``points``: virtual times of the evaluations, float64[V]; the first is 0, the last ends the run. An evaluation sees
@@ -324,7 +325,7 @@ def run_peer_waves(
                     raise
                 orders.pop(0)  # the next order keeps fewer messages
 
-    found: PeerResult = run_alone(make, how)
+    found: EngineResult = run_alone(make, how)
     return found
 
 

@@ -33,17 +33,26 @@ Progress = Callable[..., None]  # progress(arrivals so far, arrivals in total, t
 
 
 class EngineResult(NamedTuple):
-    """What either engine returns."""
+    """What an engine returns, of runs with and without a server.
 
-    params: Params
+    Without a server ``scores`` has ``loss`` and ``accuracy`` [V, N] of each node's model on its own tests, NaN without
+    any; ``global_loss`` and ``global_accuracy`` [V, N] on the global test set, NaN where they are not evaluated;
+    ``average_loss`` and ``average_accuracy`` [V] of the mean model of the nodes online, likewise; ``consensus`` [V],
+    the mean over the nodes online of ``||w_i - mean||^2``, without running statistics. The last three are NaN while
+    no node is online. Under ``global_tests = "never"`` the ``global`` and ``average`` columns are left out. The wave
+    engine adds ``validation_loss`` and ``validation_accuracy`` [V, N] where clients hold validation parts out.
+    """
+
+    params: Params  # without a server all nodes' models, [N, ...]
     scores: dict[str, np.ndarray]  # one row per evaluation
-    records: dict[str, np.ndarray]  # one row per arrival
+    records: dict[str, np.ndarray]  # one row per arrival, or per executed event in order of their numbers
     counters: dict[str, Any]
     in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
     in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
     probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # one table each
     rows: int | None = None  # evaluations that were made, fewer than planned in a run that was stopped; None: all
     kept: tuple[int, Params] | None = None  # the row and the model that an observer wanted kept
+    events: np.ndarray = np.zeros(0, np.int64)  # of nodes, the events that were executed: those seen by an evaluation
 
 
 class Traffic(NamedTuple):

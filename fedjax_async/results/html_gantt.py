@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_async.engine.peer_result import executed
+from fedjax_async.engine.peer_points import executed
 from fedjax_async.peers import PeerSchedule
 from fedjax_async.results.absences import absences_of
 from fedjax_async.results.figure import INK, PALETTE

@@ -17,7 +17,7 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
 from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, values_of
 from fedjax_async.config.settings import as_dict
-from fedjax_async.engine.peer_result import GLOBAL_TESTS
+from fedjax_async.engine.peer_points import GLOBAL_TESTS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from tests.told import refusal
 
