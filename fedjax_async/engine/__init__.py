@@ -24,8 +24,8 @@ from a checkpoint). ``adaptive_reference.py`` is their oracle.
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
 client: layout, tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. What differs
 has a file of its own: ``peer_layout.py`` (inboxes), ``peer_tables.py``, ``peer_kernels.py`` (mix, push, write),
-``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_points.py`` says when nodes are evaluated,
-``peer_reference.py`` is the oracle.
+``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_points.py`` says when
+nodes are evaluated, ``peer_reference.py`` is the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
