@@ -187,20 +187,20 @@ test_what_does_not_fit_is_named = refusals(
 
 LONG = 1_000_000
 FEW_BYTES = {
-    "no indices": encode(Sparse(np.int32([]), unscaled(0), 2**31 - 1)),
-    "one index": encode(Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1)),
-    "no values": signed(b"FA\x01" + bytes([1 + 16 * 3]) + HUGE),
-    "sparse values": encode(Sparse(np.int32([3]), Sparse(np.int32([]), unscaled(0), 1), 2**31 - 1)),
-    "zeros": encode(Levels(np.zeros(LONG, np.int16), np.float32(1), np.int32(1))),
-    "many indices": encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
-    "signs": encode(unscaled(LONG)), "floats": encode(Dense(np.zeros(LONG // 10, np.float64))),
-    "centroids": encode(Centroids(np.float32([]), np.zeros(LONG, np.uint8))),
+    "no indices": lambda: encode(Sparse(np.int32([]), unscaled(0), 2**31 - 1)),
+    "one index": lambda: encode(Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1)),
+    "no values": lambda: signed(b"FA\x01" + bytes([1 + 16 * 3]) + HUGE),
+    "sparse values": lambda: encode(Sparse(np.int32([3]), Sparse(np.int32([]), unscaled(0), 1), 2**31 - 1)),
+    "zeros": lambda: encode(Levels(np.zeros(LONG, np.int16), np.float32(1), np.int32(1))),
+    "many indices": lambda: encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
+    "signs": lambda: encode(unscaled(LONG)), "floats": lambda: encode(Dense(np.zeros(LONG // 10, np.float64))),
+    "centroids": lambda: encode(Centroids(np.float32([]), np.zeros(LONG, np.uint8))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FEW_BYTES)
 def test_other_sizes_are_refused_before_anything_is_allocated(name):
-    data = FEW_BYTES[name]
+    data = FEW_BYTES[name]()
     peak = peak_of(lambda: refused(data, size=1000))[1]
     assert peak < 100_000
     several = signed(b"FA\x01" + bytes([0, 2]) + encode(unscaled(8))[3:-4] + data[3:-4])

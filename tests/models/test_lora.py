@@ -21,24 +21,29 @@ class Normalised(nn.Module):
 
 KEY = jax.random.key(0)
 PLAIN = make("lenet5", num_classes=10, input_shape=(28, 28, 1))
-BASE, X = PLAIN.init(KEY), jax.random.normal(KEY, (3, 28, 28, 1))
 
 
-def test_the_start_is_the_base_and_the_change_is_a_product_of_two_small_matrices():
-    model = lora(PLAIN, BASE, rank=2, alpha=6.0, weights="fc*/kernel,conv1/kernel", trained="output/*")
+@pytest.fixture(scope="module")
+def base():
+    return jax.jit(PLAIN.init)(KEY)
+
+
+def test_the_start_is_the_base_and_the_change_is_a_product_of_two_small_matrices(base):
+    x = jax.random.normal(KEY, (3, 28, 28, 1))
+    model = lora(PLAIN, base, rank=2, alpha=6.0, weights="fc*/kernel,conv1/kernel", trained="output/*")
     params = model.init(jax.random.key(1))
     apply, plain = jax.jit(model.apply), jax.jit(PLAIN.apply)
-    np.testing.assert_allclose(apply(params, X), plain(BASE, X), rtol=1e-6)
+    np.testing.assert_allclose(apply(params, x), plain(base, x), rtol=1e-6)
     assert set(params["a"]) == {"conv1/kernel", "fc1/kernel", "fc2/kernel"} and set(params["full"]) == {
         "output/kernel", "output/bias"}  # fmt: skip
     moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
-    by_hand = jax.tree.map(np.array, BASE)
+    by_hand = jax.tree.map(np.array, base)
     for name in params["a"]:
         layer = by_hand[name.split("/")[0]]
         change = 3.0 * np.asarray(moved["a"][name]) @ np.asarray(moved["b"][name])
         layer["kernel"] = layer["kernel"] + change.reshape(layer["kernel"].shape)
     by_hand["output"] = {name: leaf + np.float32(0.1) for name, leaf in by_hand["output"].items()}
-    np.testing.assert_allclose(apply(moved, X), plain(by_hand, X), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(moved, x), plain(by_hand, x), rtol=1e-4, atol=1e-5)
 
 
 def test_running_statistics_go_on_as_those_of_the_model():
@@ -54,12 +59,12 @@ def test_running_statistics_go_on_as_those_of_the_model():
     jax.tree.map(np.testing.assert_array_equal, changed["params"], params["params"])
 
 
-def test_a_run_trains_and_sends_the_adapters_alone():
-    model = lora(PLAIN, BASE, rank=2, alpha=2.0)
+def test_a_run_trains_and_sends_the_adapters_alone(base):
+    model = lora(PLAIN, base, rank=2, alpha=2.0)
     run = simulate(method="asgd", model=model, dataset="fashion_mnist_6k", clients=4, updates=12, lr=0.05, steps=5)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model.init(KEY)))
     assert run.evaluations["bytes_up"][-1] == 12 * 4 * numbers
-    assert numbers < sum(leaf.size for leaf in jax.tree.leaves(BASE)) / 10
+    assert numbers < sum(leaf.size for leaf in jax.tree.leaves(base)) / 10
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
 
 
@@ -69,6 +74,6 @@ def test_a_run_trains_and_sends_the_adapters_alone():
     ({"trained": "fc9/*"}, r"trained = 'fc9/\*': must be paths of the model"),
     ({"weights": "fc1/*"}, r"weights = \['fc1/bias'\]: must be of weights with two axes or more"),
 ])  # fmt: skip
-def test_wrong_options_are_refused(change, message):
+def test_wrong_options_are_refused(base, change, message):
     with pytest.raises(ValueError, match=message):
-        lora(PLAIN, BASE, **change)
+        lora(PLAIN, base, **change)
