@@ -55,17 +55,24 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_the_runs_are_those_of_the_sweep_bit_for_bit_and_those_in_turn_to_rounding():
-    methods = [*SERVED, "pushcen"]
+@pytest.mark.parametrize(
+    ("methods", "brought"),
+    [(SERVED, {}), ([SERVED[0], "pushcen"], {"test_fraction": 0.2})],  # which nodes bring to a comparison
+    ids=["with a server", "beside nodes"],
+)
+def test_the_runs_are_those_of_the_sweep_bit_for_bit(methods, brought):
     runs = compare(methods, seeds=2, progress=False, **SMALL)
-    given = {"callbacks": [lambda evaluation: None], "test_fraction": 0.2}  # which nodes bring to a comparison
-    in_turn = compare(SERVED, seeds=2, progress=False, **given, **SMALL)
-    points = [{"method": method} | ({} if method == "pushcen" else {"test_fraction": 0.2}) for method in methods]
+    points = [{"method": method} | ({} if method == "pushcen" else brought) for method in methods]
     found = sweep(SMALL, points=points, seeds=2, progress=False)
     swept = {(point.settings.method, point.settings.seed): run for point, run in zip(found.points, found.runs)}
     for method in methods:
         for seed, run in enumerate(runs[method]):
             equal(run, swept[method, seed])
+
+
+def test_the_runs_are_those_in_turn_to_rounding():
+    runs = compare(SERVED, seeds=2, progress=False, **SMALL)
+    in_turn = compare(SERVED, seeds=2, progress=False, callbacks=[lambda evaluation: None], **SMALL)
     for method in SERVED:
         for run, alone in zip(runs[method], in_turn[method], strict=True):
             np.testing.assert_allclose(run.evaluations["loss"], alone.evaluations["loss"], rtol=1e-6)
