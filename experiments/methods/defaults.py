@@ -82,6 +82,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "mifa": {"@cohort:size": (10, 30), "server_lr": (1, 3)},
     "ace": {"server_lr": (1, 0.3, 0.1)},
     "fadas": {"server_lr": (0.001, 0.0003, 0.003)},
+    "adpsgd": {"server_lr": (1, 0.3)},
     "orthofl": MIXED,
     "orthofl_released": MIXED,
     "orthofl_no_average": {"per": ("layer", "whole")},

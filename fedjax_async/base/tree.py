@@ -67,6 +67,22 @@ def gather(tree: Tree, index: Whole | tuple[Array, ...]) -> Tree:
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
+def read_rows(table: Tree, index: Array) -> Tree:
+    """:func:`gather` behind a condition that always holds, for a table that the same loop iteration writes.
+
+    XLA:CPU fuses a plain read into whatever uses it, also into operations after the write. For that it copies the
+    whole table in every iteration (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals. On other
+    backends this is :func:`gather`.
+    """
+    if jax.default_backend() != "cpu":
+        return gather(table, index)
+
+    def nothing() -> Tree:
+        return jax.tree.map(lambda leaf: jnp.zeros(index.shape + leaf.shape[1:], leaf.dtype), table)
+
+    return jax.lax.cond(jnp.min(index) >= 0, lambda: gather(table, index), nothing)
+
+
 def scatter(tree: Tree, index: Whole, rows: Tree) -> Tree:
     """A copy of ``tree`` with ``rows`` written to the row(s) ``index``; no range check."""
 

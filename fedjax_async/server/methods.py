@@ -9,6 +9,7 @@ from typing import cast
 # fmt: off
 from fedjax_async.local import curve_training
 from fedjax_async.base.method import Method
+from fedjax_async.server.adpsgd import adpsgd as adpsgd
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova)
@@ -98,6 +99,7 @@ METHODS: dict[str, Method] = {
     "fadas": Method(
         fadas, "buffer:size=5", about="FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."
     ),
+    "adpsgd": Method(adpsgd, "every", about="Nodes average in pairs and train meanwhile (Lian et al. 2018)."),
     "orthofl": Method(orthofl, "every", about="Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."),
     "orthofl_released": Method(orthofl_released, "every", about="OrthoFL by its authors' released code."),
     "orthofl_no_average": Method(orthofl_no_average, "every", about="OrthoFL without its moving average."),

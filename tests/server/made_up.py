@@ -18,6 +18,7 @@ from tests.server.textbook import CLIENTS, Upload
 
 D = 9  # of a kernel [3, 2], a bias [2] and a number
 LENGTH = 50
+KEY = jax.random.key(17)
 
 
 def flat(params):
@@ -84,6 +85,8 @@ def uploading(name, arrivals, inner=1, regions=False):
     ``inner``: inner points of the curves that clients of asynccurve upload; ``regions``: those of floco are sent.
     """
     change, weights = arrivals.upload, weights_of(arrivals.upload)
+    if name == "adpsgd":  # it draws neighbours
+        return arrivals._replace(key=jax.random.split(KEY, jnp.shape(arrivals.weight)))
     if name == "scaffold":
         return arrivals._replace(upload=Change(change, weights))
     if name == "asynccurve":  # the offsets of ``textbook_loops``

@@ -21,7 +21,8 @@ def options(name):
 
 
 # Rules that send each client weights of its own.
-PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
+PERSONAL = {"adpsgd", "orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
+AT_ONCE = {"adpsgd", "orthofl_no_average"}  # rules that move at every arrival, even if it closes no step
 MADE = {name: factory(**({"per": "tensor"} if "per" in options(name) else {})) for name, factory in SERVERS.items()}
 RECEIVE = {name: jax.jit(received(server)) for name, server in MADE.items()}
 
@@ -69,7 +70,7 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
         assert {column: (leaf.shape, str(leaf.dtype)) for column, leaf in info.columns.items()} == phase
         if name not in PERSONAL:
             jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
-        assert np.any(flat(server.params(state)) != flat(last)) == (moved or name == "orthofl_no_average")
+        assert np.any(flat(server.params(state)) != flat(last)) == (moved or name in AT_ONCE)
     assert traced == [1, 1, 1]
 
 
@@ -200,6 +201,7 @@ test_bad_choices_are_refused = refusals(
     ("orthodyn", {"per": "layers"}, "^per = 'layers': unknown; did you mean 'layer'"),
     ("orthodyn", {"phases": "asgd+asgd+asgd+asgd"}, "phases = 'asgd+asgd+asgd+asgd': must be "),
     ("asynccurve", {"dominance": "some"}, "^dominance = 'some': must be "),
+    ("adpsgd", {"pairing": "star"}, "^pairing = 'star': unknown"),
     ("asynccurve", {"momentum_on": "some"}, "^momentum_on = 'some': must be "),
     ("asynccurve", {"warm": "some"}, "^warm = 'some': must be "),
     ("fedmrur", {"reaggregate": "some"}, "^reaggregate = 'some': must be "),

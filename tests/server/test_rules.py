@@ -1,5 +1,7 @@
 """Each server rule against its plain NumPy loop, and the identities among rules."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +21,14 @@ from fedjax_async.server import (
     fedbuff,
     guard_rails,
 )
+from fedjax_async.server.adpsgd import _PAIR, PAIRINGS
 from fedjax_async.types import Arrival
 from tests.geometry.textbook import polygon
 from tests.server import textbook, textbook_loops
 from tests.server.made_up import (
     CLIENTS,
+    KEY,
+    LENGTH,
     D,
     closing,
     flat,
@@ -59,6 +64,18 @@ def curving(lr, lowest, swa, momentum, fraction, decay):
     return textbook_loops.asynccurve(lr, lowest, swa, momentum, orthodyn((fraction,), decay=decay), cycle=4)
 
 
+def pairs(pairing, lr=1.0):
+    """AD-PSGD with the neighbours that the rule draws: fair ones, as ``test_adpsgd.py`` shows."""
+    keys = jax.random.split(KEY, LENGTH)
+
+    @functools.cache
+    def drawn(e, node):
+        key = jax.random.fold_in(keys[e], _PAIR)
+        return int(PAIRINGS[pairing](key, jnp.int32(node), CLIENTS))
+
+    return textbook_loops.adpsgd(lr, drawn)
+
+
 def reaggregated(lr=1.0, **options):
     return averaging(lr, combine=textbook_loops.reaggregated, **options)
 
@@ -83,6 +100,7 @@ RULES = {
     "mifa": ({}, textbook_loops.mifa()),
     "ace": ({}, textbook_loops.mifa(wait=True)),
     "fadas": ({}, textbook_loops.fadas(0.001, adaptation="scaled")),
+    "adpsgd": ({}, pairs("complete")),
     "orthofl": ({}, textbook_loops.orthofl()),
     "orthofl_no_average": ({"per": "whole"}, textbook_loops.handed_on(WHOLE)),
     "orthofl_pairwise": ({}, textbook_loops.orthofl()),
@@ -182,6 +200,7 @@ SWEEPS = [
     ("fedcompass", LR | EXPONENT, lambda lr, p: textbook.over_all(CLIENTS, lr, later(p))),
     ("fedcompass", HINGE, lambda slope, b: textbook.over_all(CLIENTS, 0.9, lambda tau: textbook.hinge(tau, slope, b))),
     ("ca2fl", LR, textbook_loops.ca2fl),
+    *(("adpsgd", {"pairing": name} | LR, functools.partial(pairs, name)) for name in PAIRINGS),
     ("malenia", LR, textbook_loops.malenia),
     ("fedvarp", LR, textbook_loops.ca2fl),
     ("fedstale", LR | {"beta": [0.0, 0.7]}, textbook_loops.ca2fl),

@@ -76,6 +76,37 @@ def malenia(lr: float = 1.0) -> Rule:
     return OfMeans(add())
 
 
+def adpsgd(lr: float = 1.0, drawn: Callable[[int, int], int] = lambda e, node: node) -> Rule:
+    """Lian et al. (2018), Algorithm 1: ``X <- X W_k``, then ``x_i <- x_i - gamma g(x_hat)``; the mean is evaluated.
+
+    ``drawn(e, node)``: the node with which ``node`` averages at arrival e.
+    """
+
+    class Pairs(Rule):
+        at_once = True
+
+        def begin(self, x, uploads):
+            self.models, self.e = np.tile(x, (CLIENTS, 1)), -1
+
+        def seen(self, u, client):
+            self.e += 1
+            return u
+
+        def taken(self, x, u, client, direction, scale):
+            return client, direction
+
+        def step(self, x, waiting):
+            ((i, direction),) = waiting
+            j, mixing = drawn(self.e, i), np.eye(CLIENTS)
+            if j != i:
+                mixing[[i, i, j, j], [i, j, i, j]] = 0.5
+            self.models = mixing @ self.models
+            self.models[i] = self.models[i] + lr * direction
+            return self.models.mean(axis=0)
+
+    return Pairs(add())
+
+
 def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:
     """Koloskova et al. (2022), eq. 11: a late gradient has the step of Mishchenko et al. (2022), or none."""
 
