@@ -67,6 +67,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "scaffold": COHORT,
     "fedasync": MIXED,
     "asgd": ARRIVAL,
+    "fedasmu": {"level": (1, 3, 0.3), "rate": (0.01, 0)},
     "delay_adaptive_asgd": ARRIVAL,
     "ringmaster": {"@fresh:threshold": (10, 100), "server_lr": (1, 0.1, 0.03)},
     "rennala": {"@fresh:size": (10, 30), "server_lr": (1, 0.3)},

@@ -1,6 +1,6 @@
 """Fast paths of buffered timing: millions of events a second where clients are always online and nothing fails.
 
-Every function here is an optimisation of ``timing.plan_buffer``, the definition, and gives the same schedule, column
+Every function here is an optimisation of ``buffering.plan_buffer``, the definition, and gives the same schedule, column
 by column (``tests/clock/test_fast_paths.py``). Only ``timing`` calls them.
 
 Without absences, faults and limits every upload is followed by exactly one dispatch. So arrival ``e`` leads to job
@@ -47,7 +47,7 @@ class Arrivals(NamedTuple):
 
 
 def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
-    """Every ``size`` arrivals are a server step; equals ``timing.plan_buffer`` for a scenario without conditions.
+    """Every ``size`` arrivals are a server step; equals ``buffering.plan_buffer`` for a scenario without conditions.
 
     All uploads of the moment at which the budget is spent lead to a dispatch, also those that it leaves out.
     """
@@ -57,7 +57,7 @@ def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Sc
 
 
 def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
-    """Every ``size`` arrivals that are not too stale are a step; equals ``timing.plan_buffer`` without conditions
+    """Every ``size`` arrivals that are not too stale are a step; equals ``buffering.plan_buffer`` without conditions
     other than ``max_staleness``.
 
     A dropped upload is followed by a dispatch as an applied one is, so the arrivals are those of ``buffer``. How many

@@ -263,6 +263,7 @@ def checked_timing(timing: Timing) -> Timing:
         check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
         return check_schedule(found)
 
+    planned.cuts_jobs = getattr(timing, "cuts_jobs", False)  # type: ignore[attr-defined]
     return planned
 
 

@@ -25,6 +25,7 @@ from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import brings_timing, method_of, rule_spec
+from fedjax_async.config.mid_job import check_going_on
 from fedjax_async.config.peer_methods import exchange_of
 from fedjax_async.config.peers import prepare_peers
 from fedjax_async.config.policy_steps import (
@@ -96,6 +97,7 @@ def prepare(
     if without_server(settings):
         return prepare_peers(settings, probes, planning)
     run = resolve(settings)
+    check_going_on(run)
     if run.settings.policy is not None:
         return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)

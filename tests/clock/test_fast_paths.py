@@ -13,9 +13,9 @@ from fedjax_async.clock import (
     Scenario,
     Until,
     bind_delays,
+    buffering,
     fast_paths,
     plan,
-    timing,
 )
 from tests.clock.textbook import check_invariants, same, table_of
 
@@ -32,7 +32,7 @@ def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_st
     if max_staleness is not None:
         scenario = scenario._replace(conditions=Conditions((), (), Limits(max_staleness)))
         fast = fast_paths.buffer_of_fresh
-    return [made(scenario, size, concurrency, sampling) for made in (fast, timing.plan_buffer)]
+    return [made(scenario, size, concurrency, sampling) for made in (fast, buffering.plan_buffer)]
 
 
 @given(

@@ -20,6 +20,7 @@ from fedjax_async.clock import (
     Until,
     allocate,
     bind_conditions,
+    buffering,
     fault_counts,
     job_faults,
     longest_chain,
@@ -63,7 +64,7 @@ def windows(availability, faults, seed):
 
 
 def test_the_specs_cover_the_registries():
-    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS) - {"compass"}
+    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS) - {"compass", "midway"}
     names = {part.partition(":")[0] for spec in AVAILABILITY_SPECS for part in spec.split("+")}
     assert names == set(AVAILABILITY) - {"csv"}
     assert {part.partition(":")[0] for spec in FAULT_SPECS for part in spec.split("+")} == set(FAULTS)
@@ -169,7 +170,7 @@ def test_a_scenario_with_faults_is_the_one_played_through_by_hand(script: Script
     if windows:
         s = timing.plan_window(scenario, length, clients, "same")
     else:
-        s = timing.plan_buffer(scenario, size, clients, "same")
+        s = buffering.plan_buffer(scenario, size, clients, "same")
     check_invariants(s)
     found = [
         (int(s.client[j]), int(s.number[j]), time, int(stale), int(step))

@@ -105,7 +105,7 @@ def check_outcomes(schedule: Schedule) -> None:
     assert (schedule.freed_time > schedule.dispatch_time).all()
     assert np.isfinite(schedule.freed_time).all()
     counts = fault_counts(schedule)
-    parts = ("applied", "lost", "dropped_late", "dropped_stale", "called_off", "given_up", "under_way")
+    parts = ("applied", "lost", "dropped_late", "dropped_stale", "called_off", "given_up", "under_way", "withheld")
     assert sum(counts[part] for part in parts) == len(outcome)
     assert counts["lost"] >= counts["crashed"] + counts["interrupted"]
 
