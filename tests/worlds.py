@@ -33,7 +33,8 @@ World = dict[str, str | None]
 # Options for names that need some, or whose defaults suit longer runs; clients take a second a job.
 OPTIONS = {
     "timing": {
-        "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1"
+        "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1",
+        "polling": "length=0.7,size=2",
     },
     "delay": {"pareto": "shape=2.5"} | dict.fromkeys(("lognormal", "exponential"), "heterogeneity=0.5"),
     "availability": {
@@ -145,7 +146,7 @@ ALIKE: dict[str, list[str]] = {
         # the uploads of a step do not enter through their sum alone
         "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         # a memory of each client
-        "ca2fl fedvarp fedstale mifa ace malenia orthofl orthofl_released orthofl_pairwise",
+        "ca2fl fedvarp fedstale mifa ace area malenia orthofl orthofl_released orthofl_pairwise",
         "scaffold feddyn",  # a state of each client
         "floco asynccurve",  # messages and uploads of more than one model
         "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",

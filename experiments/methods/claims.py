@@ -44,7 +44,14 @@ ASGD: Methods = {
     "Rennala, K = 10": ("rennala:server_lr={}@fresh:size=10", RATES),
 }
 WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
-    "one slow client": ({"delay": "one_slow", "time": 7200.0, "eval_time": 120.0}, ASGD),
+    "one slow client": (
+        {"delay": "one_slow", "time": 7200.0, "eval_time": 120.0},
+        ASGD
+        | {
+            "FedAvg, all clients": ("fedavg:server_lr={}@cohort:size=20", (1, 1.5)),
+            "AD-PSGD": ("adpsgd:server_lr={}", (1, 0.3)),
+        },
+    ),
     "unequal speeds": (
         {"delay": "lognormal:mean=60,heterogeneity=1.5", "time": 600.0, "eval_time": 10.0},
         ASGD | {"Ringmaster, R = 5": ("ringmaster:server_lr={}@fresh:threshold=5", RATES)},
@@ -59,6 +66,13 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "ACE": ("ace:server_lr={}", RATES),
             "ACE, no waiting": ("ace:server_lr={},wait=false", RATES),
             "FedCompass": ("fedcompass:server_lr={}", (0.9, 0.3, 2.7)),
+            "Malenia": ("malenia:server_lr={}", (1, 0.3)),
+            "Ringleader": ("ringleader:server_lr={}", RATES),
+            "AREA": ("area@buffer:size={}", (1, 3, 10)),
+            "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
+            "FedASMU": ("fedasmu:level={}", (1, 3, 10)),
+            "FedASMU, no second message": ("fedasmu:level={}@every", (1, 3, 10)),
+            "FedASMU, nothing learned": ("fedasmu:level={},rate=0", (1, 3, 10)),
         },
     ),
     "absent clients": (

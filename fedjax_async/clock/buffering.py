@@ -73,6 +73,19 @@ def plan_of(scenario: Scenario) -> Callable[[Scenario, int, int, str], Schedule]
     return plan_buffer
 
 
+# Sound uploads in a row that complete no step, where a step waits for certain clients: then one of them is gone.
+LONGEST_WAIT = 1_000_000
+
+
+def _require_progress(waited: int) -> None:
+    """``ValueError`` if ``waited`` uploads in a row have completed no step."""
+    if waited > LONGEST_WAIT:
+        raise ValueError(
+            f"timing: of the last {LONGEST_WAIT} uploads not one completes a server step, for which it waits for every "
+            "client: one of them does not return, or is too slow"
+        )
+
+
 class Filling:
     """The server step that is filling: whether a sound upload closes it."""
 
@@ -86,19 +99,50 @@ class Filling:
         if self._everyone:
             self._clients.add(client)
         if self._filled < self.size or len(self._clients) < self._everyone:
+            if self._everyone:
+                _require_progress(self._filled - self.size)
             return False
         self._filled = 0
         self._clients.clear()
         return True
 
 
+class Turns:
+    """Steps of cycles: each client uploads, and then has its turn, in which its next upload closes a step."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients, self.size, self._waited = clients, 1, 0
+        self._arrived = set[int]()  # in this cycle, before all had
+        self._left = set[int]()  # clients whose turn is still to come, once all have arrived
+
+    def closes(self, client: int) -> bool:
+        """Count a sound upload of ``client``; whether it is its turn."""
+        turn = client in self._left
+        self._left.discard(client)
+        if not turn:
+            self._arrived.add(client)  # where turns are left, for the next cycle
+            if not self._left and len(self._arrived) == self._clients:
+                turn, self._left = True, set(range(self._clients)) - {client}
+                self._arrived.clear()
+        self._waited = 0 if turn else self._waited + 1
+        _require_progress(self._waited)
+        return turn
+
+
 def plan_buffer(
-    scenario: Scenario, size: int, concurrency: int, sampling: str, *, call_off: bool = False, everyone: bool = False
+    scenario: Scenario,
+    size: int,
+    concurrency: int,
+    sampling: str,
+    *,
+    call_off: bool = False,
+    everyone: bool = False,
+    turns: bool = False,
 ) -> Schedule:
     """Every ``size`` sound arrivals are a server step; see ``buffer``.
 
     ``call_off``: jobs that have become staler than ``max_staleness`` by a moment's end are called off.
-    ``everyone``: a step has an upload of every client. See ``fresh``.
+    ``everyone``: a step has an upload of every client. See ``fresh``. ``turns``: see ``turns``.
     """
     idle = idle_clients(scenario, concurrency, sampling)
     queue, size_of = idle.queue, _sizes(scenario, concurrency)
@@ -108,7 +152,8 @@ def plan_buffer(
     stale = StaleJobs(queue) if call_off else None
     beyond = 0  # where jobs are called off: steps of a longer budget at the last moment
     queue.look(0.0)
-    filling = Filling(size if size_of is None else size_of(), scenario.num_clients if everyone else 0)
+    filling: Filling | Turns = Filling(size if size_of is None else size_of(), scenario.num_clients if everyone else 0)
+    filling = Turns(scenario.num_clients) if turns else filling
     while (now := idle.next_event(horizon)) <= horizon and now < math.inf:
         releases: list[Release] = []
         while events and events[0][0] <= now:
@@ -191,6 +236,23 @@ def fresh(
         slow = functools.partial(plan_buffer, call_off=stop, everyone=everyone)
         plan = slow if stop or everyone else plan_of(scenario)
         return plan(scenario, int(size), jobs, sampling)
+
+    return timing
+
+
+def turns() -> Timing:
+    """Cycles: each client uploads at least once, then each one's next upload is a server step of its own, its turn.
+
+    All clients train, and start again at once. The upload that completes the first part of a cycle is the first turn.
+    Uploads of clients that have had their turn close no step and count for the next cycle, which begins when all have
+    had it. A client that never returns stops the run.
+
+    Source: Maranjyan, Richtarik (2025), "Ringleader ASGD", whose two phases these are.
+    """
+
+    def timing(scenario: Scenario) -> Schedule:
+        check.require(scenario.decisions is None, "timing", "turns", "another one in a run with a policy")
+        return plan_buffer(scenario, 1, scenario.num_clients, "same", turns=True)
 
     return timing
 

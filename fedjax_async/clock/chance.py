@@ -32,7 +32,16 @@ import numpy as np
 # One constant for the whole clock keeps its generators apart from those of other rooms: NumPy pads
 # short seeds with zeros, so [5] and [5, 0] are the same stream.
 _CLOCK = 0xC10C
-_STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3, "energy": 13, "policy": 20}
+_STREAMS = {
+    "sampling": 4,
+    "rounds": 6,
+    "substitutes": 7,
+    "traces": 12,
+    "devices": 3,
+    "energy": 13,
+    "policy": 20,
+    "polls": 21,
+}
 
 _WORD = (1 << 64) - 1
 _ODD, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd multipliers of counters and of calls

@@ -26,13 +26,14 @@ import numpy as np
 
 from fedjax_async.base import check, registry
 from fedjax_async.clock import chance
-from fedjax_async.clock.buffering import Timing, buffer, every, fresh, jobs_under_way, require_asked
+from fedjax_async.clock.buffering import Timing, buffer, every, fresh, jobs_under_way, require_asked, turns
 from fedjax_async.clock.cohorts import plan_cohort
 from fedjax_async.clock.compass import compass
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import UPLOAD
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.midway import midway
+from fedjax_async.clock.polling import polling
 from fedjax_async.clock.record import SLACK
 from fedjax_async.clock.scenario import Scenario, in_units
 from fedjax_async.types import Schedule
@@ -199,5 +200,7 @@ TIMINGS: dict[str, Callable[..., Timing]] = {
     "cohort": cohort,
     "participation": participation,
     "compass": compass,
+    "turns": turns,
     "midway": midway,
+    "polling": polling,
 }

@@ -10,6 +10,7 @@ from typing import cast
 from fedjax_async.local import curve_training
 from fedjax_async.base.method import Method
 from fedjax_async.server.adpsgd import adpsgd as adpsgd
+from fedjax_async.server.area import area as area
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
     fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova)
@@ -27,6 +28,8 @@ from fedjax_async.server.malenia import malenia as malenia
 from fedjax_async.server.mifa import ace as ace, mifa as mifa
 from fedjax_async.server.orthofl import (orthofl as orthofl, orthofl_no_average as orthofl_no_average,
     orthofl_pairwise as orthofl_pairwise, orthofl_released as orthofl_released)
+from fedjax_async.server.quafl import quafl as quafl
+from fedjax_async.server.ringleader import ringleader as ringleader
 from fedjax_async.server.robust import fedmedian as fedmedian, krum as krum, trimmed_mean as trimmed_mean
 from fedjax_async.server.scaffold import scaffold as scaffold, scaffold_client as scaffold_client
 from fedjax_async.types import ServerAlgorithm
@@ -75,6 +78,9 @@ METHODS: dict[str, Method] = {
         "fresh:everyone=true",
         about="Mean of the clients' own means, all take part (Tyurin and Richtarik 2023).",
     ),
+    "ringleader": Method(
+        ringleader, "turns", about="Mean of the clients' means, a step for each in turn (Maranjyan and Richtarik 2025)."
+    ),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "fedcompass": Method(
         fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."
@@ -103,9 +109,13 @@ METHODS: dict[str, Method] = {
     "fedstale": Method(fedstale, "cohort", about="Between FedAvg and FedVARP, by a factor (Rodio and Neglia 2024)."),
     "mifa": Method(mifa, "cohort", about="Mean of every client's last delta, in rounds (Gu et al. 2021)."),
     "ace": Method(ace, "every", about="Mean of every client's last delta, at each arrival (Chang et al. 2025)."),
+    "area": Method(
+        area, "buffer:size=3", about="Mean of every client's last model, at every K arrivals (Iakovidou and Kim 2024)."
+    ),
     "fadas": Method(
         fadas, "buffer:size=5", about="FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."
     ),
+    "quafl": Method(quafl, "polling", about="Polled clients average with the server (Zakerinia et al. 2024)."),
     "adpsgd": Method(adpsgd, "every", about="Nodes average in pairs and train meanwhile (Lian et al. 2018)."),
     "orthofl": Method(orthofl, "every", about="Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."),
     "orthofl_released": Method(orthofl_released, "every", about="OrthoFL by its authors' released code."),

@@ -21,7 +21,7 @@ def options(name):
 
 
 # Rules that send each client weights of its own.
-PERSONAL = {"adpsgd", "orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
+PERSONAL = {"adpsgd", "orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released", "quafl", "ringleader"}
 AT_ONCE = {"adpsgd", "orthofl_no_average"}  # rules that move at every arrival, even if it closes no step
 MADE = {name: factory(**({"per": "tensor"} if "per" in options(name) else {})) for name, factory in SERVERS.items()}
 RECEIVE = {name: jax.jit(received(server)) for name, server in MADE.items()}

@@ -62,6 +62,23 @@ def mifa(lr: float = 1.0, *, wait: bool = False) -> Rule:
     return Remembering(add())
 
 
+def area() -> Rule:
+    """Iakovidou and Kim (2024): every K arrivals, the mean of a table of all clients' last models."""
+
+    class Averaging(Rule):
+        def begin(self, x, uploads):
+            self.models = np.tile(x, (CLIENTS, 1))
+
+        def taken(self, x, u, client, direction, scale):
+            self.models[client] = u.start + direction
+            return client
+
+        def step(self, x, waiting):
+            return self.models.mean(axis=0)
+
+    return Averaging(add())
+
+
 def malenia(lr: float = 1.0) -> Rule:
     """Tyurin and Richtarik (2023): ``(1/n) sum_i (1/B_i) sum_j Delta_ij`` over the clients of a step."""
 
@@ -146,6 +163,47 @@ def fedasmu(mu=1.0, level=1.0, power=0.5, floor=0.0, rate=0.01) -> Rule:
         closed = False
 
     return Learning(add(), towards=True)
+
+
+def ringleader(lr: float = 1.0) -> Rule:
+    """Maranjyan and Richtarik (2025): lists of deltas; a client's turn is an upload that closes a step."""
+
+    class InTurn(Rule):
+        def begin(self, x, uploads):
+            self.now, self.early, self.had_turn, self.closing = {}, {}, set(), None
+
+        def seen(self, u, client):
+            if self.closing is not None:  # what the arrival before leaves behind, also if it was rejected
+                self.had_turn.add(self.closing)
+                if len(self.had_turn) == CLIENTS:
+                    self.now, self.early, self.had_turn = self.early, {}, set()
+            self.closing, self.accepted = client if u.closes else None, False
+            return u
+
+        def taken(self, x, u, client, direction, scale):
+            self.accepted = True
+            table = self.early if client in self.had_turn and not u.closes else self.now
+            table.setdefault(client, []).append(direction)
+            return direction
+
+        def step(self, x, waiting):
+            means = [np.mean(deltas, axis=0) for deltas in self.now.values()]
+            return x + lr * np.mean(means, axis=0) if self.accepted else x
+
+    return InTurn(add())
+
+
+def quafl(size: int = 10) -> Rule:
+    """Zakerinia et al. (2024), the server's side: ``x <- x / (s + 1) + s / (s + 1) mean_i y_i``."""
+
+    class Polling(Rule):
+        def taken(self, x, u, client, direction, scale):
+            return u.start + direction
+
+        def step(self, x, waiting):
+            return x / (size + 1) + size / (size + 1) * np.mean(waiting, axis=0)
+
+    return Polling(add())
 
 
 def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:

@@ -1,0 +1,97 @@
+"""Polls: the server asks random clients for what they have, and they answer with unfinished work."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedjax_async.base import check
+from fedjax_async.clock import chance
+from fedjax_async.clock.buffering import Timing
+from fedjax_async.clock.record import SLACK, Record
+from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.types import Schedule
+
+
+class _Polled:
+    """The clients between polls: since when each trains, and how long a local step of its job takes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.record, self.steps = Record(scenario), scenario.local_steps.astype(np.int64)
+        self.job, self.since = np.zeros(scenario.num_clients, np.int64), np.zeros(scenario.num_clients)
+        self._number, self._seconds = self.job.copy(), self.since.copy()
+        self._scenario, self.done = scenario, list[int]()  # local steps of each job
+
+    def send(self, clients: np.ndarray, now: float) -> None:
+        """Send each of the clients a job."""
+        scenario = self._scenario
+        sizes = (
+            np.broadcast_to(each, scenario.num_clients)[clients] for each in (scenario.bytes_down, scenario.bytes_up)
+        )
+        steps = self.steps[clients]
+        seconds = scenario.delays.durations(clients, self._number[clients], steps, *sizes) / steps
+        if not (np.isfinite(seconds).all() and (now + seconds > now).all()):
+            raise too_short(int(clients[0]), now)
+        self._seconds[clients], self.since[clients] = seconds, now
+        self._number[clients] += 1
+        for client in clients.tolist():
+            self.job[client] = self.record.dispatch(client, now, math.inf)
+            self.done.append(int(self.steps[client]))
+
+    def made(self, now: float) -> np.ndarray:
+        """Local steps that each client has made by now, int64[N]."""
+        whole = np.floor((now - self.since) / self._seconds * SLACK).astype(np.int64)
+        return np.minimum(whole, self.steps)
+
+
+def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
+    """Every ``length`` seconds the server polls ``size`` clients; see ``polling``."""
+    rng, polled = chance.generator(scenario.seed, "polls"), _Polled(scenario)
+    record, budget_left, poll = polled.record, True, 0
+    polled.send(np.arange(scenario.num_clients), 0.0)
+    while budget_left and (poll + 1) * length <= record.end:
+        poll += 1
+        now = poll * length
+        made = polled.made(now)
+        ready = np.flatnonzero(made > 0)
+        asked = ready if len(ready) <= size else np.sort(rng.choice(ready, size, replace=False))
+        for count, client in enumerate(asked.tolist(), 1):
+            job = polled.job.item(client)
+            record.upload_time[job] = now
+            polled.done[job] = int(made[client])
+            budget_left = record.apply(job, now, count == len(asked))
+            if not budget_left:
+                asked = asked[:count]
+                break
+        if len(asked):
+            polled.send(asked, now)
+    for pending in polled.job.tolist():  # these come at the next poll at the earliest
+        record.upload_time[pending] = (poll + 1) * length
+    return record.schedule()._replace(local_steps=np.array(polled.done, np.int32))
+
+
+def polling(*, length: float = 60.0, size: int = 10) -> Timing:
+    """Every `length` seconds the server polls `size` random clients; each answers at once with what it has done.
+
+    All clients train, at most the ``K`` local steps of the run; then a client waits. At a poll it uploads after the
+    steps that it has made since its last one (``Schedule.local_steps``), and starts again with the server's answer. A
+    poll is a server step, and its answers are sent after the step. Clients are drawn among those that have made a step
+    since their last poll; if these are fewer, all are polled, and if there is none, the poll is no step. A step takes
+    the K-th part of a job of the delay model.
+
+    Source: Zakerinia et al. (2024), "QuAFL", with the clock of the authors' code, whose clients may be polled without a
+    new step. The clients of a run with absences, faults or limits do not all answer: there it is refused.
+    """
+    check.real_positive("length", length)
+    check.whole("size", size)
+
+    def timing(scenario: Scenario) -> Schedule:
+        check.require(scenario.decisions is None, "timing", "polling", "another one in a run with a policy")
+        allowed = "another one with availability, faults or limits: its clients must answer each poll"
+        check.require(scenario.conditions == NO_CONDITIONS, "timing", "polling", allowed)
+        allowed = f"at most {scenario.num_clients}, the number of clients"
+        check.require(size <= scenario.num_clients, "size", size, allowed)
+        return plan_polling(scenario, float(length), int(size))
+
+    return timing
