@@ -34,7 +34,7 @@ World = dict[str, str | None]
 OPTIONS = {
     "timing": {
         "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1",
-        "polling": "length=0.7,size=2",
+        "polling": "length=0.7,size=2", "hurry": "size=2,bound=2",
     },
     "delay": {"pareto": "shape=2.5"} | dict.fromkeys(("lognormal", "exponential"), "heterogeneity=0.5"),
     "availability": {
@@ -144,7 +144,7 @@ ALIKE: dict[str, list[str]] = {
         "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd ringmaster rennala fedbuff"
         " fadas fedcompass asynfl asynflc asynflc_ef",
         # the uploads of a step do not enter through their sum alone
-        "fednova fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
+        "fednova port fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         # a memory of each client
         "ca2fl fedvarp fedstale mifa ace area malenia orthofl orthofl_released orthofl_pairwise",
         "scaffold feddyn",  # a state of each client

@@ -5,7 +5,7 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 1. ``scenario.py``: the input of a timing; ``timing.py``: the timings (registry ``TIMINGS``), with ``buffering.py``,
    those of every K arrivals, and ``cohorts.py``, the plan of synchronous rounds; ``calling_off.py``: jobs that are
    stopped because they would come too late; ``compass.py``: local steps by speed; ``midway.py``: messages in mid-job;
-   ``polling.py``: clients that answer with unfinished work.
+   ``polling.py`` and ``hurry.py``: clients that answer with unfinished work.
 2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened;
    ``budget.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in

@@ -31,6 +31,7 @@ from fedjax_async.clock.cohorts import plan_cohort
 from fedjax_async.clock.compass import compass
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import UPLOAD
+from fedjax_async.clock.hurry import hurry
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.midway import midway
 from fedjax_async.clock.polling import polling
@@ -203,4 +204,5 @@ TIMINGS: dict[str, Callable[..., Timing]] = {
     "turns": turns,
     "midway": midway,
     "polling": polling,
+    "hurry": hurry,
 }

@@ -28,6 +28,7 @@ from fedjax_async.server.malenia import malenia as malenia
 from fedjax_async.server.mifa import ace as ace, mifa as mifa
 from fedjax_async.server.orthofl import (orthofl as orthofl, orthofl_no_average as orthofl_no_average,
     orthofl_pairwise as orthofl_pairwise, orthofl_released as orthofl_released)
+from fedjax_async.server.port import port as port
 from fedjax_async.server.quafl import quafl as quafl
 from fedjax_async.server.ringleader import ringleader as ringleader
 from fedjax_async.server.robust import fedmedian as fedmedian, krum as krum, trimmed_mean as trimmed_mean
@@ -82,6 +83,7 @@ METHODS: dict[str, Method] = {
         ringleader, "turns", about="Mean of the clients' means, a step for each in turn (Maranjyan and Richtarik 2025)."
     ),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "port": Method(port, "hurry", about="Deltas weighted by age and likeness, late clients hurry (Su and Li 2022)."),
     "fedcompass": Method(
         fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."
     ),

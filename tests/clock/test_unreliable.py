@@ -64,7 +64,13 @@ def windows(availability, faults, seed):
 
 
 def test_the_specs_cover_the_registries():
-    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS) - {"compass", "midway", "polling", "turns"}
+    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS) - {
+        "compass",
+        "hurry",
+        "midway",
+        "polling",
+        "turns",
+    }
     names = {part.partition(":")[0] for spec in AVAILABILITY_SPECS for part in spec.split("+")}
     assert names == set(AVAILABILITY) - {"csv"}
     assert {part.partition(":")[0] for spec in FAULT_SPECS for part in spec.split("+")} == set(FAULTS)

@@ -42,7 +42,7 @@ def test_every_option_of_a_methods_clock_is_shown_where_it_belongs():
     ("asynflc_ef:ratio=0.4", "an option of the setting compress, as in compress=topk:ratio=0.4"),
     ("fedasync:momentum=0.9", "an option of the setting optimizer, as in optimizer=sgd:momentum=0.9"),
     ("pushcen:receivers=4", "an option of the setting topology, as in topology=gossip:receivers=4"),
-    ("fedasync:size=4", "of the timing buffer or fresh or cohort or midway or polling, as in fedasync@buffer:"),
+    ("fedasync:size=4", "of the timing buffer or fresh or cohort or midway or polling or hurry, as in fedasync@"),
     ("fedbuff:clip=1,k=10",
      "option of fedbuff = 'k': must be an option of the timing, as in fedbuff:clip=1@buffer:size=10"),
     ("fedprox:mu=0.1", "option of fedprox = 'mu': must be called proximal"),

@@ -159,12 +159,12 @@ def test_compiled_or_not_is_the_same(name):
 INFINITE = float("inf")
 # Values out of the range of an option, in every rule that has it; a number is never a text, a truth value or NaN.
 RANGES = {
-    "server_lr eps alpha level": [0, -1.0, INFINITE, None],
+    "server_lr eps alpha level age_weight bound": [0, -1.0, INFINITE, None],
     "mixing lowest": [0, -1.0, INFINITE, None, 1.5],
     "b1 b2 momentum decay": [-0.1, 1.0],
     "fraction swa spread regions beta": [-0.1, 1.5],
     "second_fraction overstale": [-0.1, 0.25],
-    "power floor rate tolerated initial exponent slope threshold overstale_after": [-0.1],
+    "likeness_weight power floor rate tolerated initial exponent slope threshold overstale_after": [-0.1],
     "strength": [-0.1, None],
     "clip radius": [0, -1.0, INFINITE],
     "trim": [-0.1, 0.6, None],

@@ -206,6 +206,22 @@ def quafl(size: int = 10) -> Rule:
     return Polling(add())
 
 
+def port(lr: float = 1.0, a: float = 1.0, b: float = 3.0, bound: float = 10.0) -> Rule:
+    """Su and Li (2022), with the weights of the authors' code."""
+
+    class Alike(Rule):
+        def direction(self, x, u):
+            way, delta = x - u.start, u.delta
+            lengths = np.linalg.norm(way) * np.linalg.norm(delta)
+            self.cosine = way @ delta / lengths if u.staleness > 0 and lengths > 0 else 1.0
+            return delta
+
+        def share(self, u):
+            return u.examples * (a * (self.cosine + 1) / 2 + b * bound / (u.staleness + bound))
+
+    return Alike(add(lr))
+
+
 def delay_adaptive(tolerated: float, lr: float = 1.0, *, drop: bool = False) -> Rule:
     """Koloskova et al. (2022), eq. 11: a late gradient has the step of Mishchenko et al. (2022), or none."""
 
