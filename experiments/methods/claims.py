@@ -1,6 +1,6 @@
 """The simplest claim of the papers of newer asynchronous methods, each in one small world.
 
-    python experiments/methods/claims.py --scale laptop     # about ten minutes of processor time
+    python experiments/methods/claims.py --scale laptop     # about twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
 speeds, clients that are absent. A method's rate is the best of a small grid by validation accuracy, the mean over the

@@ -22,6 +22,7 @@ _APPLIED = Outcome.APPLIED  # by itself: the look-up in the class takes time
 
 
 def jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
+    """How many jobs are under way at once: ``concurrency``, at most N, or without it one of each client."""
     if concurrency is None:
         return scenario.num_clients
     check.whole("concurrency", concurrency, low=1, high=scenario.num_clients)
@@ -73,7 +74,7 @@ def plan_of(scenario: Scenario) -> Callable[[Scenario, int, int, str], Schedule]
     return plan_buffer
 
 
-# Sound uploads in a row that complete no step, where a step waits for certain clients: then one of them is gone.
+# Sound uploads in a row that complete no step, where a step waits for every client: then one of them is gone.
 LONGEST_WAIT = 1_000_000
 
 
@@ -210,7 +211,7 @@ def fresh(
     lower the limit here. With ``stop`` such a job is called off at the server step that makes it too stale, and its
     client (or another, see ``buffer``) starts from the new model at once; without, the client trains to the end and
     its upload is dropped. Uploads that come at the very moment of that step still come. With ``everyone`` a step also
-    waits for an upload of each client; a client that never returns stops the run.
+    waits for an upload of each client; if one never returns, a million uploads later this is an error.
 
     Sources: ``size=1``: Maranjyan, Tyurin, Richtarik (2025), "Ringmaster ASGD: the first asynchronous SGD with optimal
     time complexity", with its delay threshold R, Algorithm 4 (without stops) and 5 (with stops). ``threshold=1``: the
@@ -245,7 +246,7 @@ def turns() -> Timing:
 
     All clients train, and start again at once. The upload that completes the first part of a cycle is the first turn.
     Uploads of clients that have had their turn close no step and count for the next cycle, which begins when all have
-    had it. A client that never returns stops the run.
+    had it. If a client never returns, this is an error after a million uploads.
 
     Source: Maranjyan, Richtarik (2025), "Ringleader ASGD", whose two phases these are.
     """
