@@ -78,9 +78,9 @@ def midway(*, at: float = 0.5, size: int = 1, concurrency: int | None = None, sa
     The client goes on from its unfinished model and from this second message, as its local training says
     (``local.going_on``); training that keeps no unfinished model is refused. A job is two jobs of the schedule: the
     first part is listed as withheld and trained in vain, and the second one has the upload, its own number of local
-    steps, and a staleness that counts from the second message: what a run counts of its arrivals, such as gradients, is
-    that of the second parts. The parts take as much of the job's time as of its
-    steps, and the message itself takes none. Bytes: two messages down for each upload. A job of one step has one part.
+    steps, and a staleness that counts from the second message. What a run counts of its arrivals, such as gradients, is
+    that of the second parts. The parts take as much of the job's time as of its steps, and the message itself takes
+    none. Bytes: two messages down for each upload. A job of one step has one part.
 
     All clients must get their second message: with absences, faults or limits this timing is refused.
 

@@ -39,6 +39,10 @@ class _Polled:
             self.job[client] = self.record.dispatch(client, now, math.inf)
             self.done.append(int(self.steps[client]))
 
+    def first(self) -> float:
+        """When the first of the clients will have made a step."""
+        return float(np.min(self.since + self._seconds))
+
     def made(self, now: float) -> np.ndarray:
         """Local steps that each client has made by now, int64[N]."""
         whole = np.floor((now - self.since) / self._seconds * SLACK).astype(np.int64)
@@ -50,9 +54,11 @@ def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
     rng, polled = chance.generator(scenario.seed, "polls"), _Polled(scenario)
     record, budget_left, poll = polled.record, True, 0
     polled.send(np.arange(scenario.num_clients), 0.0)
-    while budget_left and (poll + 1) * length <= record.end:
-        poll += 1
+    while budget_left:
+        poll = max(poll + 1, math.ceil(polled.first() / length / SLACK))  # polls without an answer change nothing
         now = poll * length
+        if now > record.end:
+            break
         made = polled.made(now)
         ready = np.flatnonzero(made > 0)
         asked = ready if len(ready) <= size else np.sort(rng.choice(ready, size, replace=False))
@@ -66,8 +72,9 @@ def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
                 break
         if len(asked):
             polled.send(asked, now)
-    for pending in polled.job.tolist():  # these come at the next poll at the earliest
-        record.upload_time[pending] = (poll + 1) * length
+    later = (poll if budget_left else poll + 1) * length  # the next poll: these come then at the earliest
+    for pending in polled.job.tolist():
+        record.upload_time[pending] = later
     return record.schedule()._replace(local_steps=np.array(polled.done, np.int32))
 
 

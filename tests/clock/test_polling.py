@@ -58,6 +58,12 @@ def test_a_longer_budget_continues_a_shorter_one_and_no_job_comes_before_the_nex
     assert len(make("polling:length=7,size=3", "lognormal:mean=9", until=Until(time=70.0)).time) > 0
 
 
+def test_polls_without_an_answer_cost_no_time():
+    s = make("polling:length=1e-6,size=1", "constant:mean=10", updates=30)
+    check_invariants(s)
+    assert (s.local_steps[s.job] == 1).all() and s.time[0] == pytest.approx(2.0)
+
+
 def planned(options="length=5,size=2", **given):
     return plan(f"polling:{options}", "constant", num_clients=3, local_steps=4, until=Until(updates=3), **given)
 
