@@ -68,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sweep": {"method": "fedbuff@buffer:size=3", "clients": 10, "updates": 100, "runs": 64},
     "pushcen": {"method": "pushcen", "clients": 40, "updates": 177, **SPREAD},
     "oort": {"method": "fedasync@every:concurrency=20", "policy": "oort", "updates": 400},
+    "uniform": {"method": "fedasync@every:concurrency=20", "policy": "uniform", "updates": 400},
 }  # fmt: skip
 
 
