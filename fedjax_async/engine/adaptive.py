@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Snapshot
 from fedjax_async.engine.components import bound, shapes_of_client, shapes_of_server
@@ -53,6 +54,8 @@ class WavesExecutor:
     def __init__(self, outset: Outset, **execution: Any) -> None:
         outset = self._o = outset._replace(components=flattened(outset.components))
         how = Execution(**execution)
+        for name in ("devices", "memory_limit"):
+            check.require(getattr(how, name) is None, name, getattr(how, name), "left out in a run with a policy")
         self._on_bad, self._progress, self._keeper = how.on_bad, how.progress, how.keeper
         keeper, observer = how.keeper, how.observer
         components, params = outset.components, outset.params
@@ -154,11 +157,9 @@ class WavesExecutor:
         if self._snapshot is not None and self._extensions <= self._snapshot.turns:
             self._repeat(work, probes)
             return
-        if self._extensions > 1:
-            device.fit(work, probes)
         begin = clock_time.perf_counter()
         if self._extensions > 1:
-            device.put(work, probes)
+            device.fit(work, probes)
         self.seconds += clock_time.perf_counter() - begin
         self._execute(work, due)
         begin = clock_time.perf_counter()
@@ -171,7 +172,7 @@ class WavesExecutor:
         layout, device = work.layout, self._device
         carry, stores = device.held
         if work.sends and self._extensions > 1:
-            carry = device.send(carry)
+            carry = device.send(work, carry)
         stops = {int(work.at[count - work.first]): count for count in due}
         for g, turn in enumerate(layout.dealt.turns):
             low, high = int(layout.dealt.bounds[g]), int(layout.dealt.bounds[g + 1])
@@ -249,7 +250,7 @@ class WavesExecutor:
     def _repeat(self, work: ExtensionWork, probes: Probes) -> None:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         self._told.repeat(work)
-        self._device.measure_up(work, first=self._extensions == 1)
+        self._device.measure_up(work)
         if self._snapshot is None or self._extensions < self._snapshot.turns:
             return
         structure: Structure = jax.tree.structure(self._device.held)

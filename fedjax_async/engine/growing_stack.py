@@ -26,7 +26,7 @@ from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.scoring import Measuring, evaluated
 from fedjax_async.engine.stack import Member, Stack, measured
-from fedjax_async.engine.stack_facts import StackFacts, following
+from fedjax_async.engine.stack_facts import StackFacts, following, power_above
 from fedjax_async.engine.stacking import held_out
 from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
@@ -66,7 +66,7 @@ class GrowingStack:
         """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`put`."""
         o, data = self._o, self._o.components.data
         shape = self._shape = self._needed(work)
-        self._facts = following(self._facts, work.layout, first=1)
+        self._facts = following(self._facts, work.layout)
         given = ([data], [o.key], [o.components.hyper], [o.norm_limit], [work.applied], [probes])
         tables = make_tables(work.layout, shape, *given, every_closes=self._facts.every_closes)
         totals = {"updates": o.facts.updates, "server_steps": o.facts.server_steps}
@@ -132,10 +132,10 @@ class GrowingStack:
         needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, slots, writes)
         return needed if self._shape is None else StackShape(*map(max, zip(needed, self._shape)))
 
-    def measure_up(self, work: ExtensionWork, *, first: bool) -> None:
-        """Record what the ``first`` or a later extension needs. It is not executed: the checkpoint has its results."""
+    def measure_up(self, work: ExtensionWork) -> None:
+        """Record what an extension needs. It is not executed: the checkpoint has its results."""
         self._shape = self._needed(work)
-        self._facts = following(self._facts, work.layout, first=int(first))
+        self._facts = following(self._facts, work.layout)
 
     def take_over(self, held: Held, work: ExtensionWork, probes: Probes) -> None:
         """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
@@ -144,17 +144,21 @@ class GrowingStack:
         self._compile(work)
 
     def fit(self, work: ExtensionWork, probes: Probes) -> None:
-        """If an extension needs longer tables, more slots or more messages at a time, compile again."""
-        needed, facts = self._needed(work), following(self._facts, work.layout, first=0)
-        if (needed, facts) == (self._shape, self._facts):
-            return
-        self._shape, self._facts = needed, facts
-        carry, stores = self.held
-        longer = {"slots": needed.slot_count, "records": needed.positions, "probes": needed.positions}
-        carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
-        self.held = Held(carry, stores)
+        """Put an extension on the device.
+
+        If it needs longer tables, more slots or more messages at a time, the programs are compiled again.
+        """
+        needed, facts = self._needed(work), following(self._facts, work.layout)
+        grows, self._facts = (needed, facts) != (self._shape, self._facts), facts
+        if needed != self._shape:
+            self._shape = needed
+            carry, stores = self.held
+            longer = {"slots": needed.slot_count, "records": needed.positions, "probes": needed.positions}
+            carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
+            self.held = Held(carry, stores)
         self.put(work, probes)
-        self._compile(work)
+        if grows:
+            self._compile(work)
 
     def put(self, work: ExtensionWork, probes: Probes) -> None:
         """Move the tables of an extension to the device; ``probes``: their arrivals numbered within the extension."""
@@ -173,9 +177,10 @@ class GrowingStack:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def send(self, carry: Carry) -> Carry:
+    def send(self, work: ExtensionWork, carry: Carry) -> Carry:
         """Send the messages that are due before the first position."""
-        sent: Carry = programs.send(self._o.components.rule, self._facts)(self.tables, carry)
+        known = None if self._facts.messages is None else power_above(work.layout.slots.write_bounds[1:2])
+        sent: Carry = programs.send(self._o.components.rule, self._facts, known)(self.tables, carry)
         return sent
 
     def train(
@@ -212,7 +217,7 @@ class GrowingStack:
         padded = next(n for n in ladder(2 * needed) if n >= needed)  # few lengths, so few programs
         rows = np.zeros(padded * BATCH, np.int32)
         rows[: size.sum()] = data.order[spans(offset, size)]
-        measure = programs.losses(components.model, components.rule, self._facts)
+        measure = programs.losses(components.model, components.rule)
         each = np.asarray(measure(self.tables, self.held.carry.server, rows.reshape(-1, BATCH)), np.float64).reshape(-1)
         owner = np.repeat(np.arange(len(size)), size)
         total = np.bincount(owner, each[: len(owner)], minlength=len(size))

@@ -30,7 +30,7 @@ class Readable(NamedTuple):
     """What training reads of a carry."""
 
     slots: State
-    memory: State
+    memory: State  # the rows of nodes; () with a server
     clients: State
 
 
@@ -47,8 +47,8 @@ class Carry(NamedTuple):
 
     @property
     def readable(self) -> Readable:
-        """What training reads."""
-        return Readable(self.slots, self.memory, self.clients)
+        """What training reads; with a server not its memory, so that rules with any memory share programs."""
+        return Readable(self.slots, () if jax.tree.leaves(self.server) else self.memory, self.clients)
 
 
 class JobBuffers(NamedTuple):
@@ -210,10 +210,17 @@ def make_train(kind: JobKind, width: int, devices: int = 1) -> TrainJobs:
         hyper, data = hyper_of(tables, run), client_data(tables, position)
 
         def begin(
-            hyper: Hypers, started: State, before: State, position: Array, key: Key, steps: Array, *own: Array
+            hyper: Hypers,
+            started: State,
+            before: State,
+            position: Array,
+            key: Key,
+            steps: Array,
+            offset: Array,
+            size: Array,
         ) -> State:
             message = kind.message(hyper, tables, started, position)._replace(local_steps=steps)
-            return bound(client, hyper).begin(key, message, before, data._replace(offset=own[0], size=own[1]))
+            return bound(client, hyper).begin(key, message, before, data._replace(offset=offset, size=size))
 
         def end(hyper: Hypers, *job: State) -> FinishedJob:
             return kind.end(hyper, tables, *job)
@@ -225,10 +232,12 @@ def make_train(kind: JobKind, width: int, devices: int = 1) -> TrainJobs:
             return started, before, mapped(begin, hyper, *job)
 
         def advance(k: Array, held: tuple[State, State, State]) -> tuple[State, State, State]:
-            def step(hyper: Hypers, work: State, started: State, position: Array, steps: Array, *own: Array) -> State:
+            def step(
+                hyper: Hypers, work: State, started: State, position: Array, steps: Array, offset: Array, size: Array
+            ) -> State:
                 """One local step, without effect once the job has done its steps. Unchanged leaves cost nothing."""
                 message = kind.message(hyper, tables, started, position)._replace(local_steps=steps)
-                stepped = bound(client, hyper).step(work, k, message, data._replace(offset=own[0], size=own[1]))
+                stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
                 runs = k < steps
                 return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
 

@@ -87,7 +87,7 @@ class SideBySide(Protocol[Tables]):
     def evaluator(self, watcher: Watcher, trainers: Trainers[Tables]) -> Evaluate:
         """The evaluation of runs at moments; it hands the scores to the watcher, too."""
 
-    def identity(self, carry: Carry) -> dict[str, object]:
+    def identity(self) -> dict[str, object]:
         """What a checkpoint must have in common with the runs, besides their settings."""
 
     def until(self, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:

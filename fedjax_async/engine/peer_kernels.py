@@ -113,7 +113,8 @@ def mixed(
     """The node's row after the event at ``position`` has mixed the entries ``low .. high-1`` of the inboxes.
 
     Also how many of them it refused. They are at most ``longest``: off a CPU the loop has this length, because an
-    accelerator would ask the host after each pass of a loop whose length it does not know.
+    accelerator would ask the host after each pass of a loop whose length it does not know. Then short inboxes take as
+    many passes as the longest one of the plan.
     """
 
     def one(d: Array, carry: tuple[State, Array]) -> tuple[State, Array]:

@@ -150,9 +150,8 @@ class PeerStack(NamedTuple):
             more = [nothing for _ in blocks]
         return [part | one for part, one in zip(parts, more)]
 
-    def identity(self, carry: Carry) -> dict[str, object]:
-        """Batches and probes."""
-        del carry
+    def identity(self) -> dict[str, object]:
+        """Batches, probes, and whether states are flat."""
         first = self.members[0]
         return {
             "batches (cores, lanes, max_width)": digest(self.layout),
@@ -266,7 +265,8 @@ def make_peer_stack(
         probes=tuple(first.nodes_probes.items()),
         mesh=mesh,
     )
-    needed += layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())
+    training = layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())
+    needed += max(training, temporary_bytes(programs.write))
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     return PeerStack(members, layout, shape, tables, params, node_blocks, programs, needed, feed, sharding)

@@ -98,7 +98,7 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 
 
 @lru_cache(maxsize=64)
-def model_of(server: Server, facts: StackFacts) -> Wrapped:
+def model_of(server: Server) -> Wrapped:
     """Jitted ``model_of(tables, states, run) -> params``: a copy that outlives the donation of the states."""
 
     def model(tables: DeviceTables, states: State, run: Array) -> Params:
@@ -109,12 +109,15 @@ def model_of(server: Server, facts: StackFacts) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def send(server: Server, facts: StackFacts) -> Wrapped:
-    """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
+def send(server: Server, facts: StackFacts, most: int | None) -> Wrapped:
+    """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``.
+
+    They are at most ``most``; ``None``: any number, one after the other.
+    """
 
     def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
         low, high = tables.write_bounds[0], tables.write_bounds[1]
-        return write_messages(server, tables, facts, carry, low, high, facts.messages)
+        return write_messages(server, tables, facts, carry, low, high, most)
 
     return jitted(send, donate_argnums=1)
 
@@ -134,7 +137,7 @@ def keep() -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def losses(model: Model, server: Server, facts: StackFacts) -> Wrapped:
+def losses(model: Model, server: Server) -> Wrapped:
     """Jitted ``losses(tables, states, rows) -> float[n, B]``: the global model's at the examples ``rows``, int32[n, B].
 
     B of them are read at a time.
@@ -258,7 +261,7 @@ def compile_programs(
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,
-        model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
+        model=model_of(server).lower(tables, carry.server, span[0]).compile() if models else None,
         evaluate_runs=None
         if every_test is None
         else compiled_together(

@@ -48,7 +48,7 @@ def run_stack(
     layout, carry, scores = stack.layout, stack.start(), stack.scores()
     watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
     if keeper is not None:
-        for name, value in stack.identity(carry).items():
+        for name, value in stack.identity().items():
             keeper.identify(name, value)
     with Trainers(layout.dealt, stack.tables, stack.train, partial(stack.buffers, carry), stack.feed) as trainers:
         evaluate = stack.evaluator(watcher, trainers)

@@ -97,9 +97,8 @@ class Stack(NamedTuple):
         del trainers
         return Evaluator(self, watcher)
 
-    def identity(self, carry: Carry) -> dict[str, object]:
+    def identity(self) -> dict[str, object]:
         """Batches, probes, and whether states are flat."""
-        del carry
         found: dict[str, object] = {
             "batches (cores, lanes, max_width)": digest(self.layout),
             "probes": described(self.members[0].probes),

@@ -65,6 +65,8 @@ def stack_facts(members: Sequence[Arriving], layout: Layout, shape: StackShape) 
 
 def _in_groups(facts: StackFacts, members: Sequence[Arriving], layout: Layout) -> StackFacts:
     """In groups if an arrival in two, or fewer, closes a step or is followed by messages."""
+    if facts.in_turn:
+        return facts
     ends = group_ends(layout, [m.applied for m in members], facts.every_closes)
     grouped = 2 * len(ends) <= len(layout.run)
     several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
@@ -76,20 +78,16 @@ def expected(facts: StackFacts, nominal: Arriving, layout: Layout) -> StackFacts
 
     ``layout``: that of the nominal plan. :func:`following` corrects them as the plan grows.
     """
-    return _in_groups(facts._replace(messages=1), [nominal], layout)
+    return _in_groups(following(facts._replace(messages=1), layout), [nominal], layout)
 
 
-def following(facts: StackFacts, layout: Layout, first: int) -> StackFacts:
-    """The facts with room for the messages of an extension of the plan.
-
-    ``first``: the first number of arrivals after which the program that receives, or ``send``, sends messages.
-    """
+def following(facts: StackFacts, layout: Layout) -> StackFacts:
+    """The facts with room for the messages that follow the arrivals of an extension of the plan."""
     if facts.messages is None:
         return facts
-    if sends_twice(layout):
+    if sends_twice(layout):  # as in :func:`stack_facts`, such runs have neither groups nor several arrivals a pass
         return facts._replace(messages=None, in_turn=True, grouped=False, at_once=1)
-    due = np.diff(layout.slots.write_bounds)[first:]
-    return facts._replace(messages=max(facts.messages, _power(due)))
+    return facts._replace(messages=max(facts.messages, power_above(np.diff(layout.slots.write_bounds)[1:])))
 
 
 def _by_ranks(layout: Layout, shape: StackShape) -> bool:
@@ -101,10 +99,10 @@ def most_messages(layout: Layout, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
     after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
-    return _power(due)
+    return power_above(due)
 
 
-def _power(due: np.ndarray) -> int:
+def power_above(due: np.ndarray) -> int:
     """The largest of these numbers, rounded up to a power of two."""
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 

@@ -109,8 +109,8 @@ class StackShape(NamedTuple):
     capacity: int  # rows of a lane's buffers
     positions: int
     slot_count: int
-    writes: int = 0  # messages of a server
-    entries: int = 0  # of the inboxes of nodes
+    writes: int = 0  # messages of a server; 0 without one
+    entries: int = 0  # of the inboxes of nodes; 0 with a server, as the next
     fragments: int = 0  # of a node's message
     rows: int = 0  # of ``order``, at least
 

@@ -58,16 +58,20 @@ def test_engine_equals_oracle(batching):
 
 @pytest.mark.float64
 def test_off_the_cpu_the_events_of_a_turn_are_written_at_once(monkeypatch):
+    """Of two runs side by side, whose messages have two fragments."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     given, want = wanted()
-    members = [make_peer_member(*given)]
+    other = given._replace(key=jax.random.key(77))
+    members = [make_peer_member(*given), make_peer_member(*other)]
     layout = peer_layout_of(members, max_width=4)
     stack = make_peer_stack(members, layout, peer_shape(layout))
     carry = stack.start()
     span = np.zeros(2, np.int32)
     traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(carry), span)
     assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
-    agree(run_stack(stack)[0], want)
+    first, second = run_stack(stack)
+    agree(first, want)
+    agree(second, run_peer_reference(*other))
 
 
 @pytest.mark.float64
