@@ -54,6 +54,41 @@ KINDS = {
     "staleness": ("Weights by staleness", "the option `staleness` of rules that weigh by staleness"),
     "sampling": ("Sampling of clients", "the option `sampling` of timings"),
 }
+# Methods that the package does not have, and what it has in their place.
+LEFT_OUT = """\
+## Left out
+
+A method of a paper is here only if the text of the paper or the code of its authors could be read.
+
+**FedASMU** (Liu et al. 2024) is left out: neither could be read, and what others write about it does not settle its
+formulas. Its message in mid-job is there without it: the timing `midway` sends each client the server's present model
+once more after a share `at` of its local steps, and a client wrapped by `local.going_on` mixes it into its unfinished
+model. Moment and share are fixed numbers, the same for all clients. With FedAsync:
+
+```python
+from fedjax_async import local, simulate
+
+
+def taking_in(model, *, optimizer, batch_size):
+    plain = local.local_training(model, optimizer=optimizer, batch_size=batch_size)  # or another client
+    return local.going_on(plain, local.constant_share(0.5))  # half of the fresh model
+
+
+run = simulate(method="fedasync@midway:at=0.5", client=taking_in, model="logistic", steps=4, updates=40)
+```
+
+`local.going_on_training` is this client, with all options of local training. On the command line it needs a name,
+which a file `going_on.py` gives it:
+
+```python
+from fedjax_async import local, register
+
+register("client", "going_on")(local.going_on_training)
+```
+
+```sh
+fedjax-async run --plugin going_on.py --method fedasync@midway:at=0.5 --client going_on:share=0.5 --steps 4 --updates 40
+```"""
 # Use of settings -> what the table calls it.
 USES = {
     "server": "methods with a server",
@@ -174,6 +209,7 @@ def methods_page() -> str:
         table(header, rows[True]),
         "## Without a server",
         table(header, rows[False]),
+        LEFT_OUT,
     )
 
 

@@ -21,7 +21,7 @@ from fedjax_async.clock.energy import ENERGY
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import prepare
 from fedjax_async.data.augment import AUGMENTATIONS
-from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, going_on_training
 from fedjax_async.models.metrics import METRICS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.peers.methods import METHODS as PEER_METHODS
@@ -95,6 +95,7 @@ SERVER_PROGRAM = PROGRAM | {
     "attack": specs("attack", ATTACKS),
     "policy": specs("policy", POLICIES),
     "ditto": ["0.1"],
+    "client": ["going_on"],
     "measures": [
         *(f"metrics={spec}" for spec in specs("metrics", METRICS)),
         *("train_loss=True", "fine_tune=2", "per_client=True", "validation_fraction=0.3"),
@@ -213,6 +214,8 @@ def settings_of(world: World) -> dict[str, Any]:
     if "timeout" in given:
         given |= {"timeout": 2.0} | ({"late": "drop"} if given["timeout"].endswith("drop") else {})
     given |= setting_of(given.pop("measures", None))
+    if "client" in given:
+        given["client"] = named("going_on", going_on_training)  # which the timing midway needs
     # of a mean of one second
     name, _, options = given["delay"].partition(":")
     given["delay"] = f"{name}:mean=1" + (f",{options}" if options else "")

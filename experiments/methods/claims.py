@@ -70,9 +70,6 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "Ringleader": ("ringleader:server_lr={}", RATES),
             "AREA": ("area@buffer:size={}", (1, 3, 10)),
             "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
-            "FedASMU": ("fedasmu:level={}", (1, 3, 10)),
-            "FedASMU, no second message": ("fedasmu:level={}@every", (1, 3, 10)),
-            "FedASMU, nothing learned": ("fedasmu:level={},rate=0", (1, 3, 10)),
         },
     ),
     "absent clients": (

@@ -66,7 +66,6 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "feddyn": {"@cohort:size": (10, 30), "alpha": (0.01, 0.1)},
     "scaffold": COHORT,
     "fedasync": MIXED,
-    "fedasmu": {"level": (1, 3, 0.3), "rate": (0.01, 0)},
     "asgd": ARRIVAL,
     "delay_adaptive_asgd": ARRIVAL,
     "ringmaster": {"@fresh:threshold": (10, 100), "server_lr": (1, 0.1, 0.03)},

@@ -84,7 +84,8 @@ def midway(*, at: float = 0.5, size: int = 1, concurrency: int | None = None, sa
 
     All clients must get their second message: with absences, faults or limits this timing is refused.
 
-    Source of the second message: Liu et al. (2024), "FedASMU", where a learned policy chooses its moment.
+    With ``fedasync``, the server mixes the client's model in as ever, weighted by the staleness since the second
+    message. Where the idea comes from: Liu et al. (2024), "FedASMU", which is left out, as its text could not be read.
     """
     check.require(isinstance(at, (int, float)) and not isinstance(at, bool) and 0 < at < 1, "at", at, "in (0, 1)")
     check.whole("size", size)

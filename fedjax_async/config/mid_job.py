@@ -18,7 +18,7 @@ def check_going_on(run: Resolved) -> None:
     kept = jax.eval_shape(client.init, run.shapes)
     nodes = jax.tree.leaves(kept, is_leaf=lambda node: isinstance(node, MidJob))
     goes_on = any(isinstance(node, MidJob) for node in nodes)
-    why = f"its clients keep no unfinished model: method fedasmu, or client=local.going_on_training (given: {s.method})"
+    why = f"its clients keep no unfinished model: give client=local.going_on_training (given: method {s.method})"
     check.require(goes_on, "timing", "midway", f"another one: {why}")
     feedback = s.compress is not None and s.feedback == "ef"
     why = "with timing midway: the first part of a job is not sent, and has no error to feed back"

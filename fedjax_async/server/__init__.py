@@ -7,10 +7,10 @@ deltas, ``port.py`` weights them by their likeness too, ``fedopt.py`` has the ad
 rules that tolerate bad uploads. ``ca2fl.py``, ``mifa.py``, ``area.py``, ``malenia.py`` and ``ringleader.py`` are rules
 with a memory of each client, ``orthofl.py`` and ``quafl.py`` send each client weights of its own, ``adpsgd.py`` holds
 the models of nodes that average in pairs, ``delay_correction.py`` corrects stale deltas for the server's drift since
-their start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``fedasmu.py`` (learned weights), ``floco.py`` (a simplex
-of models, with regions of the clients in ``regions.py``) and ``asynccurve.py`` (curves) have client algorithms of
-their own. The parts of AsyncCurve also work with other rules: ``steps.py``, ``step_size.py`` (with the dominance
-penalty) and ``swa.py`` (stochastic weight averaging). ``parts.py`` gives such parts names and adds them to any rule.
+their start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``floco.py`` (a simplex of models, with regions of the
+clients in ``regions.py``) and ``asynccurve.py`` (curves) have client algorithms of their own. The parts of AsyncCurve
+also work with other rules: ``steps.py``, ``step_size.py`` (with the dominance penalty) and ``swa.py`` (stochastic
+weight averaging). ``parts.py`` gives such parts names and adds them to any rule.
 ``privacy.py`` clips uploads and adds noise around any rule, ``attacks.py`` forges uploads of malicious clients.
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """

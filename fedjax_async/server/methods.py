@@ -18,7 +18,6 @@ from fedjax_async.server.ca2fl import ca2fl as ca2fl, fedstale as fedstale, fedv
 from fedjax_async.server.delay_adaptive import delay_adaptive_asgd as delay_adaptive_asgd
 from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
     orthograd as orthograd, orthopos as orthopos, orthostrict as orthostrict)
-from fedjax_async.server.fedasmu import fedasmu as fedasmu, fedasmu_client as fedasmu_client
 from fedjax_async.server.feddyn import feddyn as feddyn, feddyn_client as feddyn_client
 from fedjax_async.server.fedmrur import fedmrur as fedmrur, fedmrur_client as fedmrur_client
 from fedjax_async.server.fedopt import (fadas as fadas, fedadagrad as fedadagrad, fedadam as fedadam,
@@ -60,12 +59,6 @@ METHODS: dict[str, Method] = {
         about="Control variates at server and clients (Karimireddy et al. 2020).",
     ),
     "fedasync": Method(fedasync, "every", about="Mix each arriving model in, weighted by staleness (Xie et al. 2019)."),
-    "fedasmu": Method(
-        fedasmu,
-        "midway",
-        client=fedasmu_client,
-        about="Learned weights, and a fresh model in mid-job (Liu et al. 2024).",
-    ),
     "asgd": Method(asgd, "every", about="Each arriving delta is added, however stale."),
     "delay_adaptive_asgd": Method(
         delay_adaptive_asgd, "every", about="ASGD with steps cut by the delay (Koloskova et al. 2022)."

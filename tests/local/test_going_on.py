@@ -9,8 +9,9 @@ import pytest
 from fedjax_async import Settings, local
 from fedjax_async.clock.midway import midway
 from fedjax_async.config import prepare
-from fedjax_async.server.fedasmu import fedasmu_client, learned_share
+from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.types import ClientData, Message, Model
+from tests.engine import problem
 from tests.refusals import refusals
 
 LR, D, ROWS = 0.1, 3, 6
@@ -70,48 +71,51 @@ def test_the_proximal_term_is_drawn_to_where_the_part_began():
     np.testing.assert_allclose(fresh + upload, w, rtol=1e-12)
 
 
-def share(numbers, o, g, mu):
-    """Eqs. 7 and 8, from gamma and upsilon; o and g count from 1."""
-    phi = numbers[0] / np.sqrt(g) * (1 - numbers[1] / np.sqrt(g - o + 1))
-    return mu * phi / (1 + mu * phi)
+def by_age(level, rate):
+    """A share of ``level (1 - 1 / (1 + age))`` of a model that is ``age`` server steps newer; the level is learned."""
+
+    def newer(began, now):
+        return 1.0 - 1.0 / (1 + now - began).astype(float)
+
+    return local.Blend(
+        lambda: jnp.asarray(level),
+        lambda own, began, now: own * newer(began, now),
+        lambda own, began, now, slope: own - rate * slope * newer(began, now),
+    )
 
 
 @pytest.mark.float64
-def test_fedasmu_learns_how_much_to_take():
-    """Three jobs; derivatives by complex steps, which are exact."""
-    mu, rate = 0.8, 0.2
-    client = client_of(fedasmu_client, take_strength=mu, take_level=2.0, take_factor=0.6, take_rate=rate)
-    state, numbers = client.init({"w": jnp.zeros(D)}), np.array([2.0, 0.6])
+def test_a_blend_knows_both_messages_and_learns_from_the_slope_in_its_share():
+    """Three jobs; the level moves against the slope of the loss in the share, at the end of each of them."""
+    level, rate = 0.6, 0.2
+    client = local.going_on(client_of(local.local_training), by_age(level, rate))
+    state = client.init({"w": jnp.zeros(D)})
     for began, now in ((0, 3), (3, 4), (4, 20)):
         start, fresh = CHANCE.normal(size=(2, D))
         _, state = job(client, state, start, began, 2, sent=False)
+        np.testing.assert_allclose(state.numbers, level, rtol=1e-12)  # a first part teaches nothing
         upload, state = job(client, state, fresh, now, 3)
-        unfinished, o, g = descended(start, 2), began + 1, now + 1
-        beta = share(numbers, o, g, mu)
-        mixed = (1 - beta) * unfinished + beta * fresh
+        unfinished, newer = descended(start, 2), 1 - 1 / (1 + now - began)
+        mixed = unfinished + level * newer * (fresh - unfinished)
         trained = descended(mixed, 3)
         np.testing.assert_allclose(fresh + upload, trained, rtol=1e-12)
-        slope = -(trained - mixed) @ (fresh - unfinished)
-        steps = [slope * share(numbers + 1e-30j * unit, o, g, mu).imag / 1e-30 for unit in np.eye(2)]
-        numbers = np.maximum(numbers - rate * np.array(steps), 0.0)
-        np.testing.assert_allclose([state.numbers.level, state.numbers.factor], numbers, rtol=1e-12)
-    assert abs(numbers - [2.0, 0.6]).min() > 1e-3
+        level, before = level + rate * newer * (trained - mixed) @ (fresh - unfinished), level
+        np.testing.assert_allclose(state.numbers, level, rtol=1e-12)
+        assert abs(level - before) > 1e-3
 
 
-def test_nothing_is_taken_of_a_model_that_is_not_newer_and_more_of_a_newer_one():
-    blend = learned_share(strength=1.0, level=1.0, factor=0.5, rate=1.0)
-    weights = [float(blend.weight(blend.init(), jnp.int32(9), jnp.int32(now))) for now in (9, 10, 14)]
-    assert weights[0] == 0 and 0 < weights[1] < weights[2] < 1
-    kept = blend.learned(blend.init(), jnp.int32(9), jnp.int32(9), jnp.asarray(1.0))
-    assert kept == blend.init()
-
-
-def test_what_was_learned_stays_finite():
-    blend = learned_share(strength=1.0, level=1.0, factor=0.5, rate=1.0)
-    for slope in (np.inf, -np.inf, np.nan, 1e30, -1e30):
-        after = blend.learned(blend.init(), jnp.int32(0), jnp.int32(3), jnp.float32(slope))
-        assert 0 <= after.level <= 1e6 and 0 <= after.factor <= 1e6
-        assert 0 <= blend.weight(after, jnp.int32(0), jnp.int32(3)) <= 1
+@pytest.mark.float64
+@pytest.mark.parametrize("timing", ["midway:at=0.3", "midway:at=0.5,size=2"])
+def test_the_engine_equals_the_oracle_with_second_messages(timing):
+    """Each client has its own number of steps; some have one, and no second message."""
+    trainer = local.going_on(problem.client(), by_age(0.6, 0.2))
+    given = problem.changed(problem.case("fedasync", timing, sizes=(3, 9, 4, 13, 6)), client=trainer)
+    waves, oracle = run_waves(*given), run_reference(*given)
+    problem.close(waves.params, oracle.params, 1e-12)
+    never = trainer._replace(unsent=lambda before, after: after)  # begins each part from its message
+    other = run_reference(*problem.changed(given, client=never))
+    gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, oracle.params)
+    assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
 def test_a_client_whose_upload_is_no_change_of_params_cannot_go_on():
@@ -124,8 +128,11 @@ def test_a_client_whose_upload_is_no_change_of_params_cannot_go_on():
 SMALL = {"model": "logistic", "clients": 4, "updates": 4, "steps": 4}
 test_runs_that_cannot_take_a_second_message_in_are_refused = refusals(
     ({"method": "asgd@midway"}, "timing = 'midway': must be another one: its clients keep no unfinished model"),
-    ({"method": "fedasmu", "compress": "topk:ratio=0.1"}, "feedback = 'ef': must be off or ef21"),
-    ({"method": "fedasmu@midway:at=2"}, "at = 2: must be in"),
+    (
+        {"method": "fedasync@midway", "client": local.going_on_training, "compress": "topk:ratio=0.1"},
+        "feedback = 'ef': must be off or ef21",
+    ),
+    ({"method": "fedasync@midway:at=2"}, "at = 2: must be in"),
     by=lambda given: prepare(Settings(**SMALL, **given)),
 )
 

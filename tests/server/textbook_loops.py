@@ -124,47 +124,6 @@ def adpsgd(lr: float = 1.0, drawn: Callable[[int, int], int] = lambda e, node: n
     return Pairs(add())
 
 
-def fedasmu(mu=1.0, level=1.0, power=0.5, floor=0.0, rate=0.01) -> Rule:
-    """Liu et al. (2024), eqs. 1-3; derivatives by complex steps, which are exact."""
-
-    def alpha(numbers, t, age):
-        xi = numbers[0] / (np.sqrt(t) * age ** numbers[1]) + numbers[2]
-        return mu * xi / (1 + mu * xi)
-
-    class Learning(Rule):
-        def begin(self, x, uploads):
-            self.numbers = [np.array([level, power, floor])] * CLIENTS
-            self.last: list[tuple | None] = [None] * CLIENTS
-            self.x, self.t, self.scales = x, 1, {}
-
-        def direction(self, x, u):
-            self.x = x
-            return super().direction(x, u)
-
-        def scale(self, u, client):
-            numbers = self.numbers[client]
-            if self.last[client] is not None:
-                towards, t, age = self.last[client]
-                slope = -u.delta @ towards
-                gradient = [alpha(numbers + 1e-30j * unit, t, age).imag / 1e-30 for unit in np.eye(3)]
-                numbers = np.maximum(numbers - rate * slope * np.array(gradient), 0.0)
-            self.numbers[client] = numbers
-            return float(alpha(numbers, self.t, u.staleness + 1))
-
-        def taken(self, x, u, client, direction, scale):
-            self.last[client] = direction, self.t, u.staleness + 1
-            return super().taken(x, u, client, direction, scale)
-
-        def seen(self, u, client):
-            self.t += self.closed
-            self.closed = u.closes
-            return u
-
-        closed = False
-
-    return Learning(add(), towards=True)
-
-
 def ringleader(lr: float = 1.0) -> Rule:
     """Maranjyan and Richtarik (2025): lists of deltas; a client's turn is an upload that closes a step."""
 
