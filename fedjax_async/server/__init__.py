@@ -10,9 +10,9 @@ the models of nodes that average in pairs, ``delay_correction.py`` corrects stal
 their start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``floco.py`` (a simplex of models, with regions of the
 clients in ``regions.py``) and ``asynccurve.py`` (curves) have client algorithms of their own. The parts of AsyncCurve
 also work with other rules: ``steps.py``, ``step_size.py`` (with the dominance penalty) and ``swa.py`` (stochastic
-weight averaging). ``parts.py`` gives such parts names and adds them to any rule.
-``privacy.py`` clips uploads and adds noise around any rule, ``attacks.py`` forges uploads of malicious clients.
-``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
+weight averaging). ``parts.py`` gives such parts names and adds them to any rule. ``privacy.py`` clips uploads and adds
+noise around any rule, ``attacks.py`` forges uploads of malicious clients. ``running_statistics.py`` says how all rules
+treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
 # fmt: off

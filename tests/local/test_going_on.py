@@ -137,7 +137,7 @@ test_runs_that_cannot_take_a_second_message_in_are_refused = refusals(
 )
 
 
-def test_any_rule_may_have_such_clients_and_an_own_timing_may_be_midway():
+def test_another_rule_may_have_such_clients_and_an_own_timing_may_be_midway():
     settings = Settings(**SMALL, method="fedbuff@midway:size=2")
     run = prepare(settings, client=local.going_on_training)
     assert run.schedule.local_steps.tolist().count(2) == len(run.schedule.client)
