@@ -71,7 +71,7 @@ from fedjax_async import local, simulate
 
 def taking_in(model, *, optimizer, batch_size):
     plain = local.local_training(model, optimizer=optimizer, batch_size=batch_size)  # or another client
-    return local.going_on(plain, local.constant_share(0.5))  # half of the fresh model
+    return local.going_on(plain, 0.5)  # half of the fresh model
 
 
 run = simulate(method="fedasync@midway:at=0.5", client=taking_in, model="logistic", steps=4, updates=40)

@@ -19,7 +19,7 @@ from fedjax_async.local.batches import (batch as batch, mean_loss as mean_loss, 
     permute as permute, rows_at_a_time as rows_at_a_time)
 from fedjax_async.local.curve import Curve as Curve, curve_training as curve_training
 from fedjax_async.local.feedback import ef21 as ef21, feedback as feedback
-from fedjax_async.local.going_on import (Blend as Blend, MidJob as MidJob, constant_share as constant_share,
+from fedjax_async.local.going_on import (MidJob as MidJob,
     going_on as going_on, going_on_training as going_on_training)
 from fedjax_async.local.job import (arrival_key as arrival_key, job_key as job_key, local_steps as local_steps,
     run_job as run_job, run_steps as run_steps)

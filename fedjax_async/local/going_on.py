@@ -6,7 +6,6 @@ stays with the client, and the second part begins from a mixture of this model a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,25 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async.base import check, tree
-from fedjax_async.geometry.vectors import inner as inner_product
-from fedjax_async.geometry.vectors import leaves
 from fedjax_async.local.training import Scale, local_training
-from fedjax_async.models import STATISTICS
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, Path, State, Traced
-
-
-class Blend(NamedTuple):
-    """How much of the message's model is mixed in.
-
-    ``init() -> numbers``, a pytree of scalars that the client keeps; ``weight(numbers, began, now) -> float[]``, the
-    share of the message's model: ``began`` and ``now`` are the server steps closed before the job's first message and
-    before this one, int32[]; ``learned(numbers, began, now, slope) -> numbers`` after the job, where ``slope`` is an
-    estimate of how the client's loss grows with the share.
-    """
-
-    init: Callable[[], State]
-    weight: Callable[[State, Array, Array], Array]
-    learned: Callable[[State, Array, Array, Array], State]
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
 
 
 class MidJob(NamedTuple):
@@ -41,8 +23,6 @@ class MidJob(NamedTuple):
     inner: State  # of the wrapped client
     model: Params  # as trained so far
     open: Array  # bool[], whether the last part was not uploaded
-    began: Array  # int32[], server steps closed before the first message of the job
-    numbers: State  # of the blend
 
 
 class Mixed(NamedTuple):
@@ -50,51 +30,31 @@ class Mixed(NamedTuple):
 
     inner: State
     start: Params  # from which it trains
-    goes_on: Array  # bool[]
 
 
-def _is_statistic(path: Path) -> bool:
-    return STATISTICS in path
-
-
-def constant_share(share: Traced = 0.5) -> Blend:
-    """Always the same ``share`` in [0, 1] of the message's model."""
-    check.non_negative("share", share)
-    check.in_range("share", share, 0.0, 1.0)
-
-    def weight(numbers: State, began: Array, now: Array) -> Array:
-        return jnp.asarray(share, jnp.result_type(float))
-
-    return Blend(lambda: (), weight, lambda numbers, began, now, slope: numbers)
-
-
-def going_on(client: ClientAlgorithm, blend: Blend) -> ClientAlgorithm:
+def going_on(client: ClientAlgorithm, share: Traced = 0.5) -> ClientAlgorithm:
     """Wrap ``client``: where its last upload was not sent, it starts from its own model and the message, mixed.
 
-    ``w <- (1 - b) w + b x``, w the model that it has trained, x that of the message, b by ``blend``; then ``client``
-    trains from w. Its upload is the change from x, so that the server finds the client's model as ever. Otherwise, at
-    the first message of a job, it trains from the message.
+    ``w <- (1 - b) w + b x``, w the model that it has trained, x that of the message, b the ``share`` in [0, 1]; then
+    ``client`` trains from w. Its upload is the change from x, so that the server finds the client's model as ever.
+    Otherwise, at the first message of a job, it trains from the message.
 
     ``client`` must upload the change of its params. Its own state goes on from part to part; its proximal term, if any,
     is drawn to the model from which the part began. Where an upload is rejected, the client goes on from the first part
     of that job. Wrappers that change uploads go around this one.
     """
+    check.non_negative("share", share)
+    check.in_range("share", share, 0.0, 1.0)
 
     def init(params: Params) -> MidJob:
-        zero = jnp.zeros((), jnp.int32)
-        return MidJob(client.init(params), params, jnp.zeros((), jnp.bool_), zero, blend.init())
-
-    def share(kept: MidJob, message: Message) -> Array:
-        return blend.weight(kept.numbers, kept.began, jnp.asarray(message.version, jnp.int32))
+        return MidJob(client.init(params), params, jnp.zeros((), jnp.bool_))
 
     def begin(key: Key, message: Message, kept: MidJob, data: ClientData) -> Mixed:
-        part = share(kept, message)
-
         def mixed(own: Array, fresh: Array) -> Array:
-            return own + jnp.asarray(part, own.dtype) * (fresh - own)
+            return own + jnp.asarray(share, own.dtype) * (fresh - own)
 
         start = tree.where(kept.open, jax.tree.map(mixed, kept.model, message.params), message.params)
-        return Mixed(client.begin(key, message._replace(params=start), kept.inner, data), start, kept.open)
+        return Mixed(client.begin(key, message._replace(params=start), kept.inner, data), start)
 
     def step(work: Mixed, k: Array, message: Message, data: ClientData) -> Mixed:
         return work._replace(inner=client.step(work.inner, k, message._replace(params=work.start), data))
@@ -104,12 +64,7 @@ def going_on(client: ClientAlgorithm, blend: Blend) -> ClientAlgorithm:
         have, want = (str(jax.tree.structure(each)) for each in (change, message.params))
         check.require(have == want, "what the client uploads", have, "the change of its params: it cannot go on")
         model = jax.tree.map(jnp.add, work.start, change)
-        now = jnp.asarray(message.version, jnp.int32)
-        towards = jax.tree.map(jnp.subtract, message.params, kept.model)
-        slope = -inner_product(*(leaves(tree.split(each, _is_statistic)[0]) for each in (change, towards)))
-        learned = tree.where(work.goes_on, blend.learned(kept.numbers, kept.began, now, slope), kept.numbers)
-        began = jnp.where(work.goes_on, kept.began, now)
-        after = MidJob(inner, model, jnp.zeros_like(kept.open), began, learned)
+        after = MidJob(inner, model, jnp.zeros_like(kept.open))
         return jax.tree.map(jnp.subtract, model, message.params), after
 
     def unsent(before: MidJob, after: MidJob) -> MidJob:
@@ -136,4 +91,4 @@ def going_on_training(
 ) -> ClientAlgorithm:
     """:func:`local_training` that mixes the ``share`` of a second message into its unfinished model."""
     plain = local_training(model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale)
-    return going_on(plain, constant_share(share))
+    return going_on(plain, share)

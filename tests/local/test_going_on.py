@@ -38,10 +38,10 @@ def descended(w, steps):
     return w
 
 
-def job(client, state, start, version, steps, *, sent=True):
+def job(client, state, start, steps, *, sent=True):
     """The upload, and the client's state after the job."""
     data = ClientData(jnp.asarray(X), jnp.asarray(Y), jnp.arange(ROWS), jnp.int32(0), jnp.int32(ROWS))
-    message = Message({"w": jnp.asarray(start)}, (), jnp.int32(version))
+    message = Message({"w": jnp.asarray(start)}, (), jnp.int32(0))
     upload, after = local.run_job(client, jax.random.key(0), message, state, data, steps)
     return np.asarray(upload["w"]), after if sent else client.unsent(state, after)
 
@@ -50,12 +50,12 @@ def job(client, state, start, version, steps, *, sent=True):
 def test_a_share_of_the_second_message_is_mixed_into_the_unfinished_model():
     client = client_of(share=0.3)
     state, first, fresh, later = client.init({"w": jnp.zeros(D)}), *CHANCE.normal(size=(3, D))
-    _, state = job(client, state, first, 4, 2, sent=False)
-    upload, state = job(client, state, fresh, 9, 5)
+    _, state = job(client, state, first, 2, sent=False)
+    upload, state = job(client, state, fresh, 5)
     unfinished = descended(first, 2)
     trained = descended(0.7 * unfinished + 0.3 * fresh, 5)
     np.testing.assert_allclose(fresh + upload, trained, rtol=1e-12)
-    upload, _ = job(client, state, later, 11, 2)  # the first part of the next job starts from its message
+    upload, _ = job(client, state, later, 2)  # the first part of the next job starts from its message
     np.testing.assert_allclose(upload, descended(later, 2) - later, rtol=1e-12)
 
 
@@ -63,52 +63,19 @@ def test_a_share_of_the_second_message_is_mixed_into_the_unfinished_model():
 def test_the_proximal_term_is_drawn_to_where_the_part_began():
     client = client_of(share=0.5, proximal=2.0)
     state, first, fresh = client.init({"w": jnp.zeros(D)}), *CHANCE.normal(size=(2, D))
-    _, state = job(client, state, first, 0, 1, sent=False)
-    upload, _ = job(client, state, fresh, 1, 2)
+    _, state = job(client, state, first, 1, sent=False)
+    upload, _ = job(client, state, fresh, 2)
     start = w = (descended(first, 1) + fresh) / 2
     for _ in range(2):
         w = w - LR * (gradient(w) + 2.0 * (w - start))
     np.testing.assert_allclose(fresh + upload, w, rtol=1e-12)
 
 
-def by_age(level, rate):
-    """A share of ``level (1 - 1 / (1 + age))`` of a model that is ``age`` server steps newer; the level is learned."""
-
-    def newer(began, now):
-        return 1.0 - 1.0 / (1 + now - began).astype(float)
-
-    return local.Blend(
-        lambda: jnp.asarray(level),
-        lambda own, began, now: own * newer(began, now),
-        lambda own, began, now, slope: own - rate * slope * newer(began, now),
-    )
-
-
-@pytest.mark.float64
-def test_a_blend_knows_both_messages_and_learns_from_the_slope_in_its_share():
-    """Three jobs; the level moves against the slope of the loss in the share, at the end of each of them."""
-    level, rate = 0.6, 0.2
-    client = local.going_on(client_of(local.local_training), by_age(level, rate))
-    state = client.init({"w": jnp.zeros(D)})
-    for began, now in ((0, 3), (3, 4), (4, 20)):
-        start, fresh = CHANCE.normal(size=(2, D))
-        _, state = job(client, state, start, began, 2, sent=False)
-        np.testing.assert_allclose(state.numbers, level, rtol=1e-12)  # a first part teaches nothing
-        upload, state = job(client, state, fresh, now, 3)
-        unfinished, newer = descended(start, 2), 1 - 1 / (1 + now - began)
-        mixed = unfinished + level * newer * (fresh - unfinished)
-        trained = descended(mixed, 3)
-        np.testing.assert_allclose(fresh + upload, trained, rtol=1e-12)
-        level, before = level + rate * newer * (trained - mixed) @ (fresh - unfinished), level
-        np.testing.assert_allclose(state.numbers, level, rtol=1e-12)
-        assert abs(level - before) > 1e-3
-
-
 @pytest.mark.float64
 @pytest.mark.parametrize("timing", ["midway:at=0.3", "midway:at=0.5,size=2"])
 def test_the_engine_equals_the_oracle_with_second_messages(timing):
     """Each client has its own number of steps; some have one, and no second message."""
-    trainer = local.going_on(problem.client(), by_age(0.6, 0.2))
+    trainer = local.going_on(problem.client(), 0.6)
     given = problem.changed(problem.case("fedasync", timing, sizes=(3, 9, 4, 13, 6)), client=trainer)
     waves, oracle = run_waves(*given), run_reference(*given)
     problem.close(waves.params, oracle.params, 1e-12)
@@ -120,9 +87,9 @@ def test_the_engine_equals_the_oracle_with_second_messages(timing):
 
 def test_a_client_whose_upload_is_no_change_of_params_cannot_go_on():
     two = client_of()._replace(finish=lambda work, message, kept: ((work, work), kept))
-    client = local.going_on(two, local.constant_share())
+    client = local.going_on(two)
     with pytest.raises(ValueError, match=r"^what the client uploads = .*: must be the change of its params"):
-        job(client, client.init({"w": jnp.zeros(D)}), np.zeros(D), 0, 1)
+        job(client, client.init({"w": jnp.zeros(D)}), np.zeros(D), 1)
 
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 4, "steps": 4}
