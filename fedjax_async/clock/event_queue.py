@@ -34,7 +34,7 @@ import numpy as np
 
 from fedjax_async.clock.availability import IntervalAt, together
 from fedjax_async.clock.durations import PREDICTED, DurationCache, Predict
-from fedjax_async.clock.faults import job_faults
+from fedjax_async.clock.faults import Pace, job_faults, paces_together
 from fedjax_async.clock.record import APPLIED, Outcome, Record
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
@@ -91,13 +91,14 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
     """``job_outcome(client, time, drawn)`` of a job that is sent at ``time`` to a client that is online."""
     pausing = together([source.interval for source in conditions.availability if source.leaving == "pause"])
     losing = together([source.interval for source in conditions.availability if source.leaving == "lose"])
+    pace = paces_together(conditions.faults)
 
     def job_outcome(client: int, time: float, drawn: JobDraw) -> JobOutcome:
         seconds, until_crash, restart, lost = drawn[:4] if isinstance(drawn, tuple) else (drawn, math.inf, 0.0, False)
         end, crash = time + seconds, time + until_crash
-        if pausing is not None:
-            end = _end_with_pauses(pausing, client, time, seconds)
-            crash = _end_with_pauses(pausing, client, time, until_crash) if until_crash < math.inf else math.inf
+        if pausing is not None or pace is not None:
+            end = _end_of_work(pausing, pace, client, time, seconds)
+            crash = _end_of_work(pausing, pace, client, time, until_crash) if until_crash < math.inf else math.inf
         noticed = end if end < math.inf else time + seconds
         offline = math.inf if losing is None else losing(client, time)[1]
         if crash < end and crash <= offline:
@@ -111,14 +112,19 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
     return job_outcome
 
 
-def _end_with_pauses(interval: IntervalAt, client: int, time: float, seconds: float) -> float:
-    """When ``seconds`` of work that begins at ``time`` are done, if it pauses while the client is offline."""
+def _end_of_work(interval: IntervalAt | None, pace: Pace | None, client: int, time: float, seconds: float) -> float:
+    """When work of ``seconds`` that begins at ``time`` is done, if it pauses while the client is offline.
+
+    ``seconds`` are those at the usual speed; ``pace`` says at which share of it the client works.
+    """
     for _ in range(_MOST_PAUSES):
-        start, end = interval(client, time)
+        start, end = (time, math.inf) if interval is None else interval(client, time)
         time = max(time, start)
-        if time + seconds <= end or time == math.inf:
-            return time + seconds
-        seconds -= end - time
+        rate, until = (1.0, math.inf) if pace is None else pace(client, time)
+        end = min(end, until)
+        if time + seconds / rate <= end or time == math.inf:
+            return time + seconds / rate
+        seconds -= (end - time) * rate
         # Rounding (``scenario.in_units``) may put the end of an interval at ``time`` itself: then step beyond it.
         time = end if end > time else math.nextafter(time, math.inf)
     raise ValueError(
@@ -159,8 +165,11 @@ class EventQueue:
         self.prepare, self._pop_draw = cache.prepare, cache.pop
         self._job_outcome = job_outcomes(conditions)
         # True if only a fault of the job itself can come between a job and its upload.
-        self._undisturbed = self._timeout == math.inf and all(
-            source.leaving == "finish" for source in conditions.availability
+        steady = all(source.pace is None for source in conditions.faults)
+        self._undisturbed = (
+            steady
+            and self._timeout == math.inf
+            and all(source.leaving == "finish" for source in conditions.availability)
         )
         self.events: list[QueuedEvent] = []  # a heap
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes

@@ -1,4 +1,4 @@
-"""Faults of jobs: uploads that are lost, duplicated, late or corrupt, clients that crash, groups that fail together.
+"""Faults of jobs: uploads that are lost, duplicated, late or corrupt, clients that crash or slow down, failing groups.
 
 A model is ``model(num_clients, seed, part) -> Faults``. The faults of job ``n`` of client ``i`` are drawn from (seed,
 the model's stream, part, i, n) alone: they do not depend on the order of events, on the timing or on the
@@ -61,6 +61,7 @@ def in_units(faults: JobFaults, unit: float) -> JobFaults:
 
 
 DrawFaults = Callable[[np.ndarray, np.ndarray], JobFaults]
+Pace = Callable[[int, float], tuple[float, float]]
 
 
 class Faults(NamedTuple):
@@ -68,12 +69,14 @@ class Faults(NamedTuple):
 
     ``draw(clients, numbers)`` and ``draw_copies(clients, numbers)``, of arrays that broadcast, give the faults of
     these jobs: ``draw_copies`` the copies of their uploads, ``draw`` all other faults. One function may be both.
-    Copies do not change the course of events: they are drawn when the schedule is known.
+    Copies do not change the course of events: they are drawn when the schedule is known. ``pace(client, time)`` is the
+    share (> 0) of its usual speed at which a client works at ``time``, and until when it does.
     """
 
     draw: DrawFaults | None = None
     draw_copies: DrawFaults | None = None
     absence: Availability | None = None
+    pace: Pace | None = None
 
 
 FaultModel = Callable[[int, int, int], Faults]
@@ -196,6 +199,28 @@ def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultM
     return model
 
 
+def drift(*, at: float = 1000.0, share: float = 0.5, factor: float = 4.0) -> FaultModel:
+    """Speeds change at `at` seconds: a `share` of the clients is `factor` times as slow after it, the others before it.
+
+    Jobs under way at that moment go on at the new speed. Each client is in the share with this probability.
+    """
+    check.real_positive("at", at)
+    check.share("share", share)
+    check.real_positive("factor", factor)
+
+    def model(num_clients: int, seed: int, part: int) -> Faults:
+        number = chance.once_a_client(lambda clients: chance.Draws(seed, "drift", part, clients).random())
+
+        def pace(client: int, time: float) -> tuple[float, float]:
+            later = time >= at
+            slow = (number(client) < share) == later
+            return 1.0 / factor if slow else 1.0, math.inf if later else at
+
+        return Faults(pace=pace)
+
+    return model
+
+
 FAULTS: dict[str, Callable[..., FaultModel]] = {
     "drop": drop,
     "duplicate": duplicate,
@@ -203,6 +228,7 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
     "late": late,
     "corrupt": corrupt,
     "groups": groups,
+    "drift": drift,
 }
 
 
@@ -235,6 +261,19 @@ def _check_jobs(title: str, drawn: JobFaults, shape: tuple[int, ...]) -> None:
         fits = fits and (truth or bool(np.all(array >= 0))) and (field != "factor" or bool(np.all(array > 0)))
         what = "numbers > 0" if field == "factor" else what
         check.require(fits, f"{title}.{field}", value, f"{what}, one for all or one per job")
+
+
+def paces_together(sources: Iterable[Faults]) -> Pace | None:
+    """The product of the paces of all sources, and until when it holds; None if no source has one."""
+    paces = [source.pace for source in sources if source.pace is not None]
+    if len(paces) < 2:
+        return paces[0] if paces else None
+
+    def pace(client: int, time: float) -> tuple[float, float]:
+        rates, ends = zip(*(each(client, time) for each in paces), strict=True)
+        return math.prod(rates), min(ends)
+
+    return pace
 
 
 def job_faults(draws: Iterable[DrawFaults | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:

@@ -18,7 +18,7 @@ from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.budget import Until
 from fedjax_async.clock.durations import Delays
-from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults
+from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults, Pace
 from fedjax_async.clock.views import Decider
 
 
@@ -151,9 +151,22 @@ def in_units(conditions: Conditions, unit: float) -> Conditions:
     def slower(draw: DrawFaults | None) -> DrawFaults | None:
         return None if draw is None else lambda clients, numbers: fault_models.in_units(draw(clients, numbers), unit)
 
+    def paced(pace: Pace | None) -> Pace | None:
+        if pace is None:
+            return None
+
+        def in_rounds(client: int, time: float) -> tuple[float, float]:
+            rate, until = pace(client, time * unit)
+            return rate, until / unit
+
+        return in_rounds
+
+    def failing(one: Faults) -> Faults:
+        return one._replace(draw=slower(one.draw), draw_copies=slower(one.draw_copies), pace=paced(one.pace))
+
     timeout = conditions.limits.timeout
     return Conditions(
         tuple(map(rescaled, conditions.availability)),
-        tuple(one._replace(draw=slower(one.draw), draw_copies=slower(one.draw_copies)) for one in conditions.faults),
+        tuple(map(failing, conditions.faults)),
         conditions.limits._replace(timeout=None if timeout is None else timeout / unit),
     )
