@@ -221,10 +221,17 @@ def write_report(
     check.require(named or 0 < target_number(target) <= 1, "target", target, allowed)
     require_final(options.final)
     check.one_of("interval", options.interval, INTERVALS)
+    html_figures.require_plotly()
+    shown = content(found, None if as_saved else options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.write(path, page_of(shown))
+    return path
+
+
+def page_of(shown: Content) -> bytes:
+    """The HTML page of a report's JSON, as :func:`content` returns it; its details may have no runs."""
     plotly = html_figures.require_plotly().offline.get_plotlyjs()
     head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)
     middle, tail = rest.split(PLOTLY_HERE)
-    page = head + _embedded(content(found, None if as_saved else options)) + middle + plotly + tail
-    path.parent.mkdir(parents=True, exist_ok=True)
-    disk.write(path, page.encode())
-    return path
+    page: str = head + _embedded(shown) + middle + plotly + tail
+    return page.encode()

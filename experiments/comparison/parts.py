@@ -1,0 +1,122 @@
+"""Training all methods in all blocks of a scale, in several processes, and continuing where a killed process stopped.
+
+What is finished of a method in a block is in ``OUT/parts/BLOCK/METHOD_*.csv``. ``OUT/definition.json`` says what was
+asked; a folder of another definition is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import kept
+import spaces
+import training
+from scenes import SCALES, Block, blocks
+
+from fedjax_async.base import disk, registry
+from fedjax_async.config import plugins
+from fedjax_async.results import files
+
+DEFINITION = "definition.json"
+
+
+class Asked(NamedTuple):
+    """A method in a block, and the folder of all results."""
+
+    method: str
+    block: Block
+    folder: Path
+    plugin: str = ""  # the file that registers the method, if it is not of the package
+
+    @property
+    def place(self) -> Path:
+        """The folder of its files."""
+        return self.folder / "parts" / self.block.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its results are there; the file that is written last counts."""
+        return (self.place / f"{self.method}_refused.csv").is_file()
+
+
+def added(plugin: str) -> dict[str, Mapping[str, spaces.Range]]:
+    """The methods that a plugin's file registers, each with the ranges of the file's ``SEARCH``; loads the file."""
+    plugins.load_plugin(plugin)
+    path = str(Path(plugin).resolve())
+    (module,) = [one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == path]
+    names = [name for name in registry.ADDED.get("method", {}) if name in spaces.methods()]
+    if not names:
+        raise ValueError(f"add = {plugin!r}: must register a method with a server")
+    return {name: dict(getattr(module, "SEARCH", {})) for name in names}
+
+
+def definition(scale: str, plugin: str = "") -> dict[str, object]:
+    """What the results of a folder depend on beside the package: settings, points, seeds, and a plugin's code."""
+    how = SCALES[scale]
+    found: dict[str, object] = {"scale": scale, "seeds": how.seeds, "points": how.points, "knobs": how.knobs}
+    for block in blocks(scale):
+        try:
+            found[block.name] = block.settings()
+        except ValueError as error:
+            found[block.name] = str(error)
+    return found | ({"plugin": digest(plugin)} if plugin else {})
+
+
+def digest(plugin: str) -> str:
+    """Eight hexadecimal digits that stand for the content of a plugin's file."""
+    return hashlib.sha256(Path(plugin).read_bytes()).hexdigest()[:8]
+
+
+def begin(folder: Path, about: Mapping[str, object]) -> None:
+    """Write the definition of the folder's results; ``ValueError`` if it holds those of another one."""
+    path, content = folder / DEFINITION, files.json_bytes(about)
+    if path.is_file() and path.read_bytes() != content:
+        raise ValueError(f"out = {str(folder)!r}: must be empty or hold the same comparison; {DEFINITION} differs")
+    folder.mkdir(parents=True, exist_ok=True)
+    disk.write(path, content)
+
+
+def train(asked: Asked) -> Asked:
+    """Train one method in one block and write its results."""
+    search = added(asked.plugin)[asked.method] if asked.plugin else None
+    kept.write(asked.place, asked.method, training.run(asked.method, asked.block, search))
+    return asked
+
+
+def train_all(all_asked: Sequence[Asked], processes: int, *, quiet: bool = False) -> kept.Results:
+    """The results of everything, in this order; what is finished is read, the rest trained."""
+    left = [asked for asked in all_asked if not asked.finished]
+    if left:
+        print(f"{len(all_asked) - len(left)} of {len(all_asked)} parts are finished", file=sys.stderr, flush=True)
+        start = multiprocessing.get_context("spawn")
+        shared = {"mp_context": start, "initializer": _begin, "initargs": (processes,)}
+        with ProcessPoolExecutor(min(processes, len(left)), **shared) as pool:
+            for number, done in enumerate(as_completed([pool.submit(train, asked) for asked in left]), 1):
+                asked = done.result()
+                if not quiet:
+                    print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}", file=sys.stderr, flush=True)
+    return kept.joined([kept.read(asked.place, asked.method) for asked in all_asked])
+
+
+def _begin(processes: int) -> None:
+    """Keep a worker on one core, so that its sums do not depend on the number of workers; end it with its parent."""
+    if hasattr(os, "sched_setaffinity") and jax.config.jax_platforms in (None, "cpu"):
+        index = multiprocessing.current_process()._identity[0] - 1
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
