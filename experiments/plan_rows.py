@@ -214,13 +214,19 @@ ASYNFL_THERE = [
     ),
     whole("asynfl", "Table II", "table_2.py", "paper", "", 0.3, 0.3, "table_2_paper.csv"),
 ]  # fmt: skip
+# The whole command. ``small``: processor time measured, two processes; ``full``: an estimate of a minute a method in
+# each of 19 blocks on a GPU, and fifty times that on two cores.
+COMPARISON = [whole("comparison", "all methods, full", "comparison.py", "full", "", 41_000, 820, "full.csv")]
+COMPARISON_THERE = [whole("comparison", "all methods, small", "comparison.py", "small", "", 30, 30, "small.csv")]
 
 ROWS: list[Row] = [
     *PUSHCEN_PAPER,
     *ORTHOFL_MISSING,
+    *COMPARISON,
     *ASYNFL_MISSING,
     *ASYNCCURVE,
     *PUSHCEN_MORE,
     *ORTHOFL_THERE,
     *ASYNFL_THERE,
+    *COMPARISON_THERE,
 ]

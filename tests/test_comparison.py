@@ -59,7 +59,7 @@ def demsars(means, blocks):
 
 
 def test_friedmans_statistic_is_demsars(files):
-    """The equations give the numbers of his example, 14 data sets and 4 classifiers; ours are those of the equations."""
+    """The equations give the numbers of his example (14 data sets, 4 classifiers); ours are those of the equations."""
     assert demsars([3.143, 2.000, 2.893, 1.964], 14) == pytest.approx((9.28, 3.69), abs=0.01)
     rng = np.random.default_rng(0)
     order = np.array([rng.permutation(4) + 1.0 for _ in range(14)])

@@ -87,7 +87,7 @@ def main() -> None:
     if given.html is not None:
         report.write(found, given.html, f"{len(found.runs)} runs, scale {given.scale}")
     if given.keep:
-        page.keep(found, given.scale, RESULTS)
+        page.keep(found, given.scale, given.out / f"{given.name}.csv", RESULTS)
 
 
 def write_tables(found: kept.Results, given: argparse.Namespace) -> None:

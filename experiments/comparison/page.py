@@ -14,6 +14,7 @@ import summary
 from scenes import WORLDS, Block
 
 from fedjax_async import Settings
+from fedjax_async.base import disk
 from fedjax_async.config.problem import data_of
 from fedjax_async.config.resolving import resolved
 from fedjax_async.results import tables
@@ -21,7 +22,8 @@ from fedjax_async.types import FederatedData
 
 PAGE = Path(__file__).resolve().parent / "README.md"
 DECIMALS = {"mean rank": 1, "seconds": 0, "updates": 0, "time to target (s)": 0, "sent to target (MB)": 1}
-BEST = 8  # methods of each block in the table of details
+BEST = 8  # methods of each block in the table of details, and the columns that it leaves out
+LEFT_OUT = ("largest staleness", "updates", "server steps", "seeds")
 
 
 def mark(name: str, end: bool = False) -> str:
@@ -67,20 +69,21 @@ MEASURES = ("DevMC-R", "DevMC-T", "StatMC-R", "StatMC-T", "InterMC-R", "InterMC-
 
 
 def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first rows of each block."""
+    """The first rows of each block, without some of their columns."""
     places: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         places.setdefault((row["world"], row["task"]), []).append(row)
-    return [row for each in places.values() for row in each[:BEST]]
+    first = [row for each in places.values() for row in each[:BEST]]
+    return [{name: cell for name, cell in row.items() if name not in LEFT_OUT} for row in first]
 
 
-def keep(found: kept.Results, scale: str, folder: Path) -> None:
-    """Write the results of a scale into ``folder``, and their tables into the page."""
+def keep(found: kept.Results, scale: str, table: Path, folder: Path) -> None:
+    """Write the results of a scale into ``folder``, and their tables into the page; ``table``: of all blocks."""
     kept.write(folder, scale, found)
+    disk.write(folder / f"{scale}.csv", table.read_bytes())
     of_blocks, (of_ranks, numbers), worlds = summary.method_rows(found), summary.rank_rows(found), world_rows()
-    for name, rows in {f"{scale}": of_blocks, f"{scale}_ranks": of_ranks, f"{scale}_tests": [numbers]}.items():
+    for name, rows in {f"{scale}_ranks": of_ranks, f"{scale}_tests": [numbers], "worlds": worlds}.items():
         tables.write(rows, folder / f"{name}.csv")
-    tables.write(worlds, folder / "worlds.csv")
     if scale != "small":
         return
     text = PAGE.read_text(encoding="utf-8")

@@ -51,9 +51,8 @@ def content(found: Results, about: str) -> dict[str, Any]:
     figures = {name: {unit: _figure(runs, unit, gap=gaps[name]) for unit in UNITS} for name, runs in blocks.items()}
     rows, numbers = summary.rank_rows(found)
     tables = [table_of("Mean ranks", rows), table_of("Tests", [numbers])]
-    tables += [table_of("Tuning", [row._asdict() for row in found.tried])]
-    if found.refused:
-        tables.append(table_of("Not run", [row._asdict() for row in found.refused]))
+    further = {"Tuning": found.tried, "Not run": found.refused}
+    tables += [table_of(title, [row._asdict() for row in each]) for title, each in further.items() if each]
     notes = ["Scores are test accuracies, or for the logistic problem decimal logarithms of the loss gap."]
     return {
         "title": "Comparison of methods with a server",

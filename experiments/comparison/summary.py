@@ -75,6 +75,7 @@ def method_rows(found: Results) -> Rows:
             "largest staleness": max(run.longest for run in runs),
             "updates": spread([float(run.updates) for run in runs]),
             "server steps": spread([float(run.steps) for run in runs]),
+            "seeds": len(runs),
         })  # fmt: skip
     places = list(dict.fromkeys((row["world"], row["task"]) for row in rows))
     return sorted(rows, key=lambda row: (places.index((row["world"], row["task"])), _worse(row)))
@@ -141,7 +142,7 @@ def rank_rows(found: Results) -> tuple[Rows, dict[str, float]]:
         "blocks": len(blocks),
         "Friedman chi2": tests.chi_square,
         "Iman-Davenport F": tests.f,
-        "p": PValue(tests.p),
+        "p": str(PValue(tests.p)),
         "critical difference": difference,
     }
     return sorted(rows, key=lambda row: row["mean rank"]), numbers
