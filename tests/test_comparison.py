@@ -356,6 +356,7 @@ def test_a_folder_of_another_comparison_is_refused(files, tmp_path):
     (["--add", "nothing.py"], "must be a Python file, not 'nothing.py'"),
     (["--processes", "0"], "must be a whole number >= 1, not 0"),
     (["--keep", "--methods", "fedavg"], "must be given without --add and --methods"),
+    (["--new", "--methods", "fedavg"], "must be given without --add and --methods, and these without each other"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(files, monkeypatch, capsys, options, why):
     monkeypatch.setattr(sys, "argv", ["comparison", *options])

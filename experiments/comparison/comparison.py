@@ -2,6 +2,7 @@
 
     python experiments/comparison/comparison.py --scale small                 # about an hour of two cores
     python experiments/comparison/comparison.py --scale small --add mine.py   # the row of your own method, minutes
+    python experiments/comparison/comparison.py --scale small --new --keep    # methods that the package has since
     python experiments/comparison/comparison.py --scale full                  # on a GPU
 
 Every method gets the same number of tuning runs in every block (a world with a task), is scored on validation
@@ -12,7 +13,6 @@ same command continues from there. The page ``README.md`` beside this file says 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -39,7 +39,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=list(SCALES), default="small", help="what is run [small]")
     parser.add_argument("--add", default="", metavar="FILE.py", help="run only the methods that this file registers")
-    parser.add_argument("--known", type=Path, default=RESULTS, metavar="DIR", help="results beside them [committed]")
+    parser.add_argument("--new", action="store_true", help="run only methods of the package that --known does not have")
+    parser.add_argument("--known", type=Path, default=RESULTS, metavar="DIR", help="results beside these [committed]")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="run only these [all with a server]")
     parser.add_argument("--processes", type=int, default=None, metavar="N", help="at a time [one per core]")
     parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="results [runs/comparison/SCALE]")
@@ -56,9 +57,12 @@ def options() -> argparse.Namespace:
             parser.error(f"argument --methods: must be methods with a server, not {name!r}")
     if given.keep and (given.add or given.methods):
         parser.error("argument --keep: must be given without --add and --methods")
+    if bool(given.add) + bool(given.methods) + given.new > 1:
+        parser.error("argument --new: must be given without --add and --methods, and these without each other")
     stem = f"{given.scale}-{Path(given.add).stem}-{parts.digest(given.add)}" if given.add else given.scale
     given.out = given.out or Path("runs/comparison") / stem
-    given.processes = given.processes or len(os.sched_getaffinity(0))
+    if given.processes is None:
+        given.processes = parts.usual_processes()
     given.name = "comparison"
     return given
 
@@ -71,23 +75,36 @@ def trained(given: argparse.Namespace, methods: Collection[str]) -> kept.Results
 
 
 def main() -> None:
-    """Run the comparison, or add a method to it, and write the tables."""
+    """Run the comparison, or add methods to it, and write the tables."""
     given = options()
-    if given.add:
-        methods = list(parts.added(given.add))
+    methods = given.methods or list(SCALES[given.scale].methods or spaces.methods())
+    known = kept.Results([], [], [])
+    if given.add or given.new:
         known = kept.read(given.known, given.scale)
-        found = kept.joined([kept.without(known, methods), trained(given, methods)])
-    else:
-        methods = given.methods or list(SCALES[given.scale].methods or spaces.methods())
-        found = trained(given, methods)
+        have = {row.method for rows in (known.runs, known.refused) for row in rows}
+        methods = list(parts.added(given.add)) if given.add else [name for name in methods if name not in have]
+    found = kept.joined([kept.without(known, methods), trained(given, methods)])
+    found = ordered(found, given.scale)
     kept.write(given.out, given.scale, found)
     write_tables(found, given)
-    if given.add:
+    if given.add or given.new:
         say(found, methods)
     if given.html is not None:
         report.write(found, given.html, f"{len(found.runs)} runs, scale {given.scale}")
     if given.keep:
         page.keep(found, given.scale, given.out / f"{given.name}.csv", RESULTS)
+
+
+def ordered(found: kept.Results, scale: str) -> kept.Results:
+    """The rows by block, then by method as the package lists them; runs of a method by seed."""
+    places = {(block.world, block.task): place for place, block in enumerate(blocks(scale))}
+    methods = {name: place for place, name in enumerate(spaces.methods())}
+    last = (len(places), len(methods))
+
+    def key(row: Any) -> tuple[int, int]:
+        return places.get((row.world, row.task), last[0]), methods.get(row.method, last[1])
+
+    return kept.Results(*(sorted(rows, key=key) for rows in found))
 
 
 def write_tables(found: kept.Results, given: argparse.Namespace) -> None:

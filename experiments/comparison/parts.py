@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +85,12 @@ def begin(folder: Path, about: Mapping[str, object]) -> None:
     disk.write(path, content)
 
 
+def usual_processes() -> int:
+    """One per core; on an accelerator none beside this one, whose memory one process takes."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return len(cores) if jax.default_backend() == "cpu" else 0
+
+
 def train(asked: Asked) -> Asked:
     """Train one method in one block and write its results."""
     search = added(asked.plugin)[asked.method] if asked.plugin else None
@@ -93,23 +99,33 @@ def train(asked: Asked) -> Asked:
 
 
 def train_all(all_asked: Sequence[Asked], processes: int, *, quiet: bool = False) -> kept.Results:
-    """The results of everything, in this order; what is finished is read, the rest trained."""
+    """The results of everything, in this order; what is finished is read, the rest trained.
+
+    ``processes``: how many train at a time; 0: this process does, one part after the other.
+    """
     left = [asked for asked in all_asked if not asked.finished]
     if left:
         print(f"{len(all_asked) - len(left)} of {len(all_asked)} parts are finished", file=sys.stderr, flush=True)
-        start = multiprocessing.get_context("spawn")
-        shared = {"mp_context": start, "initializer": _begin, "initargs": (processes,)}
-        with ProcessPoolExecutor(min(processes, len(left)), **shared) as pool:
-            for number, done in enumerate(as_completed([pool.submit(train, asked) for asked in left]), 1):
-                asked = done.result()
-                if not quiet:
-                    print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}", file=sys.stderr, flush=True)
+    for number, asked in enumerate(_trained(left, processes), 1):
+        if not quiet:
+            print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}", file=sys.stderr, flush=True)
     return kept.joined([kept.read(asked.place, asked.method) for asked in all_asked])
 
 
-def _begin(processes: int) -> None:
+def _trained(left: Sequence[Asked], processes: int) -> Iterator[Asked]:
+    """The parts as they end."""
+    if not left or not processes:
+        yield from map(train, left)
+        return
+    start = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(left)), mp_context=start, initializer=_begin) as pool:
+        for done in as_completed([pool.submit(train, asked) for asked in left]):
+            yield done.result()
+
+
+def _begin() -> None:
     """Keep a worker on one core, so that its sums do not depend on the number of workers; end it with its parent."""
-    if hasattr(os, "sched_setaffinity") and jax.config.jax_platforms in (None, "cpu"):
+    if hasattr(os, "sched_setaffinity"):
         index = multiprocessing.current_process()._identity[0] - 1
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
