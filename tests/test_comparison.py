@@ -387,3 +387,74 @@ def test_a_table_is_put_between_its_marks(files):
     assert "old" not in made and made.startswith("a\n") and made.endswith("b\n") and "| asgd | 2 |" in made
     with pytest.raises(ValueError, match="must have the marks"):
         files.page.put(text, "y", [])
+
+
+# --- what the page says ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def committed(files):
+    """The rows of the committed runs by block, the best first."""
+    found: dict[str, list[dict]] = {}
+    for row in files.summary.method_rows(files.kept.read(files.main.RESULTS, "small")):
+        found.setdefault(f"{row['world']}, {row['task']}", []).append(row)
+    return found
+
+
+def in_rounds(row):
+    return str(METHODS[row["method"]].timing).startswith("cohort")
+
+
+def score(rows, method):
+    (row,) = [row for row in rows if row["method"] == method]
+    return row["score"].mean
+
+
+def test_sentence_1_the_best_asynchronous_method_is_ahead_of_all_rounds(committed):
+    assert len(committed) == 4
+    for rows in committed.values():
+        assert not in_rounds(rows[0])
+        # and not by chance of the seeds: more than both deviations
+        best, rounds = rows[0]["score"], next(row["score"] for row in rows if in_rounds(row))
+        assert abs(best.mean - rounds.mean) > best.std + rounds.std
+
+
+def test_sentence_2_asgd_is_among_the_first_and_corrections_of_delays_gain_little(committed):
+    places = {name: [row["method"] for row in rows].index("asgd") + 1 for name, rows in committed.items()}
+    assert sorted(places.values())[2] <= 5
+    for name in ("devices, mlp", "lognormal, mlp"):
+        for method in ("dc_asgd", "dc_asgd_a", "delay_adaptive_asgd"):
+            assert score(committed[name], method) - score(committed[name], "asgd") < 0.5
+
+
+def test_sentence_3_orthofl_has_the_highest_accuracy_with_plain_sgd(committed):
+    for name in ("devices, mlp", "lognormal, mlp"):
+        plain = [row["method"] for row in committed[name] if METHODS[row["method"]].optimizer == "sgd"]
+        assert {"orthofl", "orthofl_released"} <= {*plain[:3]}
+
+
+def test_sentence_4_ace_is_first_with_ten_clients_and_late_with_a_hundred(committed):
+    assert committed["devices, logistic"][0]["method"] == "ace"
+    assert score(committed["lognormal, mlp"], "asgd") - score(committed["lognormal, mlp"], "ace") > 10
+
+
+def test_sentence_5_rounds_need_the_fewest_bytes_where_they_are_in_time(committed):
+    fewest = {}
+    for name, rows in committed.items():
+        reached = [row for row in rows if not hasattr(row["sent to target (MB)"], "reached")]
+        fewest[name] = min(reached, key=lambda row: row["sent to target (MB)"].mean)["method"]
+        if name == "lognormal, mlp":
+            assert not any(in_rounds(row) for row in reached)
+    assert fewest.pop("lognormal, mlp") == "orthofl_released"
+    assert {*fewest.values()} == {"fedavgm", "mifa"}
+
+
+def test_what_is_committed_is_small_and_of_methods_that_exist(files):
+    found = files.kept.read(files.main.RESULTS, "small")
+    assert sum(path.stat().st_size for path in files.main.RESULTS.glob("*.csv")) < 2_000_000
+    assert {run.method for run in found.runs} <= {*METHODS}
+    tried: dict[tuple[str, str, str], int] = {}
+    for row in found.tried:
+        tried[row[:3]] = tried.get(row[:3], 0) + 1
+    assert {*tried.values()} <= {3, 4}, "equal points of a method are one run"
+    assert {run.seed for run in found.runs} == {0, 1, 2, 3} and len(found.runs) == 4 * len(tried)

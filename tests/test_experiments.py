@@ -19,7 +19,8 @@ LONG |= {"figure_2", "figure_4", "figure_5", "figure_6", "figure_8", "figure_9",
 LONG |= {"tuning", "times", "steps", "quantisers", "signs", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 LONG |= {"table", "dp_fedavg"}  # rules against attacks, DP-FedAvg
-LONG |= {"learn", "worlds", "policies", "defaults", "claims", "comparison"}  # policies, and what they cost; methods at their defaults
+LONG |= {"learn", "worlds", "policies", "defaults", "claims"}  # policies, and what they cost; methods at their defaults
+LONG |= {"comparison"}  # tests/test_comparison.py runs it
 PARTS = {
     "tables": ("--tables", "1"),
     "accelerator": ("--queue", "--only", "fedasync, logistic", "memory, logistic", "profile, MLP-64, constant"),
