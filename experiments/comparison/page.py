@@ -21,7 +21,7 @@ from fedjax_async.results import tables
 from fedjax_async.types import FederatedData
 
 PAGE = Path(__file__).resolve().parent / "README.md"
-DECIMALS = {"mean rank": 1, "seconds": 0, "updates": 0, "time to target (s)": 0, "sent to target (MB)": 1}
+DECIMALS = {"mean rank": 1, "seconds": 0, "updates": 0, "time to target (s)": 0, "sent to target (MB)": 2}
 BEST = 8  # methods of each block in the table of details, and the columns that it leaves out
 LEFT_OUT = ("largest staleness", "updates", "server steps", "seeds")
 
