@@ -51,8 +51,8 @@ AVAILABILITY_SPECS = [
 FAULT_SPECS = [
     "drop:probability=0.2", "duplicate:probability=0.3,delay=0.5", "crash:probability=0.2,restart=3",
     "crash:rate=0.2,restart=1", "late:probability=0.3,extra=2,factor=1.5", "corrupt:probability=0.2",
-    "groups:count=3,up=9,down=2",
-    "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3",
+    "groups:count=3,up=9,down=2", "drift:at=9,share=0.5,factor=3",
+    "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3+drift:at=20",
 ]  # fmt: skip
 LIMITS = [Limits(), Limits(timeout=1.5), Limits(max_staleness=2, timeout=1.0, late="drop")]
 make = functools.partial(textbook.make, time=400)
