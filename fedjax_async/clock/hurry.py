@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.buffering import Timing
 from fedjax_async.clock.record import SLACK, Record
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.clock.scenario import Scenario, require_all_answer, too_short
 from fedjax_async.types import Schedule
 
 
@@ -103,9 +103,7 @@ def hurry(*, size: int = 10, bound: int = 10) -> Timing:
     check.whole("bound", bound)
 
     def timing(scenario: Scenario) -> Schedule:
-        check.require(scenario.decisions is None, "timing", "hurry", "another one in a run with a policy")
-        allowed = "another one with availability, faults or limits: its clients must answer each request"
-        check.require(scenario.conditions == NO_CONDITIONS, "timing", "hurry", allowed)
+        require_all_answer(scenario, "hurry", "answer each request")
         return plan_hurry(scenario, int(size), int(bound))
 
     return timing

@@ -12,7 +12,7 @@ from fedjax_async.base import check, registry
 from fedjax_async.clock.buffering import Timing, jobs_under_way, plan_of
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.record import SLACK, Outcome, job_numbers
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.clock.scenario import Scenario, require_all_answer, too_short
 from fedjax_async.types import Schedule
 
 
@@ -93,9 +93,7 @@ def midway(*, at: float = 0.5, size: int = 1, concurrency: int | None = None, sa
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
-        check.require(scenario.decisions is None, "timing", "midway", "another one in a run with a policy")
-        allowed = "another one with availability, faults or limits: its clients must all get their second message"
-        check.require(scenario.conditions == NO_CONDITIONS, "timing", "midway", allowed)
+        require_all_answer(scenario, "midway", "all get their second message")
         jobs = jobs_under_way(scenario, concurrency)
         check.require(size <= jobs, "size", size, f"at most the {jobs} clients in flight: it would never fill")
         whole = plan_of(scenario)(scenario, int(size), jobs, sampling)

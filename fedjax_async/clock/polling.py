@@ -10,7 +10,7 @@ from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.buffering import Timing
 from fedjax_async.clock.record import SLACK, Record
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.clock.scenario import Scenario, require_all_answer, too_short
 from fedjax_async.types import Schedule
 
 
@@ -94,9 +94,7 @@ def polling(*, length: float = 60.0, size: int = 10) -> Timing:
     check.whole("size", size)
 
     def timing(scenario: Scenario) -> Schedule:
-        check.require(scenario.decisions is None, "timing", "polling", "another one in a run with a policy")
-        allowed = "another one with availability, faults or limits: its clients must answer each poll"
-        check.require(scenario.conditions == NO_CONDITIONS, "timing", "polling", allowed)
+        require_all_answer(scenario, "polling", "answer each poll")
         allowed = f"at most {scenario.num_clients}, the number of clients"
         check.require(size <= scenario.num_clients, "size", size, allowed)
         return plan_polling(scenario, float(length), int(size))

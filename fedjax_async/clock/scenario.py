@@ -81,6 +81,13 @@ def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarr
     return values[0] if values.strides == (0,) else values[clients]  # stride 0: one number for all clients
 
 
+def require_all_answer(scenario: Scenario, timing: str, why: str) -> None:
+    """``ValueError`` for a policy, availability, faults or limits, under which a timing's clients may not answer."""
+    check.require(scenario.decisions is None, "timing", timing, "another one in a run with a policy")
+    allowed = f"another one with availability, faults or limits: its clients must {why}"
+    check.require(scenario.conditions == NO_CONDITIONS, "timing", timing, allowed)
+
+
 def too_short(client: int, time: float) -> ValueError:
     """The error for a job so short that its end equals its beginning in floating point."""
     if time == math.inf:
