@@ -103,7 +103,7 @@ SERVER_PROGRAM = PROGRAM | {
     "execution": ["max_width=1", "max_width=4", "lanes=2", "remat=True"],
 }
 NODES_PROGRAM = PROGRAM | {
-    "method": list(PEER_METHODS),
+    "method": [*PEER_METHODS, "dpsgd:trigger=0.1", "choco:trigger=0.3"],
     "measures": ["global_tests=all", "validation_fraction=0.3"],
     "execution": ["max_width=1", "max_width=4", "lanes=2", "remat=True"],
 }

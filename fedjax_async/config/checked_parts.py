@@ -69,10 +69,16 @@ def sent(
     return found
 
 
-def sent_by_nodes(peer: Peer, client: Client, hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
-    """Shapes of one message of a node; ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong."""
+def sent_by_nodes(
+    peer: Peer, client: Client, hyper: Mapping[str, float], params: Params, data: FederatedData
+) -> tuple[Any, Mapping[str, Any]]:
+    """Shapes of one message of a node, and of what it records about an event.
+
+    ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong.
+    """
     returned("method.rule", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
-    return _shapes(_event(peer, client), hyper, params, data)
+    found: tuple[Any, Mapping[str, Any]] = _shapes(_event(peer, client), hyper, params, data)
+    return found
 
 
 def _shapes(function: Callable[..., Any], hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:

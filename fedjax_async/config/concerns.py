@@ -59,6 +59,7 @@ REFUSALS: Mapping[Use, str] = {
 HINTS: Mapping[tuple[str, Use], str] = {
     ("per_client", "nodes"): ": nodes are always evaluated on their own tests",
     ("server_steps", "nodes"): " (updates are events)",
+    ("policy", "nodes"): "; a node withholds messages by the option trigger of dpsgd, swift, async_dfedavg and choco",
     ("on_bad", "trajectory"): "; it leaves out bad uploads and cannot raise an error for them",
     ("privacy", "adaptive"): ": its guarantees follow from a plan that does not depend on the data",
     ("slots", "trajectory"): "; rounding has no gradient",

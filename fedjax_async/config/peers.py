@@ -44,7 +44,8 @@ from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import Ready
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
-from fedjax_async.peers import Exchange, PeerSchedule, plan_peers
+from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers
+from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 PEER_ENGINES: dict[str, Callable[..., EngineResult]] = {"waves": run_peer_waves, "reference": run_peer_reference}
@@ -120,6 +121,7 @@ class PeerResolved(NamedTuple):
     delay: DelayModel
     local_steps: np.ndarray  # int64[N], local steps of an event of each node
     message_bytes: int
+    withholds: bool  # whether nodes may withhold messages
     global_tests: str
 
 
@@ -147,9 +149,10 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     whole = _whole_batches(chosen) and s.client is None
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
     components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
-    size = _message_bytes(s, components, shapes)
+    message, columns = sent_by_nodes(components.rule, components.client, components.hyper, shapes, data)
+    size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
     contracts.check_clock(s, delay, len(data.size))
-    return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, _global_tests(s, data))
+    return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, withholds, _global_tests(s, data))
 
 
 @lru_cache(maxsize=64)
@@ -174,14 +177,12 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
     return "all"
 
 
-def _message_bytes(s: Settings, components: Components, params: Params) -> int:
+def _message_bytes(s: Settings, components: Components, params: Params, message: Any) -> int:
     """Bytes of one message on the network, from shapes; a compressed one counts with its largest possible size."""
-    peer = components.rule
-    shapes = sent_by_nodes(peer, components.client, components.hyper, params, components.data)
     if s.compress is not None:
         return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])
-    wire = bound(peer, components.hyper).wire
-    return tree.num_bytes(shapes) if wire is None else int(wire(shapes))
+    wire = bound(components.rule, components.hyper).wire
+    return tree.num_bytes(message) if wire is None else int(wire(message))
 
 
 def planned_peers(
@@ -205,6 +206,8 @@ def planned_peers(
             raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}") from None
         allowed = f"at least {rounded_up(first)}, when the first node has trained"
         raise ValueError(f"time = {s.time}: must be {allowed}") from None
+    if run.withholds:
+        _require_kept(s, schedule)
     spent = len(schedule.client) == s.updates
     end = s.time if s.time is not None and not spent else float(schedule.end.max())
     within = every.at is None or min(every.at) <= end
@@ -212,6 +215,29 @@ def planned_peers(
     caution_evaluations(every, end, len(schedule.client), len(schedule.client))
     caution_fragments(schedule)
     return schedule, peer_points(schedule, every, None if spent else s.time)
+
+
+def _require_kept(s: Settings, schedule: PeerSchedule) -> None:
+    """``ValueError`` unless every receiver of a node has had all its messages, so that the last one can stand for more.
+
+    Nodes that withhold messages rely on it.
+    """
+    missing = np.isin(schedule.outcome, (Delivery.LOST, Delivery.OVERFLOWED)) | schedule.corrupt
+    sender = schedule.client[schedule.push_event]
+    pairs, counts = np.unique(np.stack([sender, schedule.receiver]), axis=1, return_counts=True)
+    pushing = np.bincount(schedule.client[np.unique(schedule.push_event)], minlength=schedule.num_clients)
+    plans = {
+        "an exchange without masses, which would move without the messages": not schedule.sent_mass.any(),
+        "a topology in which each node has the same receivers at every event": bool(
+            np.all(counts == pushing[pairs[0]])
+        ),
+        "messages that all arrive and are read": not missing.any(),
+        "nodes that are all there from the start": not schedule.joined.any(),
+    }
+    for plan, holds in plans.items():
+        check.require(
+            holds, "method", str(s.method), f"one whose nodes withhold no messages (trigger), or used with {plan}"
+        )
 
 
 def peer_points(schedule: PeerSchedule, every: Every, horizon: float | None = None) -> EvaluationPoints:

@@ -16,21 +16,21 @@ from fedjax_async.engine.record import EngineResult, too_large
 from fedjax_async.peers import Delivery, PeerSchedule, ages, masses
 from fedjax_async.peers.schedule import first_masses
 from fedjax_async.peers.statistics import readers
+from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.types import FederatedData, Run
 
 ROUNDING = 1e-12  # share of all mass; a smaller loss is a rounding error of sums
 
 
 def planned_columns(schedule: PeerSchedule, points: EvaluationPoints) -> dict[str, np.ndarray]:
-    """The columns of the evaluations that follow from the plan alone; [V] each.
+    """The columns of the evaluations that follow from the plan alone, if no message is withheld; [V] each.
 
     ``online``: how many nodes have joined and not left. Where there are masses: ``smallest_mass`` and ``largest_mass``
     of a node online (NaN without any), ``total_mass`` of nodes, buffers and messages on their way, and ``lost_mass``.
     ``bytes_up``: bytes that the nodes have handed to their links, which may send them later. ``bytes_down``: bytes that
     have reached the nodes.
     """
-    there, size = online(schedule, points.time), schedule.message_bytes
-    sent, arrived = schedule.end[schedule.push_event], np.sort(schedule.arrival)
+    there = online(schedule, points.time)
     found = {"online": there.sum(axis=1)}
     if schedule.sent_mass.any():
         held, whole = _masses_of_nodes(schedule, points.time), masses(schedule, points.time)
@@ -43,10 +43,14 @@ def planned_columns(schedule: PeerSchedule, points: EvaluationPoints) -> dict[st
         nobody = found["online"] == 0
         for name in ("smallest_mass", "largest_mass"):
             found[name][nobody] = np.nan
-    return found | {
-        "bytes_up": at_or_before(sent, points.time) * size,
-        "bytes_down": at_or_before(arrived, points.time) * size,
-    }
+    return found | _bytes(schedule, points, np.ones(len(schedule.receiver), np.bool_))
+
+
+def _bytes(schedule: PeerSchedule, points: EvaluationPoints, sent: np.ndarray) -> dict[str, np.ndarray]:
+    """The bytes of the pushes that are ``sent`` (bool[P]) by each evaluation."""
+    left, arrived = schedule.end[schedule.push_event[sent]], np.sort(schedule.arrival[sent])
+    size = schedule.message_bytes
+    return {"bytes_up": at_or_before(left, points.time) * size, "bytes_down": at_or_before(arrived, points.time) * size}
 
 
 def _masses_of_nodes(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
@@ -114,6 +118,8 @@ def record_peers(
     events a sender has completed between sending and mixing, averaged over the messages with the mixing coefficients
     as weights; 0 where the event mixes nothing. ``planned``: see :func:`planned_columns`. ``gradients``: of the loss,
     that each event computes, int64[E]; by default one per local step.
+
+    Messages that are withheld (``PeerAlgorithm.push``) have no bytes, and are counted as ``withheld`` only.
     """
     rows = len(points.time) if result.rows is None else result.rows
     points = EvaluationPoints(*(column[:rows] for column in points))
@@ -131,6 +137,14 @@ def record_peers(
     events = result.events
     work = schedule.local_steps if gradients is None else gradients
     updates = {**_events_table(schedule, events, work), **result.records}
+    counts = message_counts(schedule, events)
+    if WITHHELD in result.records:
+        left_out = np.zeros(len(schedule.client), np.bool_)
+        left_out[events] = result.records[WITHHELD]
+        updates["sent"] = np.where(result.records[WITHHELD], 0, updates["sent"])
+        evaluations |= _bytes(schedule, points, ~left_out[schedule.push_event])
+        counts = message_counts(schedule, events[~left_out[events]])
+        counts["withheld"] = int(left_out[schedule.push_event].sum())
     rejected = int(np.sum(~result.records["accepted"])) if len(events) else 0
     counters = {
         "updates": len(events),
@@ -140,7 +154,7 @@ def record_peers(
         "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "rejected": rejected,
         "too_large": too_large(result.records) if rejected else 0,
-        **message_counts(schedule, events),
+        **counts,
         **result.counters,
     }
     tables = Columns(evaluations), Columns(updates)

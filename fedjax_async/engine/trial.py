@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -80,8 +81,10 @@ def arrived(rule: ServerAlgorithm, trial: Trial) -> tuple[State, State, Info, Pa
     return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
 
 
-def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: tuple[Array, Array]) -> State:
-    """One message of a node that wakes, trains without local steps, pushes and mixes its own message."""
+def event(
+    node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key, pool: tuple[Array, Array]
+) -> tuple[State, Mapping[str, Array]]:
+    """One message of a node that wakes, trains without local steps, pushes and mixes its own message; its columns."""
     zero, real = jnp.int32(0), jnp.result_type(float)
     start, now = node.init(params), Event(key, jnp.ones((), real))
     inbox = node.open(start)
@@ -90,7 +93,7 @@ def event(node: PeerAlgorithm, client: ClientAlgorithm, params: Params, key: Key
     message = node.start(row)._replace(version=zero, local_steps=zero + 1)
     kept = client.init(params)
     upload, _ = client.finish(client.begin(key, message, kept, one_row(*pool, zero)), message, kept)
-    _, messages, _ = node.push(row, upload, now)
+    _, messages, columns = node.push(row, upload, now)
     one = jax.tree.map(lambda leaf: leaf[0], messages)
     node.add(inbox, start, one, jnp.zeros((), real))
-    return one
+    return one, columns

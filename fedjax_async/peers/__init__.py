@@ -9,9 +9,9 @@ Order of reading:
    describe it, ``trace.py`` writes and reads it.
 2. What: an algorithm is a ``PeerAlgorithm`` (``types.py``), written for one node; ``engine`` executes the plan with it.
    ``full_mixing.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
-   ``divshare_fragments.py`` and ``divshare_tensors.py`` cut models into fragments, ``pushcen_adfl.py`` sends centroids,
-   ``choco_sgd.py`` compressed differences. Their factories take ``stays(path)``: whether a leaf of the params stays
-   with its node.
+   ``triggering.py`` withholds messages that would say little; ``divshare_fragments.py`` and ``divshare_tensors.py`` cut
+   models into fragments, ``pushcen_adfl.py`` sends centroids, ``choco_sgd.py`` compressed differences. Their factories
+   take ``stays(path)``: whether a leaf of the params stays with its node.
 3. ``methods.py`` joins the two by name.
 """
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TopologyModel as TopologyModel)
     from fedjax_async.peers.trace import (is_peer_schedule as is_peer_schedule,
         load_peer_schedule as load_peer_schedule, save_peer_schedule as save_peer_schedule)
+    from fedjax_async.peers.triggering import when_moved as when_moved
     from fedjax_async.peers.waves import peer_runs as peer_runs, peer_slots as peer_slots, peer_waves as peer_waves
     from fedjax_async.types import Event as Event, PeerAlgorithm as PeerAlgorithm
 

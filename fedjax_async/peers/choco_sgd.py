@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.compress import Compressor, on_tree
 from fedjax_async.compress.payload import Payload
-from fedjax_async.peers.full_mixing import Stays, changed
-from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, Traced
+from fedjax_async.peers.full_mixing import changed
+from fedjax_async.peers.triggering import moved
+from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, Stays, Traced
 
 _SENDING = 2**31  # folded into the job's key; the numbers of local steps, folded in too, are smaller
 
@@ -32,7 +33,21 @@ class Inbox(NamedTuple):
     weight: Array  # sum_j w_ij, float[]
 
 
-def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerAlgorithm:
+class Sent(NamedTuple):
+    """A message."""
+
+    payload: Payload  # C(x_i - x_hat_i)
+    counts: Array | tuple[()] = ()  # bool[], with a trigger; false: nothing is sent
+
+
+def read(code: Compressor, message: Sent) -> Params:
+    """q_i: 0 where nothing was sent, also for compressors that make something of zeros."""
+    decoded: Params = code.decompress(message.payload)
+    counts = message.counts
+    return decoded if isinstance(counts, tuple) else jax.tree.map(lambda q: jnp.where(counts, q, 0), decoded)
+
+
+def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger: Traced | None = None) -> PeerAlgorithm:
     """``x_i <- x_i + gamma sum_j w_ij (x_hat_j - x_hat_i)``; sends ``q_i = C(x_i - x_hat_i)``.
 
     Every node that has q_i then updates its copy, ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in
@@ -42,12 +57,18 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
     Args:
       compressor: C.
       gamma: consensus step size, in (0, 1].
+      trigger: SPARQ-SGD: a node sends only if ``||x_i - x_hat_i|| >= trigger``; else q_i = 0, of no bytes. ``None``:
+        always.
 
     Source: Koloskova et al., "Decentralized stochastic optimization and gossip algorithms with compressed
-    communication" (2019), algorithms 2 and 6.
+    communication" (2019), algorithms 2 and 6; Singh, Data, George, Diggavi, "SPARQ-SGD: event-triggered and compressed
+    communication in decentralized stochastic optimization" (2019), algorithm 1. Deviation from the latter: its
+    ``c_t eta_t^2`` is ``trigger^2`` for all t, and it sends at equality too.
     """
     check.positive("gamma", gamma)
     check.in_range("gamma", gamma, 0, 1)
+    if trigger is not None:
+        check.non_negative("trigger", trigger)
 
     def compressed(params: Params) -> tuple[Compressor, Params]:
         sent = tree.split(params, stays)[0]
@@ -57,8 +78,8 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
         zeros = jax.tree.map(jnp.zeros_like, compressed(params)[1])
         return Node(params, zeros, zeros)
 
-    def add(inbox: Inbox, row: Node, message: Payload, weight: Array) -> Inbox:
-        decoded = compressed(row.params)[0].decompress(message)
+    def add(inbox: Inbox, row: Node, message: Sent, weight: Array) -> Inbox:
+        decoded = read(compressed(row.params)[0], message)
         change = jax.tree.map(lambda total, q: total + weight.astype(total.dtype) * q, inbox.change, decoded)
         return Inbox(change, inbox.weight + weight.astype(inbox.weight.dtype))
 
@@ -71,15 +92,18 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
 
         return row._replace(params=changed(row.params, jax.tree.map(pull, others, row.copy)), others=others)
 
-    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Payload, Mapping[str, Array]]:
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Sent, Mapping[str, Array]]:
         params = jax.tree.map(jnp.add, row.params, upload)
         code, sent = compressed(params)
         gap = jax.tree.map(jnp.subtract, sent, row.copy)
-        payload = code.compress(jax.random.fold_in(event.key, _SENDING), gap)
-        decoded = code.decompress(payload)
+        message, record = Sent(code.compress(jax.random.fold_in(event.key, _SENDING), gap)), dict[str, Array]()
+        if trigger is not None:
+            sends, record = moved(gap, trigger)
+            message = message._replace(counts=sends)
+        decoded = read(code, message)
         left = tree.norm(jax.tree.map(jnp.subtract, gap, decoded))
         row = Node(params, jax.tree.map(jnp.add, row.copy, decoded), row.others)
-        return row, jax.tree.map(lambda leaf: leaf[None], payload), {"residual_norm": left}
+        return row, jax.tree.map(lambda leaf: leaf[None], message), {"residual_norm": left, **record}
 
     return PeerAlgorithm(
         init,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check, tree
-from fedjax_async.peers.full_mixing import Stays, changed, no_change
-from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm
+from fedjax_async.peers.full_mixing import changed, no_change
+from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, Stays
 
 _NUMBERED = 2**31 + 4  # folded into the key of an event: the number by which chance goes
 

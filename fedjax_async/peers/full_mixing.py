@@ -13,14 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import tree
-from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, State
+from fedjax_async.peers.triggering import when_moved
+from fedjax_async.types import Array, Event, Message, Params, PeerAlgorithm, State, Stays, Traced
 
-Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node: never sent, never mixed
 
+def full_models(stays: Stays, *, trigger: Traced | None = None) -> PeerAlgorithm:
+    """Full models, mixed with the planned coefficients. Without ``trigger`` the row is the node's model.
 
-def full_models(stays: Stays) -> PeerAlgorithm:
-    """Full models, mixed with the planned coefficients. The row is the node's model."""
-    return _full_models(stays, lambda upload, mass: upload)
+    Args:
+      trigger: a node sends its model only when it has moved this far since it last sent it, see
+        ``triggering.when_moved``; ``None``: after every event.
+    """
+    made = _full_models(stays, lambda upload, mass: upload)
+    return made if trigger is None else when_moved(made, stays, trigger)
 
 
 def sgp(stays: Stays) -> PeerAlgorithm:

@@ -116,6 +116,6 @@ METHODS: dict[str, Method] = {
         exchange="dpsgd",
         topology="ring",
         compress="topk:ratio=0.1",
-        about="Synchronous gossip of compressed differences (Koloskova et al. 2019).",
+        about="Synchronous gossip of compressed differences (Koloskova et al. 2019); with trigger SPARQ-SGD.",
     ),
 }

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.compress import centroids, most_bits
 from fedjax_async.local.anchored import REFERENCES, Dictionary, Rules, clustered
-from fedjax_async.peers.full_mixing import Stays, change_towards, changed, no_change
-from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, Traced
+from fedjax_async.peers.full_mixing import change_towards, changed, no_change
+from fedjax_async.types import Array, Event, Message, Params, Path, PeerAlgorithm, Stays, Traced
 
 _FIRST = 2**31 + 3  # folded into the key of a node's first event: the clustering of the mean of its messages
 SHORTCUTS = ("shortcut", "downsample")  # layers whose weights the released code sends as they are

@@ -137,14 +137,37 @@ def test_parts_of_tensors_are_as_equal_as_they_can_be():
     assert np.all(np.abs(share - 2 / 11) < 0.12) and len(np.unique(drawn, axis=0)) > 190
 
 
+def withheld_by(schedule, nodes):
+    """Which events withheld their messages, from the textbook's nodes."""
+    each = [iter(node.withheld) for node in nodes]
+    return np.array([next(each[who]) for who in schedule.client])
+
+
 @pytest.mark.float64
-def test_choco():
+@pytest.mark.parametrize(("exchange", "topology"), [("dpsgd", "ring"), ("mean", "complete"), ("swift", "ring")])
+def test_a_node_that_has_moved_little_sends_nothing(exchange, topology):
+    """Its receivers then mix the last model that it sent."""
+    schedule = planned(exchange, topology=topology)
+    found, w, b = run(full_models(nothing_stays, trigger=0.08), plain(), schedule)
+    nodes = textbook.run(schedule, [textbook.Sender(w, b, 0.08) for _ in range(5)], data(), jax.random.key(2))
+    compare(found, nodes)
+    np.testing.assert_array_equal(found.records["withheld"], withheld_by(schedule, nodes))
+    assert 20 < found.records["withheld"].sum() < 180
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("trigger", [None, 0.4])
+def test_choco(trigger):
+    """With a trigger it is SPARQ-SGD."""
     schedule = planned("dpsgd", topology="complete")
     keep = 4
-    peer = choco(nothing_stays, topk(ratio=keep / 18), gamma=0.3)
+    peer = choco(nothing_stays, topk(ratio=keep / 18), gamma=0.3, trigger=trigger)
     found, w, b = run(peer, plain(), schedule)
-    nodes = [textbook.Choco(w, b, keep, 0.3) for _ in range(5)]
+    nodes = [textbook.Choco(w, b, keep, 0.3, trigger or 0.0) for _ in range(5)]
     compare(found, textbook.run(schedule, nodes, data(), jax.random.key(2), who_sends=True))
+    if trigger is not None:
+        np.testing.assert_array_equal(found.records["withheld"], withheld_by(schedule, nodes))
+        assert 20 < found.records["withheld"].sum() < 180
 
 
 def test_choco_compresses_with_random_numbers_that_no_local_step_draws():

@@ -124,6 +124,20 @@ class Full:
         return [(self.w, self.b)]
 
 
+class Sender(Full):
+    """A node that sends its model only when it has moved by ``trigger`` since it last did; else it repeats that one."""
+
+    def __init__(self, w, b, trigger):
+        super().__init__(w, b)
+        self.trigger, self.last, self.withheld = trigger, (w, b), []
+
+    def send(self, key):
+        moved = np.sqrt(sum(np.sum((now - old) ** 2) for now, old in zip((self.w, self.b), self.last)))
+        self.withheld.append(moved < self.trigger)
+        self.last = self.last if self.withheld[-1] else (self.w, self.b)
+        return [self.last]
+
+
 class PushCen(Full):
     def __init__(self, w, b, released=False, mask=True):
         super().__init__(w, b)
@@ -213,10 +227,11 @@ class TensorFragments(Full):
 
 
 class Choco(Full):
-    """``x += gamma sum w_ij (x_hat_j - x_hat_i)``, with a copy of every neighbour's x_hat."""
+    """``x += gamma sum w_ij (x_hat_j - x_hat_i)``, with a copy of every neighbour's x_hat; SPARQ-SGD with a trigger."""
 
-    def __init__(self, w, b, keep, gamma):
+    def __init__(self, w, b, keep, gamma, trigger=0.0):
         super().__init__(w, b)
+        self.trigger, self.withheld = trigger, []
         self.keep, self.gamma, self.copy, self.seen = keep, gamma, np.zeros(w.size + b.size), {}
 
     def mix(self, inbox, key):
@@ -231,7 +246,8 @@ class Choco(Full):
 
     def send(self, key):
         gap = self.flat() - self.copy
-        q = np.where(np.abs(gap) >= np.sort(np.abs(gap))[-self.keep], gap, 0.0)
+        self.withheld.append(np.linalg.norm(gap) < self.trigger)
+        q = np.where(np.abs(gap) >= np.sort(np.abs(gap))[-self.keep], gap, 0.0) * (not self.withheld[-1])
         self.copy = self.copy + q
         return [q]
 
