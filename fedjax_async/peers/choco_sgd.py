@@ -33,14 +33,14 @@ class Inbox(NamedTuple):
     weight: Array  # sum_j w_ij, float[]
 
 
-class Sent(NamedTuple):
-    """A message."""
+class Difference(NamedTuple):
+    """A message: what is sent of a node's change."""
 
     payload: Payload  # C(x_i - x_hat_i)
     counts: Array | tuple[()] = ()  # bool[], with a trigger; false: nothing is sent
 
 
-def read(code: Compressor, message: Sent) -> Params:
+def read(code: Compressor, message: Difference) -> Params:
     """q_i: 0 where nothing was sent, also for compressors that make something of zeros."""
     decoded: Params = code.decompress(message.payload)
     counts = message.counts
@@ -78,7 +78,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
         zeros = jax.tree.map(jnp.zeros_like, compressed(params)[1])
         return Node(params, zeros, zeros)
 
-    def add(inbox: Inbox, row: Node, message: Sent, weight: Array) -> Inbox:
+    def add(inbox: Inbox, row: Node, message: Difference, weight: Array) -> Inbox:
         decoded = read(compressed(row.params)[0], message)
         change = jax.tree.map(lambda total, q: total + weight.astype(total.dtype) * q, inbox.change, decoded)
         return Inbox(change, inbox.weight + weight.astype(inbox.weight.dtype))
@@ -92,11 +92,11 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
 
         return row._replace(params=changed(row.params, jax.tree.map(pull, others, row.copy)), others=others)
 
-    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Sent, Mapping[str, Array]]:
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Difference, Mapping[str, Array]]:
         params = jax.tree.map(jnp.add, row.params, upload)
         code, sent = compressed(params)
         gap = jax.tree.map(jnp.subtract, sent, row.copy)
-        message, record = Sent(code.compress(jax.random.fold_in(event.key, _SENDING), gap)), dict[str, Array]()
+        message, record = Difference(code.compress(jax.random.fold_in(event.key, _SENDING), gap)), dict[str, Array]()
         if trigger is not None:
             sends, record = moved(gap, trigger)
             message = message._replace(counts=sends)
