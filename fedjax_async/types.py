@@ -275,10 +275,9 @@ class PeerAlgorithm(NamedTuple):
        model stands in its place.
     2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
     3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
-       of leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
-       finite. ``columns``: scalars to record about the event, by name. If there is a column ``withheld`` (bool) and it
-       is true, the messages are not sent: no bytes are counted, and what ``messages`` holds must be known to the
-       receivers without them (the last message that they had).
+       of leaves [F, ...], one entry a fragment. ``upload``: the client algorithm's, zeros if it is not finite.
+       ``columns``: scalars to record about the event, by name. Where a column ``withheld`` (bool) is true, the messages
+       have no bytes: they are not sent, since the receivers know what they hold.
 
     ``init(params) -> row``: at the beginning of the run, also for a node that joins late.
     ``params(row) -> params``: the node's model, which is evaluated.
