@@ -276,8 +276,7 @@ class PeerAlgorithm(NamedTuple):
     2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
     3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
        of leaves [F, ...], one entry a fragment. ``upload``: the client algorithm's, zeros if it is not finite.
-       ``columns``: scalars to record about the event, by name. Where a column ``withheld`` (bool) is true, the messages
-       have no bytes: they are not sent, since the receivers know what they hold.
+       ``columns``: scalars to record. Where one named ``withheld`` is true, the receivers know what they would be sent.
 
     ``init(params) -> row``: at the beginning of the run, also for a node that joins late.
     ``params(row) -> params``: the node's model, which is evaluated.
