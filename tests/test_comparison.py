@@ -87,7 +87,11 @@ def test_critical_differences_have_the_published_quantiles(files, methods, quant
 
 def test_friedman_of_agreeing_and_of_equal_blocks(files):
     agreeing = files.ranks.friedman(np.tile([1.0, 2.0, 3.0], (5, 1)))
-    assert (agreeing.chi_square, agreeing.f, agreeing.p) == (10.0, math.inf, 0.0)
+    assert (agreeing.chi_square, agreeing.f) == (10.0, math.inf)
+    assert agreeing.p == pytest.approx(6.0**-4), "four blocks repeat the first one's order, one of six"
+    tied = files.ranks.friedman(np.tile([1.5, 1.5, 3.0], (3, 1)))
+    assert tied.p == pytest.approx(3.0**-2), "one of three orders with a tie at the top"
+    assert math.isnan(files.ranks.friedman(np.array([[1.0, 2.0, 3.0]])).p), "one block agrees with itself"
     assert files.ranks.friedman(np.full((5, 3), 2.0)) == (0.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="methods = "):
         files.ranks.friedman(np.ones((5, 1)))

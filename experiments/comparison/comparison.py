@@ -114,8 +114,8 @@ def write_tables(found: kept.Results, given: argparse.Namespace) -> None:
     variants.report(summary.method_rows(found), given, decimals={"score": 2, "area": 2, "fluctuation": 2})
     for row in found.refused:
         print(f"{row.world}, {row.task}, {row.method}: not run: {row.why}", file=sys.stderr)
-    if len({run.method for run in found.runs}) > 1:
-        rows, numbers = summary.rank_rows(found)
+    rows, numbers = summary.rank_rows(found)
+    if rows:
         tables.write(rows, given.out / "ranks.csv")
         tables.write([numbers], given.out / "tests.csv")
         print(tables.table(rows, "markdown", decimals={"mean rank": 1}))

@@ -41,9 +41,13 @@ def friedman(ranks: np.ndarray) -> Friedman:
     """The tests of ranks [N blocks, k methods], corrected for ties.
 
     chi^2 = (k - 1) sum_j (R_j - N (k + 1) / 2)^2 / sum_ij (r_ij - (k + 1) / 2)^2, with R_j the sum of the ranks of
-    method j; F = (N - 1) chi^2 / (N (k - 1) - chi^2) has k - 1 and (k - 1)(N - 1) degrees of freedom.
+    method j; F = (N - 1) chi^2 / (N (k - 1) - chi^2) has k - 1 and (k - 1)(N - 1) degrees of freedom. Where all blocks
+    agree, F is infinite, and p is that of chi^2: exactly, k! ^ (1 - N), if no ranks are tied. One block says nothing:
+    p is NaN.
     """
     blocks, methods = _shape(ranks)
+    if blocks == 1:
+        return Friedman(math.nan, math.nan, math.nan)
     middle = (methods + 1) / 2
     spread = float(np.sum((ranks - middle) ** 2))
     if spread == 0:
@@ -51,9 +55,15 @@ def friedman(ranks: np.ndarray) -> Friedman:
     chi_square = (methods - 1) * float(np.sum((ranks.sum(axis=0) - blocks * middle) ** 2)) / spread
     left = blocks * (methods - 1) - chi_square
     if left <= 1e-9 * chi_square:  # all blocks agree
-        return Friedman(chi_square, math.inf, 0.0)
+        orders = sum(math.lgamma(1 + methods) - sum(map(math.lgamma, 1.0 + _ties(row))) for row in ranks[1:])
+        return Friedman(chi_square, math.inf, math.exp(-orders))
     f = (blocks - 1) * chi_square / left
     return Friedman(chi_square, f, float(stats.f.sf(f, methods - 1, (methods - 1) * (blocks - 1))))
+
+
+def _ties(row: np.ndarray) -> np.ndarray:
+    """How many methods share each of the ranks of a block."""
+    return np.unique(row, return_counts=True)[1].astype(np.float64)
 
 
 def critical_difference(methods: int, blocks: int, level: float = LEVEL) -> float:

@@ -50,7 +50,7 @@ def content(found: Results, about: str) -> dict[str, Any]:
     gaps = {f"{run.world}, {run.task}": TASKS[run.task].gap for run in found.runs}
     figures = {name: {unit: _figure(runs, unit, gap=gaps[name]) for unit in UNITS} for name, runs in blocks.items()}
     rows, numbers = summary.rank_rows(found)
-    tables = [table_of("Mean ranks", rows), table_of("Tests", [numbers])]
+    tables = [table_of("Mean ranks", rows), table_of("Tests", [numbers])] if rows else []
     further = {"Tuning": found.tried, "Not run": found.refused}
     tables += [table_of(title, [row._asdict() for row in each]) for title, each in further.items() if each]
     notes = ["Scores are test accuracies, or for the logistic problem decimal logarithms of the loss gap."]

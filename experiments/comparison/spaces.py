@@ -3,13 +3,14 @@
 The options that may be tuned are named here with their ranges, as factors of their defaults. A method has those that
 its factory and its timing take; nothing is listed method by method. The first point is always the default. The others
 are a Halton sequence over the first ``knobs`` options: the first option takes the middle of its range, then the
-quarters; so methods with one option and with four get equally many runs.
+quarters; so methods with one option and with four get equally many runs. A point that a method refuses, such as a
+buffer that is too small for it, is replaced by the next one of the sequence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_async.base import registry
@@ -121,17 +122,33 @@ class Point(NamedTuple):
     lr: float
 
 
+TRIES = 8  # times as many points of the sequence are looked at as are wanted
+
+
 def points(
-    name: str, lr: float, clients: int, *, count: int, most_knobs: int, search: Mapping[str, Range] | None = None
+    name: str,
+    lr: float,
+    clients: int,
+    *,
+    count: int,
+    most_knobs: int,
+    search: Mapping[str, Range] | None = None,
+    fits: Callable[[Point], bool] = lambda point: True,
 ) -> list[Point]:
-    """The points of a method: its default and ``count - 1`` of the Halton sequence."""
+    """The points of a method: its default and the first ``count - 1`` of the Halton sequence for which ``fits`` holds.
+
+    Fewer if ``TRIES * count`` of the sequence have not enough of them.
+    """
     method = methods()[name]
     usual = lr if method.optimizer == "sgd" else method.lr
     found = [Point(name, usual)]
     tuned = knobs(method, usual, clients, search)[: min(most_knobs, len(PRIMES))]
-    for number in range(1, count):
+    for number in range(1, TRIES * count):
+        if len(found) == count:
+            break
         values = {knob.name: knob.value(radical_inverse(number, base)) for knob, base in zip(tuned, PRIMES)}
-        found.append(Point(spec(name, timing_of(method), values), values.get("lr", usual)))
+        point = Point(spec(name, timing_of(method), values), values.get("lr", usual))
+        found += [point] if fits(point) else []
     return found
 
 

@@ -109,8 +109,13 @@ def table_of_scores(runs: Sequence[Kept]) -> tuple[np.ndarray, list[str], list[t
 
 
 def rank_rows(found: Results) -> tuple[Rows, dict[str, float]]:
-    """A row for each method with its mean rank, the best first; and the numbers of the tests."""
+    """A row for each method with its mean rank, the best first; and the numbers of the tests.
+
+    Both are empty if fewer than two methods have run in all blocks.
+    """
     table, methods, blocks, _ = table_of_scores(found.runs)
+    if len(methods) < 2:
+        return [], {}
     order = ranks.ranked(table)
     means = order.mean(axis=0)
     groups = np.array([f"{world}, {task}" for world, task, _ in blocks])

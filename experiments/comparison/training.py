@@ -55,15 +55,22 @@ def run(method: str, block: Block, search: Mapping[str, spaces.Range] | None = N
 
 def _tuned(method: str, block: Block, base: Mapping[str, Any], search: Mapping[str, spaces.Range] | None) -> Results:
     scale = SCALES[block.scale]
-    points = spaces.points(
-        method, base["lr"], base["clients"], count=scale.points, most_knobs=scale.knobs, search=search
-    )
-    fit = [_fits(base, point) for point in points]
-    if not fit[0]:
+
+    def fits(point: spaces.Point) -> bool:
+        """Whether the point can run: a method may refuse a value, such as a buffer that is too small."""
+        try:
+            prepare(Settings(**_settings(base, point, TUNING_SEED)))
+        except ValueError:
+            return False
+        return True
+
+    sizes = {"count": scale.points, "most_knobs": scale.knobs}
+    points = spaces.points(method, base["lr"], base["clients"], **sizes, search=search, fits=fits)
+    if not fits(points[0]):
         prepare(Settings(**_settings(base, points[0], TUNING_SEED)))  # raises what is wrong with the default
     tried = dict.fromkeys(points, float("nan"))
     column = "validation_loss" if block.gap else "validation_accuracy"
-    distinct = list(dict.fromkeys(point for point, fits in zip(points, fit, strict=True) if fits))
+    distinct = list(tried)
     tuning = [_settings(base, point, TUNING_SEED) for point in distinct]
     fresh = [_settings(base, points[0], seed) for seed in range(scale.seeds)]
     for point, one in zip(distinct, _trained(tuning, fresh), strict=True):
@@ -82,15 +89,6 @@ def _tuned(method: str, block: Block, base: Mapping[str, Any], search: Mapping[s
 
 def _settings(base: Mapping[str, Any], point: spaces.Point, seed: int) -> dict[str, Any]:
     return {**base, "method": point.spec, "lr": point.lr, "seed": seed}
-
-
-def _fits(base: Mapping[str, Any], point: spaces.Point) -> bool:
-    """Whether the point can run: an option of a method may refuse a value, such as a buffer that is too small."""
-    try:
-        prepare(Settings(**_settings(base, point, TUNING_SEED)))
-    except ValueError:
-        return False
-    return True
 
 
 def _merit(value: float, gap: bool) -> float:

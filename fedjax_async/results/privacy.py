@@ -18,9 +18,10 @@ from fedjax_async.clock.record import SLACK
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.prepared import Resolved
-from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
+from fedjax_async.config.protection import attack_of, multipliers, privacy_of, uploads_of_a_sum
 from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
+from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import bound
 from fedjax_async.local.dp_sgd import uses_of_an_example
 from fedjax_async.results.simulation import precision
@@ -144,6 +145,8 @@ def _unknown(run: Run, s: Settings, noise: float, rejected: np.ndarray) -> str:
         return f"no bound is known: {int(rejected.sum())} uploads were rejected, which depends on them, without noise"
     if s.norm_limit is not None:
         return "no bound is known: the server rejects uploads by their norm (norm_limit)"
+    if s.attack is not None and attack_of(s.attack).watches:
+        return "no bound is known: attackers forge their uploads from those of other clients, without noise"
     return _stops(s)
 
 
@@ -188,7 +191,7 @@ def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None
     """The bound of DP-SGD: every job counts that begins before the end, even if its upload never arrived."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)
-    delta, delta_of = _delta(delta, int(size.sum()), "examples")
+    delta, delta_of = _delta(delta, min(int(size.sum()), len(data.y)), "examples")
     neighbours = "one example's gradients are zero"
     why = "no bound: noise = 0" if noise == 0 else _stops(s)
     if why:
@@ -197,10 +200,17 @@ def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None
     began = schedule.dispatch_time * SLACK < run.evaluations["time"][-1]
     uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch) * began
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))
-    worst = int(np.argmax(total))
+    part = np.flatnonzero(total)
+    rows, owner = np.asarray(data.order[spans(data.offset[part], size[part])]), np.repeat(part, size[part])
+    if len(np.unique(np.stack([owner, rows]), axis=1).T) < len(rows):
+        why = "no bound is known: a client has an example twice, whose gradients may be in one minibatch"
+        return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
+    distinct, place = np.unique(rows, return_inverse=True)
+    of_row = np.bincount(place, weights=total[owner], minlength=len(distinct))[place]  # clients may share examples
+    worst, most = int(owner[np.argmax(of_row)]), float(of_row.max())
     how = "an example counts once an epoch of its client: minibatches are shuffled, not sampled"
-    epsilon = gaussian(noise / math.sqrt(total[worst]), delta)
-    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how, delta_of)
+    epsilon = gaussian(noise / math.sqrt(most), delta)
+    return Guarantee("example", epsilon, delta, neighbours, worst, int(most), how, delta_of)
 
 
 def gaussian(multiplier: float, delta: float) -> float:

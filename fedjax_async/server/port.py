@@ -16,7 +16,7 @@ from fedjax_async.base.factories import takes
 from fedjax_async.geometry.vectors import inner, leaves
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.running_statistics import weights_of
+from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
 from fedjax_async.types import (
     Array,
@@ -99,7 +99,8 @@ def port(
 
     def close(state: PortState, memory: State) -> tuple[PortState, State]:
         direction, weight, emptied = average.close(state.deltas)
-        moved = jax.tree.map(jnp.add, state.params, scaled(direction, server_lr))
+        step = with_statistics(weights_of(scaled(direction, server_lr)), direction)
+        moved = jax.tree.map(jnp.add, state.params, step)
         return state._replace(params=tree.where(weight > 0, moved, state.params), deltas=emptied), memory
 
     def dispatch(state: PortState, memory: State, request: Request) -> tuple[Message, State]:

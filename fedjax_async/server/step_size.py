@@ -22,7 +22,9 @@ def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array],
     """``eta(tau)``: in cycles of ``length`` values, linearly from ``highest`` down to ``lowest`` times ``highest``.
 
     With ``length = 1`` it is constant at ``highest``.
-    Source: Izmailov et al. (2018), section 3.1, for the averages taken at the end of each cycle.
+    Source: Izmailov et al. (2018), section 3.1. Deviation: there a cycle ends with the lowest rate where tau is a
+    multiple of ``length``, and models are averaged there. AsyncManifold (2025), Algorithm 1, averages there too, and
+    leaves the phase of the rate open; here those steps are the first of a cycle, with the highest rate.
 
     >>> rate = cyclic(highest=1.0, lowest=0.5, length=3)
     >>> [float(rate(jnp.int32(tau))) for tau in range(4)]

@@ -9,6 +9,7 @@ from fedjax_async import cli, simulate
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results import guarantees, save
 from fedjax_async.results.privacy import gaussian, of_sums, sampled
+from fedjax_async.types import FederatedData
 from tests.results.made_up import make_run
 
 DELTA = 1e-5
@@ -109,6 +110,31 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples(in_roun
     assert by_sampling.epsilon == pytest.approx(sampled(3.0, 3, 6, 6, DELTA)) and by_sampling.client is None
     assert of_example.unit == "example" and of_example.participations == times  # jobs of one step
     assert of_example.epsilon == pytest.approx(library(2.0, count=times), 2e-3)
+
+
+def sharing(order, clients=4):
+    """A run with DP-SGD and two of four clients a round; ``order``: the ten examples of each client."""
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40, dtype=np.int32) % 2
+    offset, size = np.arange(clients) * 10, np.full(clients, 10)
+    data = FederatedData("shared", x, y, np.ravel(order), offset, size, x, y, lambda rows: rows, 2)
+    given = {"method": "fedavg@cohort:size=4", "privacy": "dp_sgd:noise=2", "server_steps": 3, "epochs": 1}
+    run = simulate(dataset=data, model="logistic", clients=clients, batch_size=10, eval_updates=12, **given)
+    return guarantees(run, delta=DELTA, dataset=data)[0]
+
+
+def test_an_example_that_clients_share_is_used_by_each_of_them():
+    apart, shared = sharing(np.arange(40)), sharing(np.tile(np.arange(10), 4))
+    assert (apart.participations, shared.participations) == (3, 12)
+    assert shared.epsilon == pytest.approx(library(2.0, count=12), rel=2e-3) and shared.epsilon > apart.epsilon
+    twice = sharing([*range(9), 0, *range(10, 40)])
+    assert twice.epsilon is None and "an example twice" in twice.how
+
+
+def test_attackers_that_read_uploads_before_the_noise_leave_no_bound(buffered):
+    asked = {name: buffered.settings | {"attack": f"{name}:share=0.2"} for name in ("alie", "sign_flip")}
+    found = {name: guarantees(buffered._replace(settings=given), delta=DELTA)[0] for name, given in asked.items()}
+    assert found["alie"].epsilon is None and "forge" in found["alie"].how
+    assert found["sign_flip"].epsilon is not None
 
 
 def test_disturbed_rounds_have_no_bound_by_sampling(in_rounds):

@@ -1,6 +1,7 @@
 """BatchNorm's running statistics among the params: rules average their values, and none treats them as weights."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +83,18 @@ def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
             after_steps("by_hand", *uploads), after_steps("fedbuff", *uploads, server_lr=1.0), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+ALONG_A_CURVE = {"asynccurve"}  # its models and statistics move a part of the way together
+RATED = sorted(name for name, rule in SERVERS.items() if "server_lr" in inspect.signature(rule).parameters)
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("name", sorted({*RATED} - ALONG_A_CURVE))
+def test_the_servers_rate_moves_weights_and_not_statistics(name):
+    steps = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
+    (slow, _), (usual, _) = (after_steps(name, *steps, server_lr=rate) for rate in (0.05, 0.5))
+    np.testing.assert_allclose(slow, usual, rtol=1e-12)
 
 
 PAIRS = st.tuples(*[st.tuples(*[st.floats(0.0, 10.0)] * 2)] * 2)
