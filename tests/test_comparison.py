@@ -298,6 +298,25 @@ def run(*options, cwd):
     return done
 
 
+def refused(*options, cwd):
+    """The one line with which the command ends."""
+    done = forked.python([str(SCRIPT), "--scale", "smoke", "--processes", "1", *map(str, options)], cwd=cwd)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    return done.stderr.strip()
+
+
+def test_wrong_files_of_a_method_are_said_in_a_line(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    line = refused("--add", mine, cwd=tmp_path)
+    assert line.startswith("comparison.py: known = ") and "results of the scale smoke" in line
+    mine.write_text(MINE.replace('{"limit"', '{"limmit"'))
+    line = refused("--add", mine, cwd=tmp_path)
+    assert "SEARCH = 'limmit': must be an option of mine with a default above 0: limit, server_lr" in line
+    mine.write_text("x = 1")
+    assert "it registers nothing" in refused("--add", mine, cwd=tmp_path)
+
+
 def parts_in(folder: Path) -> dict[str, tuple[bytes, int]]:
     """File -> its content and when it was written."""
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("parts/*/*.csv")}

@@ -1,6 +1,6 @@
 """All methods with a server in the same worlds and tasks, tuned with equal budgets.
 
-    python experiments/comparison/comparison.py --scale small                 # about an hour of two cores
+    python experiments/comparison/comparison.py --scale small                 # half an hour to an hour of two cores
     python experiments/comparison/comparison.py --scale small --add mine.py   # the row of your own method, minutes
     python experiments/comparison/comparison.py --scale small --new --keep    # methods that the package has since
     python experiments/comparison/comparison.py --scale full                  # on a GPU
@@ -75,14 +75,23 @@ def trained(given: argparse.Namespace, methods: Collection[str]) -> kept.Results
 
 
 def main() -> None:
-    """Run the comparison, or add methods to it, and write the tables."""
+    """Run the comparison, or add methods to it, and write the tables; a wrong file or folder is said in one line."""
     given = options()
+    try:
+        compare(given)
+    except ValueError as error:
+        sys.exit(f"comparison.py: {error}")
+
+
+def compare(given: argparse.Namespace) -> None:
+    """What the options ask for; ``ValueError`` for a plugin, a folder or results that do not fit."""
     methods = given.methods or list(SCALES[given.scale].methods or spaces.methods())
+    mine = list(parts.added(given.add)) if given.add else []
     known = kept.Results([], [], [])
     if given.add or given.new:
         known = kept.read(given.known, given.scale)
         have = {row.method for rows in (known.runs, known.refused) for row in rows}
-        methods = list(parts.added(given.add)) if given.add else [name for name in methods if name not in have]
+        methods = mine or [name for name in methods if name not in have]
     found = kept.joined([kept.without(known, methods), trained(given, methods)])
     found = ordered(found, given.scale)
     kept.write(given.out, given.scale, found)

@@ -109,6 +109,9 @@ def read(folder: Path, stem: str) -> Results:
     found = []
     for name, kind in KINDS.items():
         path = folder / f"{stem}_{name}.csv"
+        if not path.is_file():
+            allowed = f"results of the scale {stem}, made by --scale {stem} without --add and --new"
+            raise ValueError(f"known = {str(folder)!r}: must be a folder with {allowed}; it has no {path.name}")
         try:
             found.append(parsed(kind, path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -22,7 +22,7 @@ import spaces
 import training
 from scenes import SCALES, Block, blocks
 
-from fedjax_async.base import disk, registry
+from fedjax_async.base import check, disk, registry
 from fedjax_async.config import plugins
 from fedjax_async.results import files
 
@@ -56,7 +56,12 @@ def added(plugin: str) -> dict[str, Mapping[str, spaces.Range]]:
     names = [name for name in registry.ADDED.get("method", {}) if name in spaces.methods()]
     if not names:
         raise ValueError(f"add = {plugin!r}: must register a method with a server")
-    return {name: dict(getattr(module, "SEARCH", {})) for name in names}
+    search, known = dict(getattr(module, "SEARCH", {})), spaces.methods()
+    able = sorted({option for name in names for option in spaces.numbers_of(known[name])})
+    for option in search:
+        allowed = f"an option of {', '.join(names)} with a default above 0: {', '.join(able)}"
+        check.require(option in able, "SEARCH", option, allowed)
+    return dict.fromkeys(names, search)
 
 
 def definition(scale: str, plugin: str = "") -> dict[str, object]:

@@ -71,17 +71,21 @@ def _rate(name: str, timing: registry.Name) -> Range:
     return RATE_OF_ARRIVALS if arrivals else RATE_OF_SUMS
 
 
+def numbers_of(method: Method) -> dict[str, float]:
+    """The options of a method's rule whose default is a number above 0, which ranges are factors of."""
+    return {
+        name: float(one.default)
+        for name, one in options_of(factory_of(method.rule)).items()
+        if isinstance(one.default, int | float) and not isinstance(one.default, bool) and one.default > 0
+    }
+
+
 def knobs(method: Method, lr: float, clients: int, search: Mapping[str, Range] | None = None) -> list[Knob]:
     """What may be tuned of a method, in order: the server's rate, its timing, the local rate, other options.
 
     ``search``: option -> factors, of a method of the user's own; these come first.
     """
-    timing, options = timing_of(method), options_of(factory_of(method.rule))
-    numbers = {
-        name: float(one.default)
-        for name, one in options.items()
-        if isinstance(one.default, int | float) and not isinstance(one.default, bool) and one.default > 0
-    }
+    timing, options, numbers = timing_of(method), options_of(factory_of(method.rule)), numbers_of(method)
     found = [Knob(name, numbers[name], factors) for name, factors in (search or {}).items() if name in numbers]
     found += [Knob(name, numbers[name], _rate(name, timing)) for name in RATES if name in numbers]
     for name, value in _timing_numbers(timing).items():

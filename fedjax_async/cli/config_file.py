@@ -34,7 +34,8 @@ def content(path: str) -> dict[str, Any]:
     """The names and values in a file; ``ValueError`` if it is neither TOML nor, by its ending, JSON."""
     file = check.path("config", path)
     allowed = "a TOML file of settings, or the settings.json of a saved run"
-    check.require(file.is_file(), "config", path, f"{allowed}, not a folder" if file.is_dir() else allowed)
+    there = file.is_file()
+    check.require(there, "config", path, f"{allowed}; {'it is a folder' if file.is_dir() else 'there is no such file'}")
     try:
         text = file.read_text(encoding="utf-8-sig")
         found = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)

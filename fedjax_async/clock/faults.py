@@ -202,7 +202,8 @@ def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultM
 def drift(*, at: float = 1000.0, share: float = 0.5, factor: float = 4.0) -> FaultModel:
     """Speeds change at `at` seconds: a `share` of the clients is `factor` times as slow after it, the others before it.
 
-    Jobs under way at that moment go on at the new speed. Each client is in the share with this probability.
+    Jobs under way at that moment go on at the new speed, with their transfers. Each client is in the share with this
+    probability.
     """
     check.real_positive("at", at)
     check.share("share", share)

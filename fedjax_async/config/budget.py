@@ -11,6 +11,9 @@ from fedjax_async.clock import NothingArrives, Until
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.types import Run, Schedule
 
+MOST = 50_000  # uploads that are planned to find out what the first server step needs, at least
+CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that keep uploads from coming
+
 Planned = Callable[[Until], Schedule]
 
 
@@ -26,11 +29,11 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
     ``waits``: whether the model changes only when a server step is complete. ``any_budget``: whether ``planned`` takes
     other budgets than that of the settings.
     """
-    came, corrupt, early = 0, False, None
+    came, corrupt, early, looked = 0, False, None, max(MOST, 100 * s.clients)
     try:
         schedule = planned(until_of(s))
     except NothingArrives:
-        first = _first_step(planned) if waits and any_budget and s.time is not None else None
+        first = _first_step(planned, looked) if waits and any_budget and s.time is not None else None
         if first is None:
             raise
     else:
@@ -38,7 +41,7 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
             return schedule
         came, corrupt = len(schedule.job), bool(schedule.corrupt[schedule.job].all())
         early = ended_early(s, as_dict(s), schedule)
-        first = _first_step(planned) if any_budget else None
+        first = _first_step(planned, looked) if any_budget else None
     if corrupt and first is None:
         allowed = "such that some uploads are sound: all that come are corrupt, and these complete no server step"
         raise ValueError(f"faults = {as_dict(s)['faults']!r}: must be {allowed}")
@@ -47,6 +50,11 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
         allowed = "such that clients complete a server step before they are gone"
         raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}; the run would have {early}")
     budget, allowed = f"time = {s.time}", "enough to complete a server step"
+    causes = [f"{name} = {as_dict(s)[name]!r}" for name in CAUSES if getattr(s, name) is not None]
+    if first is None and any_budget and causes:
+        allowed += (
+            f", but {looked:,} uploads do not: the timing may wait for clients that are gone ({', '.join(causes)})"
+        )
     if first is not None:
         end = rounded_up(float(first.time[-1]))
         allowed = f"at least {end}, when the first server step is complete: before it the model never changes"
@@ -57,10 +65,10 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
     raise ValueError(f"{budget}: must be {allowed}")
 
 
-def _first_step(planned: Planned) -> Schedule | None:
-    """The schedule up to the end of the first server step; ``None`` if no budget completes one."""
+def _first_step(planned: Planned, uploads: int) -> Schedule | None:
+    """The schedule up to the end of the first server step; ``None`` if so many uploads do not complete one."""
     try:
-        schedule = planned(Until(steps=1))
+        schedule = planned(Until(updates=uploads, steps=1))
     except ValueError:
         return None
     return schedule if schedule.closes.any() else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax
 import numpy as np
 
 from fedjax_async.base.notices import RunWarning
@@ -20,7 +21,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
-from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Schedule
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Run, Schedule
 
 
 def caution(s: Settings, model: Model, data: FederatedData) -> None:
@@ -66,6 +67,25 @@ def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> N
         if gap is not None and gap > length * SLACK:
             text = f"{field} = {gap:.15g}: longer than the run, {known}: only its start and its end are evaluated"
             warnings.warn(text, RunWarning, stacklevel=2)
+
+
+def caution_model(run: Run) -> None:
+    """Warn of a final model that is not finite. The rule has made it so: uploads that are not finite are rejected."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run.params)]
+    if all(np.isfinite(leaf).all() for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)):
+        return
+    weight, loss = np.asarray(run.updates.get("weight", ())), np.asarray(run.evaluations["loss"])
+    wrong, seen = np.flatnonzero(~np.isfinite(weight)), np.flatnonzero(~np.isfinite(loss))
+    since = "at its end"
+    if len(wrong):
+        since = f"since update {wrong[0]}, which has the weight {weight[wrong[0]]:g}"
+    elif len(seen):
+        since = f"since {run.evaluations['time'][seen[0]]:.6g} s or before"
+    text = (
+        f"method = {run.settings.get('method')!r}: the model is not finite {since}. Uploads that are not finite are "
+        "rejected, so the rule makes it so: a weight that divides by zero, or a rate that is too large"
+    )
+    warnings.warn(text, RunWarning, stacklevel=2)
 
 
 def caution_own_timing(s: Settings, schedule: Schedule) -> None:

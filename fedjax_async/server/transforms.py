@@ -178,7 +178,8 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     check.require(callable(weight), "weight", weight, "a function of the staleness, such as staleness_weight() makes")
 
     def factor(arrival: Arrival) -> Array:
-        s = weight(arrival.staleness)
+        s = jnp.asarray(weight(arrival.staleness))
+        s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(arrival.weight.dtype)
         return jnp.asarray(scale, s.dtype) * s
 
     return scale_by(factor)._replace(sums=True)

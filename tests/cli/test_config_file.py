@@ -96,10 +96,11 @@ def test_wrong_files_are_refused_in_a_line(capsys, monkeypatch, text, says):
 
 
 def test_wrong_calls_with_a_file(capsys):
-    assert "config = 'none.toml': must be a TOML file" in refused(capsys, "run", "--config", "none.toml")
+    told = refused(capsys, "run", "--config", "none.toml")
+    assert "config = 'none.toml': must be a TOML file" in told and "there is no such file" in told
     Path("folder").mkdir()
     assert (
-        "config = 'folder': must be a TOML file of settings, or the settings.json of a saved run, not a f"
+        "config = 'folder': must be a TOML file of settings, or the settings.json of a saved run; it is a folder"
         in refused(capsys, "run", "--config", "folder")
     )
     file = written('{"lrr": 1}', "settings.json")

@@ -53,6 +53,13 @@ def test_a_policy_of_ones_own_is_not_planned_with_another_budget():
         prepare(Settings(**SMALL, method="fedbuff", timing=endless, updates=3))
 
 
+def test_a_step_that_waits_for_clients_that_are_gone_is_refused_at_once_with_the_cause(monkeypatch):
+    monkeypatch.setattr("fedjax_async.config.budget.MOST", 2000)
+    gone = {"availability": "leaves:share=0.5,by=20", "delay": "exponential:mean=10"}
+    with pytest.raises(ValueError, match=r"2,000 uploads do not: .* gone \(availability = 'leaves:share=0.5,by=20'\)$"):
+        prepare(Settings(**SMALL | gone, method="ringleader", time=80.0))
+
+
 def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
     run, said = warned(simulate, **COHORTS, updates=6, eval_updates=2)
     whole, nothing = warned(simulate, **COHORTS, updates=4)

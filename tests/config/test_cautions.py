@@ -1,13 +1,18 @@
-"""Warnings about settings: a module that starts alike for every seed, late evaluations, fragments that go together."""
+"""Warnings: modules that start alike for every seed, late evaluations, fragments that go together, infinite models."""
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from fedjax_async import Settings, models, named, simulate
+from fedjax_async import Method, Settings, models, named, simulate
 from fedjax_async.config import prepare
+from fedjax_async.config.cautions import caution_model
+from fedjax_async.server import rule, scale_by_staleness
 from tests.told import warned
 
 SMALL = {"clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
@@ -88,6 +93,25 @@ def test_a_run_with_a_policy_says_it_when_its_end_is_known():
     settings = WORLD | UPDATES | {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}
     with pytest.warns(UserWarning, match=r"^eval_at: no evaluation at 1 of 2 moments, from 999 s on, because the run"):
         simulate(**settings, eval_at="20,999", engine="reference")
+
+
+def divided():
+    """A rule that divides by the staleness, which is 0 for a fresh upload."""
+    return Method(rule(scale_by_staleness(lambda tau: 1.0 / tau.astype(jnp.float32)), optimizer=optax.sgd(1.0)))
+
+
+def test_a_rule_that_makes_the_model_infinite_is_named_with_the_update():
+    run, (line,) = warned(simulate, **SMALL, method=divided())
+    assert "the model is not finite since update 0, which has the weight inf." in line
+    assert not np.isfinite(run.evaluations["loss"][-1])
+
+
+def test_a_model_of_nodes_that_is_not_finite_is_said_too():
+    run = simulate(method="dpsgd", topology="ring", **SMALL)
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), run.params)
+    losses = np.append(run.evaluations["loss"][:-1], np.nan)
+    with pytest.warns(UserWarning, match="not finite since .* s or before. Uploads"):
+        caution_model(run._replace(params=broken, evaluations=run.evaluations | {"loss": losses}))
 
 
 def test_fragments_that_travel_together_are_said_and_change_nothing():

@@ -77,6 +77,15 @@ def test_a_chain_weighs_as_the_product_of_its_parts():
     assert state == () and direction is arrival.upload and weight == 1.0
 
 
+@pytest.mark.parametrize("weight", [lambda tau: 0.5, lambda tau: 1, lambda tau: 3 - tau])
+def test_a_weight_of_staleness_may_be_a_number_or_whole(weight):
+    arrival = tree.gather(stacked(random_uploads(0, 4)), 2)._replace(staleness=jnp.int32(2))
+    direction, _, found = scale_by_staleness(weight, 0.5).update(arrival.upload, (), start_params(), arrival)
+    expected = 0.5 * {0.5: 0.5}.get(weight(2), 1)
+    assert float(found) == expected
+    np.testing.assert_allclose(flat(direction), expected * flat(arrival.upload), rtol=1e-6)
+
+
 def doubling():
     return rule(counting(2.0), scale_by(by_time), optimizer=optax.sgd(1.0))
 
