@@ -43,6 +43,7 @@ class Method(NamedTuple):
     exchange: str | None = None
     topology: str | None = None
     about: str = ""  # one line for lists of methods
+    joint: str | None = None  # an option of the rule that its timing has too: both must have one value
 
     @property
     def has_server(self) -> bool:

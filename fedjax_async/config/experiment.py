@@ -24,7 +24,7 @@ from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import brings_timing, method_of, rule_spec
+from fedjax_async.config.methods import brings_timing, method_of, require_joint, rule_spec
 from fedjax_async.config.mid_job import check_going_on
 from fedjax_async.config.peer_methods import exchange_of
 from fedjax_async.config.peers import prepare_peers
@@ -133,6 +133,8 @@ def resolve(settings: Settings) -> Resolved:
     timing, delay = timing_of(s), delay_of(s)
     data = data_of(s)
     chosen = method_of(s.method)
+    if chosen.joint is not None and own.thing_of("timing", s.timing) is None:
+        require_joint(chosen, str(s.timing or chosen.timing))
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)

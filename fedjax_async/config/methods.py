@@ -12,6 +12,7 @@ from typing import Any, cast
 from fedjax_async.base import check, factories, registry
 from fedjax_async.base.method import Method, factory_of
 from fedjax_async.base.spec import Spec
+from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import earlier, misplaced, objects, own, words
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
@@ -145,6 +146,17 @@ def method(spec: str) -> Method:
     if clock is None:
         return found
     return found._replace(timing=clock) if usual.has_server else found._replace(exchange=clock)
+
+
+def require_joint(chosen: Method, timing: str) -> None:
+    """``ValueError`` if rule and timing, a spec, have different values of the option that they share (``joint``)."""
+    option, clock = chosen.joint, registry.spec("timing", TIMINGS, timing)
+    rules = (chosen.rule, *chosen.rule.args) if isinstance(chosen.rule, Spec) else ()  # with parts, the first argument
+    for rule in rules:
+        if isinstance(rule, Spec) and option in rule.options and option in clock.options:
+            have, want = rule.options[option], clock.options[option]
+            allowed = f"{want:g}, as in its timing {timing}: give both the same one"
+            check.require(have == want, f"{option} of {rule.name}", have, allowed)
 
 
 def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:

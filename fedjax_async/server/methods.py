@@ -76,7 +76,9 @@ METHODS: dict[str, Method] = {
         ringleader, "turns", about="Mean of the clients' means, a step for each in turn (Maranjyan and Richtarik 2025)."
     ),
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
-    "port": Method(port, "hurry", about="Deltas weighted by age and likeness, late clients hurry (Su and Li 2022)."),
+    "port": Method(
+        port, "hurry", about="Deltas weighted by age and likeness, late clients hurry (Su and Li 2022).", joint="bound"
+    ),
     "fedcompass": Method(
         fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."
     ),
@@ -110,7 +112,9 @@ METHODS: dict[str, Method] = {
     "fadas": Method(
         fadas, "buffer:size=5", about="FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."
     ),
-    "quafl": Method(quafl, "polling", about="Polled clients average with the server (Zakerinia et al. 2024)."),
+    "quafl": Method(
+        quafl, "polling", about="Polled clients average with the server (Zakerinia et al. 2024).", joint="size"
+    ),
     "adpsgd": Method(adpsgd, "every", about="Nodes average in pairs and train meanwhile (Lian et al. 2018)."),
     "orthofl": Method(orthofl, "every", about="Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."),
     "orthofl_released": Method(orthofl_released, "every", about="OrthoFL by its authors' released code."),

@@ -127,3 +127,19 @@ def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
         step = float(said.partition("must be ")[2].partition(" or more")[0])
         assert end / 1e6 <= step <= 1.02 * end / 1e6
     assert len(evaluation_points(schedule, Every(time=step * 100), horizon=end).time) > 9800
+
+
+@pytest.mark.parametrize(
+    ("method", "timing", "said"),
+    [
+        ("quafl:size=3", None, "size of quafl = 3: must be 10, as in its timing polling"),
+        ("quafl", "polling:size=3", "size of quafl = 10: must be 3, as in its timing polling:size=3"),
+        ("quafl+swa@polling:size=3", None, "size of quafl = 10: must be 3"),
+        ("port@hurry:bound=2", None, "bound of port = 10.*: must be 2, as in its timing hurry:bound=2"),
+    ],
+)
+def test_an_option_that_rule_and_timing_share_has_one_value(method, timing, said):
+    with pytest.raises(ValueError, match=said):
+        prepare(Settings(method=method, timing=timing, clients=12, updates=20))
+    prepare(Settings(method="quafl:size=3@polling:size=3", clients=12, updates=20))
+    prepare(Settings(method="quafl:size=3", timing="every", clients=12, updates=20))  # which has no such option
