@@ -134,16 +134,15 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
 
 
 def warn_of_small_buffer(method: str, size: int, jobs: int) -> None:
-    """Warn if a server step of ``size`` uploads takes fewer than a tenth of the ``jobs`` in flight."""
-    if SMALL * size < jobs:
-        rule = method.partition("@")[0]
-        warnings.warn(
-            f"{method}: its buffer of {size} is under a tenth of the {jobs} jobs in flight: uploads are about "
-            f"{jobs / size:.0f} server steps stale, and the accuracy may swing; a larger buffer "
-            f"({rule}@buffer:size={-(-jobs // SMALL)}), a smaller server_lr or a lower concurrency helps",
-            SmallBuffer,
-            stacklevel=3,
-        )
+    """Warn that a server step of ``size`` uploads takes fewer than a tenth of the ``jobs`` in flight."""
+    rule = method.partition("@")[0]
+    warnings.warn(
+        f"{method}: its buffer of {size} is under a tenth of the {jobs} jobs in flight: uploads are about "
+        f"{jobs / size:.0f} server steps stale, and the accuracy may swing; a larger buffer "
+        f"({rule}@buffer:size={-(-jobs // SMALL)}), a smaller server_lr or a lower concurrency helps",
+        SmallBuffer,
+        stacklevel=3,
+    )
 
 
 def _named(names: Iterable[str]) -> str:

@@ -209,10 +209,8 @@ def bind(model: NetworkModel | str, num_clients: int, seed: int) -> Network:
     return bound(num_clients, seed)
 
 
-def over(model: NetworkModel | str | None, delays: Delays, num_clients: int, seed: int) -> Delays:
+def over(model: NetworkModel | str, delays: Delays, num_clients: int, seed: int) -> Delays:
     """``delays`` with the time of the messages on the network added; ``model`` may be a spec."""
-    if model is None:
-        return delays
     network = bind(model, num_clients, seed)
 
     def durations(

@@ -67,10 +67,11 @@ def plan(
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
     num_clients, seed = int(num_clients), int(seed)
+    durations = delay_models.bind(delays, num_clients, seed)
     scenario = Scenario(
         num_clients,
         per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
-        over(network, delay_models.bind(delays, num_clients, seed), num_clients, seed),
+        durations if network is None else over(network, durations, num_clients, seed),
         until,
         seed,
         per_client("bytes_down", bytes_down, num_clients, low=0),

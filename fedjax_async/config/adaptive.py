@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check, tree
+from fedjax_async.base.spec import Spec
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, objects, own
 from fedjax_async.config.cautions import caution_evaluations
-from fedjax_async.config.policy_steps import LONGEST, PlannedSteps, require_choice, timing_options
-from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, Resolved
+from fedjax_async.config.policy_steps import LONGEST, require_choice
+from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, PlannedSteps, Resolved
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
@@ -138,15 +139,16 @@ class Looking(NamedTuple):
     model: PolicyModel
     prior: Prior
     policy: Policy  # only for checks before the run; the run makes another one
+    timing: Spec
 
 
 def looking_of(run: Resolved) -> Looking:
     """The policy of a run; ``ValueError`` for settings that cannot be adaptive, and for a wrong policy."""
     s, data = run.settings, run.components.data
     allowed = "a timing of the package: a timing of your own does not ask the policy"
-    check.require(not contracts.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
-    name, _ = timing_options(s)
-    check.require(name in LONGEST, "timing", name, "another one in a run with a policy")
+    check.require(not own.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
+    timing: Any = run.timing
+    check.require(timing.name in LONGEST, "timing", timing.name, "another one in a run with a policy")
     check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")
     model = policy_of(s)
     prior = Prior(
@@ -159,8 +161,8 @@ def looking_of(run: Resolved) -> Looking:
     policy = checked_policy(model, prior)
     allowed = "left out, or given with compress: uploads that are not compressed all have the same size"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
-    require_choice(s, policy, prior.num_clients)
-    return Looking(model, prior, policy)
+    require_choice(s, timing, policy, prior.num_clients)
+    return Looking(model, prior, policy, timing)
 
 
 def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: PlannedSteps, replan: Replan) -> Experiment:

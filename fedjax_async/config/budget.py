@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_async.base.notices import ENDED_EARLY
-from fedjax_async.clock import NothingArrives, Until
+from fedjax_async.clock import Until
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.types import Run, Schedule
 
@@ -17,35 +17,23 @@ CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that
 Planned = Callable[[Until], Schedule]
 
 
-def until_of(s: Settings) -> Until:
-    """The budget that the settings give."""
-    return Until(time=s.time, updates=s.updates, steps=s.server_steps)
+def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, any_budget: bool) -> None:
+    """``ValueError`` for a budget that completes no server step, naming it and what the first server step needs.
 
-
-def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool) -> Schedule:
-    """The schedule for the budget of the settings; ``ValueError`` if it completes no server step.
-
-    The message names the budget and what the first server step needs. ``planned``: makes the schedule for a budget.
-    ``waits``: whether the model changes only when a server step is complete. ``any_budget``: whether ``planned`` takes
-    other budgets than that of the settings.
+    ``schedule``: for this budget; None if nothing arrives, which is no error here if no budget completes a step.
+    ``planned``: makes the schedule for a budget. ``any_budget``: whether it takes other budgets than the settings'.
     """
-    came, corrupt, early, looked = 0, False, None, max(MOST, 100 * s.clients)
-    try:
-        schedule = planned(until_of(s))
-    except NothingArrives:
-        first = _first_step(planned, looked) if waits and any_budget and s.time is not None else None
-        if first is None:
-            raise
-    else:
-        if not waits or schedule.closes.any():
-            return schedule
+    first = _first_step(planned, max(MOST, 100 * s.clients)) if any_budget else None
+    if schedule is None and first is None:
+        return
+    came, corrupt, early = 0, False, None
+    if schedule is not None:
         came, corrupt = len(schedule.job), bool(schedule.corrupt[schedule.job].all())
         early = ended_early(s, as_dict(s), schedule)
-        first = _first_step(planned, looked) if any_budget else None
     if corrupt and first is None:
         allowed = "such that some uploads are sound: all that come are corrupt, and these complete no server step"
         raise ValueError(f"faults = {as_dict(s)['faults']!r}: must be {allowed}")
-    if early is not None and schedule.exhausted:
+    if early is not None and schedule is not None and schedule.exhausted:
         field = "faults" if s.availability is None else "availability"
         allowed = "such that clients complete a server step before they are gone"
         raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}; the run would have {early}")

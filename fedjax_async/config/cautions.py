@@ -16,7 +16,6 @@ from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.config import own
-from fedjax_async.config.contracts import has_own_timing
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
@@ -89,9 +88,7 @@ def caution_model(run: Run) -> None:
 
 
 def caution_own_timing(s: Settings, schedule: Schedule) -> None:
-    """Warn of conditions and limits that a timing of the user's own, also a registered one, seems not to apply."""
-    if not has_own_timing(s):
-        return
+    """Warn of conditions and limits that the run's timing, which is the user's own, seems not to apply."""
     nothing_failed = not (np.any(schedule.outcome > Outcome.UNDER_WAY) or np.any(schedule.corrupt))
     ignored = [name for name in ("faults", "timeout") if nothing_failed and getattr(s, name) is not None]
     if s.max_staleness is not None and int(schedule.staleness.max(initial=0)) > s.max_staleness:

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec
-from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_own, is_scalar, pair, returned, shown
+from fedjax_async.config import own
+from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_scalar, pair, returned, shown
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
 from fedjax_async.engine.components import (
@@ -57,9 +58,9 @@ def sent(
     """
     facts, numbers = Facts(len(data.size)), numbers_of(server)
     contract, note = "", ""
-    if s.client is not None and not is_own(s, "method"):
+    if s.client is not None and not own.is_own(s, "method"):
         note = f"; the clients of {s.method} itself upload what it takes: leave out client"
-    if is_own(s, "method", "client"):
+    if own.is_own(s, "method", "client"):
         contract = "a factory of a ServerAlgorithm"
         _fits_server(template(server), numbers, contract)
     else:

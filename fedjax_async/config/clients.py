@@ -97,7 +97,8 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
     what = f"optimizer {spec}: what its factory returned"
     check.kind(what, optimizer.make(lr), optax.GradientTransformation, allowed)  # checks the ranges
-    per_example = per_example_of(s, factories.options_of(factory_of(chosen.client)))
+    takes = factories.options_of(factory_of(chosen.client))
+    per_example = None if s.privacy is None else per_example_of(s, takes)
     plain = optimizer.name == "sgd" and not optimizer.traced and optimizer.options.get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
@@ -184,11 +185,9 @@ def _without_private(model: Model) -> Model:
 
 
 def with_ditto(client: ClientAlgorithm | Spec, model: Model, s: Settings, batch_size: int) -> ClientAlgorithm | Spec:
-    """``client`` with a personal model (Ditto) if the settings ask for one."""
-    if s.ditto is None:
-        return client
+    """``client`` with a personal model (Ditto)."""
     personal = plain_training(model, s, batch_size).later("proximal")
-    return Spec(_ditto, client, personal, ditto=float(s.ditto))
+    return Spec(_ditto, client, personal, ditto=float(s.ditto or 0.0))
 
 
 def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *, ditto: Traced) -> ClientAlgorithm:
@@ -228,12 +227,7 @@ def with_uploads(settings: Settings, usual: Method) -> Settings:
 
 
 def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, upload: Any) -> ClientAlgorithm | Spec:
-    """``client`` with compressed uploads; unchanged if nothing is compressed.
-
-    ``upload``: the shapes of an upload before compression. ``s``: resolved settings.
-    """
-    if s.compress is None:
-        return client
+    """``client`` with compressed uploads; ``upload``: their shapes before; ``s``: resolved settings."""
     given = own.thing_of("compress", s.compress)
     if given is None:
         given = registry.spec("compress", COMPRESSORS, str(s.compress)).within("compress").later()

@@ -28,17 +28,6 @@ from fedjax_async.types import Array, FederatedData, Key, Model, Params, Schedul
 ROWS = 3  # examples of the trial batch; an unusual number, so that a missing batch axis is noticed
 
 
-def is_own(s: Settings, *fields: str) -> bool:
-    """Whether one of these settings is an object, or a name that the user registered."""
-    return bool(own.own_parts({field: getattr(s, field) for field in fields}))
-
-
-def has_own_timing(s: Settings) -> bool:
-    """Whether the timing is an object, or one that the user registered."""
-    of_method = own.own_parts({"method": s.method}).get("method", {})
-    return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
-
-
 def returned(part: str, contract: str, function: Callable[..., Any], *given: object, note: str = "") -> Any:
     """What a part returns; if it raises, the error names the part. ``note``: what it was given, for the error."""
     try:
@@ -95,10 +84,8 @@ def alike(part: str, found: object, like: object, contract: str, note: str = "")
 # --- learning ---------------------------------------------------------------------------------------
 
 
-def check_model(s: Settings, model: Model, data: FederatedData) -> None:
+def check_own_model(model: Model, data: FederatedData) -> None:
     """Check a model of the user's own: params of float arrays, one row of outputs and one loss per example."""
-    if not is_own(s, "model"):
-        return
 
     def tried(key: Key, x: Array, y: Array) -> None:
         params = returned("model.init", "init(key) -> params", model.init, key)
@@ -208,15 +195,16 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         fits(isinstance(found, kind), field, found, contract)
         return found
 
-    if is_own(s, "delay"):
+    if own.is_own(s, "delay"):
         delays = made("delay", Delays, num_clients, s.seed)
         _check_durations(delays.durations, clients, numbers)
-    if is_own(s, "network") and (network := made("network", Network, num_clients, s.seed)) is not None:
+    if own.is_own(s, "network") and (network := made("network", Network, num_clients, s.seed)) is not None:
         call = "seconds(clients, numbers, bytes_down, bytes_up)"
         _seconds("network's seconds", call, network.seconds, clients, numbers, 0, 0)
-    if is_own(s, "faults"):
+    if own.is_own(s, "faults"):
         made("faults", Faults, num_clients, s.seed, 0)
-    if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
+    there = made("availability", Availability, num_clients, s.seed, 0) if own.is_own(s, "availability") else None
+    if there is not None:
         contract = "(start, end) of an interval in virtual seconds, start < end or both infinite"
         interval = returned("availability's interval", f"interval(client, time) -> {contract}", there.interval, 0, 0.0)
         good = isinstance(interval, tuple) and len(interval) == 2 and all(isinstance(t, (int, float)) for t in interval)

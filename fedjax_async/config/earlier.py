@@ -48,11 +48,6 @@ class Earlier(str):
         return str(self).partition(sep)
 
 
-def meaning_of(method: str) -> str:
-    """The spec that a method's spec means: the same, unless an earlier version wrote it."""
-    return method.meaning if isinstance(method, Earlier) else method
-
-
 def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     """The present values of defaults that have changed and that these two settings leave to the method."""
     from fedjax_async.base.method import factory_of  # noqa: PLC0415 (imports Spec)

@@ -32,8 +32,9 @@ def execute(
     for checkpoints without a folder or with several processes.
     """
     e, s = experiment, experiment.settings
-    watch = Watch(e) if watch is None else watch
-    options: dict[str, Any] = {"observer": watch.observer, "progress": progress}
+    if watch is None and (s.stop_at is not None or s.patience is not None):
+        watch = Watch(e)
+    options: dict[str, Any] = {"observer": None if watch is None else watch.observer, "progress": progress}
     options["on_bad"] = s.on_bad
     planned = s.policy is None
     if planned:
@@ -46,7 +47,7 @@ def execute(
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
     result: Any = e.run(**options)
-    return watch.finish(e.recorded(result), result)
+    return e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
 
 
 def _keeper(e: Experiment, folder: Path | None) -> Keeper:

@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_async.base import check, notices, registry, tree
-from fedjax_async.clock import TIMINGS, Decisions, Limits, Timing, Until, energy, plan
+from fedjax_async.base.notices import SMALL
+from fedjax_async.base.spec import Spec, made
+from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import adaptive, looking_of
-from fedjax_async.config.budget import plan_within, until_of
+from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import sent
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
@@ -28,18 +29,10 @@ from fedjax_async.config.methods import brings_timing, method_of, require_joint,
 from fedjax_async.config.mid_job import check_going_on
 from fedjax_async.config.peer_methods import exchange_of
 from fedjax_async.config.peers import prepare_peers
-from fedjax_async.config.policy_steps import (
-    PlannedSteps,
-    decides,
-    first_timing,
-    naming,
-    planned_steps,
-    possible_steps,
-    timing_options,
-)
-from fedjax_async.config.prepared import WITH_SERVER, Experiment, Resolved
+from fedjax_async.config.policy_steps import decides, first_timing, possible_steps
+from fedjax_async.config.prepared import WITH_SERVER, Experiment, PlannedSteps, Resolved, planned_steps
 from fedjax_async.config.problem import data_of, params_dtype, start_of
-from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
+from fedjax_async.config.protection import protecting, with_noise
 from fedjax_async.config.resolving import (
     checked,
     delay_of,
@@ -47,10 +40,11 @@ from fedjax_async.config.resolving import (
     every_of,
     length_of_batch,
     model_for,
+    until_of,
     with_objects,
     without_server,
 )
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import (
     bound,
     components_of,
@@ -58,8 +52,9 @@ from fedjax_async.engine.components import (
     waits_for_close,
 )
 from fedjax_async.engine.devices import naming_remedies
-from fedjax_async.engine.evaluation import EvaluationPoints, evaluation_points, owners, require_few
-from fedjax_async.engine.probes import columns_of, resolved_probes
+from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points, owners, require_few
+from fedjax_async.engine.measures import NOTHING
+from fedjax_async.engine.probes import NO_PROBES, columns_of, resolved_probes
 from fedjax_async.engine.storage import RestoringClient, StoringServer, probe_restoring
 from fedjax_async.local import local_steps
 from fedjax_async.server import begun, check_capacity
@@ -67,6 +62,8 @@ from fedjax_async.types import (
     FederatedData,
     Schedule,
 )
+
+MEASURED = ("metrics", "train_loss", "train_examples", "fine_tune")  # settings that ask for measures
 
 
 @naming_remedies()
@@ -97,33 +94,30 @@ def prepare(
     if without_server(settings):
         return prepare_peers(settings, probes, planning)
     run = resolve(settings)
-    check_going_on(run)
+    if getattr(made(run.timing), "cuts_jobs", False):
+        check_going_on(run)
     if run.settings.policy is not None:
         return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)
-    _check_buffer(run.settings, schedule.num_clients)
-    caution_own_timing(run.settings, schedule)
+    if own.has_own_timing(run.settings):
+        caution_own_timing(run.settings, schedule)
+    elif isinstance(run.timing, Spec) and run.timing.name == "buffer":
+        size, jobs = run.timing.options["size"], run.timing.options["concurrency"] or schedule.num_clients
+        if SMALL * size < jobs:
+            notices.warn_of_small_buffer(str(run.settings.method), size, jobs)
     return built(run, schedule, points, probes)
-
-
-def _check_buffer(s: Settings, clients: int) -> None:
-    """Warn of a buffer that is small beside the jobs in flight."""
-    if contracts.has_own_timing(s):
-        return
-    name, options = timing_options(s)
-    if name == "buffer":
-        notices.warn_of_small_buffer(str(s.method), options["size"], options["concurrency"] or clients)
 
 
 def _prepare_adaptive(
     run: Resolved, probes: Mapping[str, Any] | None, planning: Callable[[float], None] | None
 ) -> Experiment:
     looking = looking_of(run)
-    run = run._replace(timing=first_timing(run.settings, run.timing, looking.prior.num_clients))
+    timing = looking.timing
+    run = run._replace(timing=first_timing(run.settings, timing, looking.prior.num_clients))
     schedule, points = planned(run, planning, certain=not decides(looking.policy))
-    steps = possible_steps(run.settings, looking.policy, schedule)
+    steps = possible_steps(run.settings, timing, looking.policy, schedule)
     nominal = built(run, schedule, points, probes, steps)
-    replan = partial(_plan, run, until_of(run.settings), None)
+    replan = partial(_plan, run, until_of(run.settings))
     return adaptive(run, looking, nominal, steps, replan)
 
 
@@ -140,15 +134,21 @@ def resolve(settings: Settings) -> Resolved:
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
     message, upload = sent(s, server, trainer, shapes, data)
-    trainer = with_ditto(compressing(trainer, s, model.private, upload), model, s, batch_size)
+    if s.compress is not None:
+        trainer = compressing(trainer, s, model.private, upload)
+    if s.ditto is not None:
+        trainer = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
-    server = protecting(server, s, upload, model.private)
+    if s.privacy is not None or s.attack is not None:
+        server = protecting(server, s, upload, model.private)
     components = components_of(server, trainer, model, data)
-    measures = measures_of(s, model, shapes, data, batch_size)
-    contracts.check_clock(s, delay, len(data.size))
+    measured = any(getattr(s, name) for name in MEASURED)
+    measures = measures_of(s, model, shapes, data, batch_size) if measured else NOTHING
+    if own.is_own(s, "delay", "availability", "faults", "network"):
+        contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:
         energy.bind(s.energy, len(data.size), s.seed)
-    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
+    return Resolved(s, components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 
 def check_method(s: Settings) -> None:
@@ -159,15 +159,19 @@ def check_method(s: Settings) -> None:
         timing_of(s)
 
 
-def timing_of(s: Settings) -> Timing:
-    """The timing: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
+def timing_of(s: Settings) -> Spec | Timing:
+    """The timing: the setting or a method's own ``@timing``, at most one of them; else the method's default.
+
+    A name is a spec; its values have been checked.
+    """
     given = own.thing_of("timing", s.timing)
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
     if given is not None:
         return contracts.checked_timing(given)
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
-    timing: Timing = registry.spec("timing", TIMINGS, str(s.timing or usual)).make()
+    timing = registry.spec("timing", TIMINGS, str(s.timing or usual))
+    timing.make()  # checks the ranges
     return timing
 
 
@@ -185,27 +189,42 @@ def planned(
         sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1
     ):  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
-    # a timing of the user's own may support only the budget of the settings
-    known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
-    schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
+    schedule = _within_budget(run, planning)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or not certain or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
-    if certain:
+    if certain and every != Every():
         caution_evaluations(every, end, len(schedule.job), int(schedule.closes.sum()))
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
+
+
+def _within_budget(run: Resolved, planning: Callable[[float], None] | None) -> Schedule:
+    """The schedule for the budget of the settings; ``ValueError`` if it completes no server step."""
+    s, waits, schedule = run.settings, waits_for_close(run.components), None
+    # a timing of the user's own may support only the budget of the settings
+    own_timing, planned = own.has_own_timing(s), partial(_plan, run, planning=planning)
+    try:
+        schedule = planned(until_of(s))
+    except NothingArrives:
+        if waits and s.time is not None and not own_timing:
+            refuse_budget(s, planned, None, any_budget=True)
+        raise
+    if waits and not schedule.closes.any():
+        refuse_budget(s, planned, schedule, any_budget=not own_timing)
+    return schedule
 
 
 def _plan(
     run: Resolved,
     until: Until,
-    planning: Callable[[float], None] | None,
     decisions: Decisions | None = None,
+    *,
+    planning: Callable[[float], None] | None = None,
 ) -> Schedule:
     s = run.settings
     return plan(
-        run.timing,
+        made(run.timing),
         run.delay,
         num_clients=len(run.components.data.size),
         local_steps=run.local_steps,
@@ -235,19 +254,22 @@ def built(
     """
     steps = planned_steps(schedule) if steps is None else steps
     s, components = run.settings, run.components
-    fewest = uploads_of_a_sum(components.rule, components.hyper, schedule)
-    components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
-    check_secure(s, components.rule, components.hyper, schedule, probes)
+    if s.privacy is not None:
+        components = with_noise(s, components, schedule, probes)
     rule = bound(components.rule, components.hyper)
     facts = replace(facts_of(schedule), every_closes=steps.every_closes, longest_step=steps.reached)
-    with naming(steps):
+    try:
         # this raises if the rule cannot work with a step of so many uploads
         state, _ = jax.eval_shape(lambda params: begun(rule, params, facts), run.shapes)
-        check_capacity(state, schedule._replace(step=np.zeros(steps.longest, np.int64)))
+        check_capacity(state, steps.longest)
+    except ValueError as error:
+        raise ValueError(f"{error} ({steps.source})" if steps.source else str(error)) from error
     if s.per_client:
         owners(components.data)
-    watched = resolved_probes(probes, components.data, len(schedule.job))
-    columns_of(watched, components, run.shapes)
+    watched = NO_PROBES
+    if probes is not None:
+        watched = resolved_probes(probes, components.data, len(schedule.job))
+        columns_of(watched, components, run.shapes)
     params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
@@ -256,4 +278,4 @@ def built(
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
     learned = (params, key, points, limit, watched, run.measures, run.traffic)
-    return Experiment(s, run.described, WITH_SERVER, components, schedule, *learned)
+    return Experiment(s, s, WITH_SERVER, components, schedule, *learned)

@@ -14,7 +14,8 @@ from fedjax_async.base.method import Method, factory_of
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS, Compressor
-from fedjax_async.config import earlier, misplaced, objects, own, words
+from fedjax_async.config import misplaced, objects, own, words
+from fedjax_async.config.earlier import Earlier
 from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
 from fedjax_async.config.names import Names, read, texts_in
 from fedjax_async.config.own import Chosen
@@ -180,10 +181,12 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     given = () if usual.has_server else (_nothing, *compressors(usual.compress))
     own_factory = name in registry.ADDED.get("method", {})
     found = rule.called(name, kind="method" if own_factory else "", own=own_factory).on(*given).make()
+    if isinstance(found, kind):
+        return
     hint = "timing, client, ... of a Method are arguments of register"
     hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(found, PeerAlgorithm) else hint
     allowed = f"a factory of a {kind.__name__} ({hint})"
-    check.require(isinstance(found, kind), f"method {name}", objects.shown(found), allowed)
+    check.require(False, f"method {name}", objects.shown(found), allowed)
 
 
 def _nothing(path: Any) -> bool:
@@ -236,5 +239,5 @@ def _method_of(spec: str) -> Method:
 def method_of(spec: Chosen) -> Method:
     """The method of a spec, or the object that the setting holds."""
     if isinstance(spec, str):
-        return _method_of(earlier.meaning_of(spec))
+        return _method_of(spec.meaning if isinstance(spec, Earlier) else spec)
     return own.lasting(usual_of(spec))

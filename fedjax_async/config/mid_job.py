@@ -11,9 +11,7 @@ from fedjax_async.local import MidJob
 
 
 def check_going_on(run: Resolved) -> None:
-    """``ValueError`` for a timing that cuts jobs (``midway``) if the clients do not go on from the first part."""
-    if not getattr(run.timing, "cuts_jobs", False):
-        return
+    """``ValueError`` unless the clients go on from the first part of a job, as its timing (``midway``) needs."""
     s, client = run.settings, bound(run.components.client, run.components.hyper)
     kept = jax.eval_shape(client.init, run.shapes)
     nodes = jax.tree.leaves(kept, is_leaf=lambda node: isinstance(node, MidJob))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from fedjax_async.base import check, factories, grammar, registry
 from fedjax_async.base.grammar import Name
 from fedjax_async.config import own, words
-from fedjax_async.config.earlier import meaning_of
+from fedjax_async.config.earlier import Earlier
 from fedjax_async.config.methods import method_options, usual_of
 from fedjax_async.config.names import Names, known_parts, read
 from fedjax_async.config.objects import KINDS, SPECS
@@ -59,7 +59,11 @@ def address(path: str) -> Address:
 
 
 def _held(field: str, value: Any) -> Names | Named | None:
-    return value if value is None or isinstance(value, Named) else read(field, meaning_of(value))
+    return (
+        value
+        if value is None or isinstance(value, Named)
+        else read(field, value.meaning if isinstance(value, Earlier) else value)
+    )
 
 
 def _brings(fields: Fields, field: str) -> bool:

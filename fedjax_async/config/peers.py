@@ -14,7 +14,7 @@ from fedjax_async.base import check, tree
 from fedjax_async.base.method import Method
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
-from fedjax_async.config.budget import ended_early, rounded_up, until_of, with_early_end
+from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
 from fedjax_async.config.cautions import caution_evaluations, caution_fragments
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
@@ -22,7 +22,7 @@ from fedjax_async.config.methods import client_spec, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_of, stays_of
 from fedjax_async.config.prepared import Evaluations, Experiment, shared_data
 from fedjax_async.config.problem import data_of, start_of
-from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
+from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for, until_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
@@ -77,9 +77,10 @@ class WithoutServer(NamedTuple):
     def recorded(self, e: Experiment, result: EngineResult) -> Run:
         """Tables of events and messages."""
         work, data = gradients_of(e.components, e.schedule), e.components.data
-        run = record_peers(e.described, e.schedule, e.points, result, self.from_plan, data, work)
+        described = e.described
+        run = record_peers(described, e.schedule, e.points, result, self.from_plan, data, work)
         whole = len(run.evaluations["time"]) == len(e.points.time)
-        return with_early_end(run, ended_early(e.settings, e.described, e.schedule, whole=whole))
+        return with_early_end(run, ended_early(e.settings, described, e.schedule, whole=whole))
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Rule, fragments, tests and data."""
@@ -115,7 +116,6 @@ class PeerResolved(NamedTuple):
     """Settings whose names have become objects."""
 
     settings: Settings  # with the defaults that depend on method and data
-    described: dict[str, Any]
     components: Components
     exchange: Exchange
     delay: DelayModel
@@ -152,7 +152,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     message, columns = sent_by_nodes(components.rule, components.client, components.hyper, shapes, data)
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
     contracts.check_clock(s, delay, len(data.size))
-    return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, withholds, _global_tests(s, data))
+    return PeerResolved(s, components, exchange, delay, steps, size, withholds, _global_tests(s, data))
 
 
 @lru_cache(maxsize=64)
@@ -285,4 +285,4 @@ def built_peers(
     limit = math.inf if s.norm_limit is None else s.norm_limit
     kind = WithoutServer(planned_columns(schedule, points), run.global_tests)
     learned = (params, key, points, limit, dict(probes or {}))
-    return Experiment(s, run.described, kind, components, schedule, *learned)
+    return Experiment(s, s, kind, components, schedule, *learned)

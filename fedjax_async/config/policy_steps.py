@@ -6,29 +6,19 @@ have other numbers of uploads.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from fedjax_async.base import grammar, registry
+from fedjax_async.base.spec import Spec
 from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
 from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of
+from fedjax_async.config.prepared import PlannedSteps, planned_steps
 from fedjax_async.config.settings import Settings
 from fedjax_async.types import Schedule
 
 Decided = TypeVar("Decided")
-
-
-class PlannedSteps(NamedTuple):
-    """What is known of the server steps of a run before it starts."""
-
-    longest: int  # the most uploads that a step can have; corrupt ones, always rejected, may come in addition
-    reached: int  # the most uploads that a step is known to be able to have
-    every_closes: bool  # whether every arrival completes its server step
-    source: str = ""  # for error messages: what decides these numbers
 
 
 class BufferSizes(NamedTuple):
@@ -64,17 +54,11 @@ def decides(policy: Policy) -> bool:
     return policy.sizes or any(one is not None for one in deciding)
 
 
-def planned_steps(schedule: Schedule) -> PlannedSteps:
-    """The server steps of a run that follows ``schedule``."""
-    longest = int(np.max(np.bincount(schedule.step), initial=0))
-    return PlannedSteps(longest, longest, bool(np.all(schedule.closes)))
-
-
-def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSteps:
-    """The server steps of a run with a policy, for any decisions."""
+def possible_steps(s: Settings, timing: Spec, policy: Policy, nominal: Schedule) -> PlannedSteps:
+    """The server steps of a run with a policy, for any decisions; ``timing``: the run's."""
     if not decides(policy):
         return planned_steps(nominal)
-    name, options = timing_options(s)
+    name, options = timing.name, timing.options
     clients, source = nominal.num_clients, f"policy = {str(s.policy)!r} decides how many uploads a step has"
     in_flight = options.get("concurrency") or clients
     if policy.buffer is None:
@@ -87,9 +71,9 @@ def possible_steps(s: Settings, policy: Policy, nominal: Schedule) -> PlannedSte
     return PlannedSteps(int(longest), int(reached), longest == 1 and s.faults is None, source)
 
 
-def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
+def first_timing(s: Settings, timing: Spec, clients: int) -> Spec | Timing:
     """The timing with the policy's first buffer or window, for the nominal plan; unchanged if that is not known."""
-    name, options = timing_options(s)
+    name, options = timing.name, timing.options
     sizes, length = _of_policy(s, SIZES), _of_policy(s, FIRST_LENGTH)
     shared = {option: options.get(option) for option in ("concurrency", "sampling")}
     if sizes is not None and name in ("every", "buffer"):
@@ -99,18 +83,9 @@ def first_timing(s: Settings, timing: Timing, clients: int) -> Timing:
     return timing
 
 
-@contextlib.contextmanager
-def naming(steps: PlannedSteps) -> Iterator[None]:
-    """Add to the error message of a rule what decides the number of uploads in a step."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error} ({steps.source})" if steps.source else str(error)) from error
-
-
-def require_choice(s: Settings, policy: Policy, clients: int) -> None:
+def require_choice(s: Settings, timing: Spec, policy: Policy, clients: int) -> None:
     """``ValueError`` if the policy chooses clients but all of them are to train at once; says how to change that."""
-    _, options = timing_options(s)
+    options = timing.options
     if policy.choose is None or "concurrency" not in options or options["concurrency"] is not None:
         return  # the planner checks a concurrency that is given
     spec, brought = str(s.timing or method_of(s.method).timing), brings_timing(s.method)
@@ -123,19 +98,9 @@ def require_choice(s: Settings, policy: Policy, clients: int) -> None:
     )
 
 
-def timing_options(s: Settings) -> tuple[str, dict[str, Any]]:
-    """Name and options of a timing of the package; options that are not given have their defaults."""
-    return _read("timing", TIMINGS, str(s.timing or method_of(s.method).timing))
-
-
 def _of_policy(s: Settings, table: Mapping[str, Callable[[Mapping[str, Any]], Decided]]) -> Decided | None:
     """What ``table`` knows of the policy; ``None`` if no policy of the package that it joins is in the table."""
     if own.thing_of("policy", s.policy) is not None:
         return None
-    parts = [_read("policy", POLICIES, part) for part in grammar.joined(str(s.policy))]
-    return next((table[name](options) for name, options in parts if name in table), None)
-
-
-def _read(kind: str, factories: Mapping[str, Callable[..., Any]], spec: str) -> tuple[str, dict[str, Any]]:
-    found = registry.spec(kind, factories, spec)
-    return found.name, found.options
+    parts = [registry.spec("policy", POLICIES, part) for part in grammar.joined(str(s.policy))]
+    return next((table[part.name](part.options) for part in parts if part.name in table), None)

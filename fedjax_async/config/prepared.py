@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fedjax_async.base import tree
+from fedjax_async.base.spec import Spec
 from fedjax_async.clock import DelayModel, Timing, energy
 from fedjax_async.config.budget import ended_early, with_early_end
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
     facts_of,
@@ -31,7 +32,7 @@ from fedjax_async.engine.run import Ready, run_waves
 from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import rows_of
-from fedjax_async.types import FederatedData, Key, Params, Run
+from fedjax_async.types import FederatedData, Key, Params, Run, Schedule
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
@@ -79,7 +80,7 @@ class Experiment(NamedTuple):
     """
 
     settings: Settings
-    described: dict[str, Any]  # the settings as results keep them, with names in place of objects
+    named: Settings  # those that results keep: of a run of a sweep, its own
     kind: Kind
     components: Any  # Components; without a server Components
     schedule: Any  # Schedule; without a server PeerSchedule
@@ -90,6 +91,11 @@ class Experiment(NamedTuple):
     probes: Mapping[str, Any] = NO_PROBES
     measures: Measures = NOTHING
     traffic: Any = None  # Traffic; None without a server
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as results keep them, with names in place of objects."""
+        return as_dict(self.named)
 
     @property
     def has_server(self) -> bool:
@@ -138,9 +144,10 @@ class WithServer(NamedTuple):
         marked = e.components.data.malicious
         if e.settings.attack is not None and marked is not None:
             options["attackers"] = int(marked.sum())
-        run = make_run(e.described, e.schedule, e.points, result, e.traffic, **options)
+        described = e.described
+        run = make_run(described, e.schedule, e.points, result, e.traffic, **options)
         whole = len(run.evaluations["time"]) == len(e.points.time)
-        return with_early_end(run, ended_early(e.settings, e.described, e.schedule, whole=whole))
+        return with_early_end(run, ended_early(e.settings, described, e.schedule, whole=whole))
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
         """Server rule, data, whether every arrival closes a step, and what is measured."""
@@ -186,14 +193,28 @@ def shared_data(d: FederatedData) -> tuple[Any, ...]:
 WITH_SERVER = WithServer()
 
 
+class PlannedSteps(NamedTuple):
+    """What is known of the server steps of a run before it starts."""
+
+    longest: int  # the most uploads that a step can have; corrupt ones, always rejected, may come in addition
+    reached: int  # the most uploads that a step is known to be able to have
+    every_closes: bool  # whether every arrival completes its server step
+    source: str = ""  # for error messages: what decides these numbers
+
+
+def planned_steps(schedule: Schedule) -> PlannedSteps:
+    """The server steps of a run that follows ``schedule``."""
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
+    return PlannedSteps(longest, longest, bool(np.all(schedule.closes)))
+
+
 class Resolved(NamedTuple):
     """Settings whose names have become objects."""
 
     settings: Settings  # with the defaults that depend on method and data
-    described: dict[str, Any]
     components: Components
     shapes: Params  # shapes of the parameters
-    timing: Timing
+    timing: Spec | Timing
     delay: DelayModel
     local_steps: np.ndarray  # int64[N], local steps of a job of each client
     traffic: Traffic

@@ -52,7 +52,8 @@ def _made(dataset: Chosen) -> Any:
     if given is None:
         given = registry.spec("dataset", DATASETS, str(dataset)).make()
     kinds = (Dataset, Federation, FederatedData)
-    check.require(isinstance(given, kinds), "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
+    if not isinstance(given, kinds):
+        check.require(False, "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
     if isinstance(given, FederatedData):
         given = check_data(given)
     return (
@@ -187,7 +188,7 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
             if str(error).startswith("input_shape = "):
                 raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
             raise
-    if is_module(given):
+    if not isinstance(given, Model) and is_module(given):
         allowed = (
             "a Model of models.from_flax(net, input_shape=..., loss=...): the targets y are numbers, not classes "
             "(classes are integer labels, not one-hot or floats)"

@@ -16,7 +16,7 @@ from fedjax_async.base import check, factories, grammar, registry, tree
 from fedjax_async.base.spec import Spec, naming
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Server, bound
+from fedjax_async.engine.components import Components, Server, bound
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
@@ -86,7 +86,7 @@ def _rows(data: FederatedData, chosen: np.ndarray) -> np.ndarray:
 def protecting(
     server: Spec | ServerAlgorithm, s: Settings, upload: Any, stays: Callable[[Path], bool] | None
 ) -> Spec | ServerAlgorithm:
-    """The rule with clipped, noised and forged uploads; unchanged if nothing is asked for.
+    """The rule with clipped, noised and forged uploads, as privacy and attack ask for it.
 
     ``upload``: shapes of an upload. Forged uploads are clipped too.
     """
@@ -165,6 +165,14 @@ def multipliers(noise: Number, quantile: Number | None, count_noise: Number | No
 
 
 # --- what depends on the schedule -------------------------------------------------------------------
+
+
+def with_noise(s: Settings, components: Components, schedule: Schedule, probes: Any) -> Components:
+    """The components with the noise for this schedule; ``ValueError`` for a run that secure aggregation excludes."""
+    fewest = uploads_of_a_sum(components.rule, components.hyper, schedule)
+    components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
+    check_secure(s, components.rule, components.hyper, schedule, probes)
+    return components
 
 
 def uploads_of_a_sum(server: Server, hyper: Mapping[str, float], schedule: Schedule) -> int:

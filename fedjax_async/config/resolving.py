@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async.base import check, factories, inputs, registry
 from fedjax_async.base.method import Method
-from fedjax_async.clock import DELAYS, DelayModel
+from fedjax_async.clock import DELAYS, DelayModel, Until
 from fedjax_async.config import concerns, contracts, misplaced, objects, own, words
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
@@ -67,7 +67,8 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     method = changes.get("method", Settings.method if settings is None else settings.method)
     for name, value in changes.items():
-        _require_setting(name, value, method, changes)
+        if name not in KNOWN:
+            _refuse_setting(name, value, method, changes)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")
@@ -83,16 +84,16 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     return with_objects(Settings(**(base | fields)), data=data)
 
 
-def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]) -> None:
-    """``ValueError`` unless ``name`` is a setting; for an option of the method it says how to write the option.
+KNOWN = [*Settings.__dataclass_fields__, "data"]  # the keywords of a run that are settings
+
+
+def _refuse_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]) -> None:
+    """``ValueError`` for a name that is no setting; for an option of the method it says how to write the option.
 
     So it does for an option of another of the ``given`` settings, such as ``compress="topk", ratio=0.1``.
     """
-    known = [*Settings.__dataclass_fields__, "data"]
-    if name in known:
-        return
     place = misplaced.in_others(REGISTRIES, given, name, str(value))
-    if place is None and isinstance(method, str) and words.meant(name, known) is None:
+    if place is None and isinstance(method, str) and words.meant(name, KNOWN) is None:
         place = owner_of(method, name, str(value))
     where = "" if place is None else place.text(lambda setting, spec: f"{setting}={spec!r}")
     check.require(place is None, name, value, f"an option of {where}, not a setting")
@@ -100,7 +101,7 @@ def _require_setting(name: str, value: Any, method: Any, given: Mapping[str, Any
     check.require(name not in OF_TABLES, name, value, allowed)
     allowed = "left out: a run has one seed; compare(methods, seeds=...) and sweep train several"
     check.require(name != "seeds", name, value, allowed)
-    words.require("setting", name, [*known, *ARGUMENTS])
+    words.require("setting", name, [*KNOWN, *ARGUMENTS])
 
 
 def resolved(settings: Settings) -> Settings:
@@ -206,13 +207,15 @@ def checked(settings: Settings) -> Settings:
 def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
     """The checked model of a run on raw rows, and the shapes of its parameters."""
     model = model_of(s, data)
-    contracts.check_model(s, model, data)
+    if own.is_own(s, "model"):
+        contracts.check_own_model(model, data)
     shapes, _ = initial(model, s.compute).eval_shape(jax.random.key(s.seed))
     if s.personal is not None:
         model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
-    caution(s, model, data)
+    if model.train is not None or own.is_own(s, "model"):
+        caution(s, model, data)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
     return model, shapes
 
@@ -232,6 +235,11 @@ def delay_of(s: Settings) -> DelayModel:
     given = own.thing_of("delay", s.delay)
     model: DelayModel = registry.spec("delay", DELAYS, str(s.delay)).make() if given is None else given
     return model
+
+
+def until_of(s: Settings) -> Until:
+    """The budget that the settings give."""
+    return Until(time=s.time, updates=s.updates, steps=s.server_steps)
 
 
 def every_of(s: Settings) -> Every:

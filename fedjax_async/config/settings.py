@@ -43,25 +43,14 @@ class Settings(
     def __new__(cls, *values: Any, **given: Any) -> Settings:
         """Refuse an unknown name with the nearest ones; ``__init__`` would only say that it is unexpected."""
         for name in given:
-            words.require("setting", name, cls.__dataclass_fields__)
+            if name not in cls.__dataclass_fields__:
+                words.require("setting", name, cls.__dataclass_fields__)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check what needs no other package; names are checked where they are resolved."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, (str, os.PathLike)) or not str(field.type).startswith("str"):  # not an object
-                value = check.plain(value)
-                object.__setattr__(self, field.name, value)
-            if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
-                if field.name in objects.KINDS and value is not None and not isinstance(value, str):
-                    object.__setattr__(self, field.name, own.as_setting(field.name, value))
-                    continue
-                own.require_fitting(field.name, value)
-                good = isinstance(value, str) and (value != "" or field.default is not None)
-                check.require(good, field.name, value, field.metadata["example"])
-            if field.type == "bool":
-                check.require(isinstance(value, bool), field.name, value, "True or False")
+            object.__setattr__(self, field.name, _held(field, getattr(self, field.name)))
         for field in dataclasses.fields(self):
             value, requires = getattr(self, field.name), field.metadata["requires"]
             if requires is not None and value is not field.default:
@@ -85,6 +74,22 @@ class Settings(
         for name in FLOATS:  # at the end, so that messages show what was given
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else float(value))
+
+
+def _held(field: dataclasses.Field[Any], value: Any) -> Any:
+    """What a setting holds of a value that was given; ``ValueError`` for one of another type."""
+    takes_text = str(field.type).startswith("str")
+    if isinstance(value, (str, os.PathLike)) or not takes_text:  # not an object
+        value = check.plain(value)
+    if takes_text and not (value is None and "None" in str(field.type)):
+        if field.name in objects.KINDS and value is not None and not isinstance(value, str):
+            return own.as_setting(field.name, value)
+        if not isinstance(value, str) or (value == "" and field.default is None):
+            own.require_fitting(field.name, value)
+            check.require(False, field.name, value, field.metadata["example"])
+    if field.type == "bool":
+        check.require(isinstance(value, bool), field.name, value, "True or False")
+    return value
 
 
 # What notebooks complete from; the constructor itself takes any name, to refuse a wrong one with the nearest.

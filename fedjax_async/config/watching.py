@@ -111,7 +111,8 @@ class Watch:
         streams: Sequence[Any] = (),
         keep_best: bool = False,
     ) -> None:
-        self._e, self._name = e, str(e.settings.method) if name is None else name
+        self._e, self._described = e, e.described
+        self._name = str(e.settings.method) if name is None else name
         self._callbacks, self._streams, self._keep_best = tuple(callbacks), tuple(streams), keep_best
         self._judge = Judge(e.components.data)
         self._improved = _Improvement(self._judge)
@@ -135,7 +136,7 @@ class Watch:
         values = {name: value[()] for name, value in self._e.kind.columns(self._e, row, scores).items()}
         evaluation = Evaluation(
             self._name, row, float(times[row]), int(updates[row]), int(steps[row]), values,
-            self._e.described, last, again,
+            self._described, last, again,
         )  # fmt: skip
         written = evaluation
         if not self._judge.labelled:

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import jax
 
 from fedjax_async.base import check, notices
-from fedjax_async.config import Experiment, Settings, prepare, sweeping
+from fedjax_async.config import Experiment, Settings, execute, prepare, sweeping
 from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
@@ -24,11 +24,11 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.beside import commanded, labelled
-from fedjax_async.results.callbacks import Callbacks, chosen, resumed
+from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import require_matplotlib
-from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
+from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
 from fedjax_async.results.running import OneRun, require_rooms, run_kept
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.store import CHECKPOINTS, require_comparison
@@ -97,9 +97,10 @@ def simulate(
     if folder is not None and plots:
         require_matplotlib("plots=False")
     options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
-    with claimed(folder):
-        settings = settings if overwrite else as_begun(settings, [folder])
-        options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
+    with nullcontext() if folder is None else claimed(folder):
+        settings = settings if folder is None or overwrite else as_begun(settings, [folder])
+        if callbacks is not None or stream is not None or keep_best is not False:
+            options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
         run = run_alone(_prepared(settings, probes, progress), folder, **options)
     notices.warn_about({"": run.counters})
     return run
@@ -276,12 +277,26 @@ def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: Pr
 
 def run_alone(experiment: Experiment, folder: Path | None, **options: Any) -> Run:
     """Train one run as its settings say, or read it; in memory without a folder. ``options``: as in ``run_kept``."""
+    if folder is None:
+        return _in_memory(experiment, options.get("callbacks", NO_CALLBACKS), options.get("progress"))
     one = OneRun(str(experiment.settings.method), experiment.settings, folder, experiment)
     replaces = {name: bool(options.get(name)) for name in ("overwrite", "again")}
     with claimed(folder):
         require_rooms([one], **replaces)
         with commanded(folder, anew=any(replaces.values())):
             return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
+
+
+def _in_memory(experiment: Experiment, callbacks: Callbacks, progress: ProgressShown) -> Run:
+    name = str(experiment.settings.method)
+    watch = None if callbacks == NO_CALLBACKS else watch_of(callbacks, experiment, None, name)
+    meter = bar(experiment.total, progress, label=name)
+    try:
+        return execute(experiment, progress=meter.report, watch=watch)
+    finally:
+        meter.close()
+        if watch is not None:
+            watch.close()
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

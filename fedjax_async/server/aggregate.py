@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_async.base import check, tree
 from fedjax_async.server.transforms import scaled
-from fedjax_async.types import Array, Arrival, Params, Schedule, State, Traced
+from fedjax_async.types import Array, Arrival, Params, State, Traced
 
 
 class Aggregate(NamedTuple):
@@ -97,12 +96,11 @@ def along(vector: Array, rows: Array) -> Array:
     return vector.reshape((-1,) + (1,) * (rows.ndim - 1))
 
 
-def check_capacity(state: State, schedule: Schedule) -> None:
-    """Raise ``ValueError`` if a server step of the schedule has more arrivals than a buffer of the rule has rows.
+def check_capacity(state: State, longest: int) -> None:
+    """Raise ``ValueError`` if the ``longest`` server step has more arrivals than a buffer of the rule has rows.
 
     ``state``: the state of the rule, or its shapes (``jax.eval_shape(server.init, params)[0]``).
     """
-    longest = int(np.max(np.bincount(schedule.step), initial=0))
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Buffer)):
         if isinstance(node, Buffer):
             size = jax.tree.leaves(node.rows)[0].shape[0]

@@ -175,14 +175,14 @@ def test_schedules_with_longer_steps_are_refused(timing, longest):
     def of_size(size):
         return krum(size=size, byzantine=jnp.int32(0)).init  # traced, so that any size is allowed
 
-    check_capacity(of_size(longest)(params)[0], schedule)
-    check_capacity(jax.eval_shape(of_size(longest), params)[0], schedule)
-    check_capacity(jax.eval_shape(fedbuff().init, params)[0], schedule)
+    check_capacity(of_size(longest)(params)[0], longest)
+    check_capacity(jax.eval_shape(of_size(longest), params)[0], longest)
+    check_capacity(jax.eval_shape(fedbuff().init, params)[0], longest)
     if longest > 1:
         shapes = jax.eval_shape(of_size(longest - 1), params)[0]
         message = rf"^size of the rule's buffer = {longest - 1}: must be at least {longest},"
         with pytest.raises(ValueError, match=message):
-            check_capacity(shapes, schedule)
+            check_capacity(shapes, longest)
 
 
 def test_only_a_closing_arrival_pays_for_the_median():
