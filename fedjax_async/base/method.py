@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from fedjax_async.base.factories import options_of
 from fedjax_async.base.spec import Spec
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
 
@@ -65,3 +66,28 @@ def positional(factory: object) -> list[str]:
     except ValueError:  # it has no signature
         return []
     return [p.name for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+
+
+# --- options of local training -------------------------------------------------------------------------
+
+# those that every run gives
+GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale", "per_example")
+LOCAL = (*GIVEN, "correct")  # those that a method cannot set
+
+
+def client_options(client: object) -> dict[str, inspect.Parameter]:
+    """The options of local training that belong to the method; the run's settings give the others."""
+    return {key: p for key, p in options_of(factory_of(client)).items() if key not in LOCAL}
+
+
+# Setting of local training -> the options of a factory that carry it.
+THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
+
+
+def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
+    """The settings that local training with the options ``takes`` would ignore.
+
+    ``plain_sgd``: then ``training_of`` refuses other optimisers with another message, so they are not listed here.
+    """
+    refused = {"optimizer"} if plain_sgd else set()
+    return [name for name, through in THROUGH.items() if not through & {*takes} and name not in refused]

@@ -17,11 +17,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async.base import check, factories, registry, tree
-from fedjax_async.base.method import Method, factory_of
+from fedjax_async.base.method import THROUGH, Method, factory_of, ignored_by
 from fedjax_async.base.spec import Spec
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import concerns, own
-from fedjax_async.config.method_checks import THROUGH, ignored_by
 from fedjax_async.config.methods import (
     client_spec,
     compressor_of,

@@ -21,6 +21,7 @@ from fedjax_async.config.problem import initial_file, read_files
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.models import MODELS
 
+READ = ("dataset", "initial", "model")  # settings whose names may read files without such an option
 PATH = "path"  # an option of this name is an input file, also in a factory of the user's own
 
 
@@ -32,8 +33,8 @@ def with_files(settings: Settings, *, only: Collection[str] | None = None) -> Se
     """
     found: dict[str, Any] = {}
     for field, value in fields_of(settings).items():
-        asked = only is None or field in only
-        if asked and isinstance(value, str):
+        asked = (only is None or field in only) and isinstance(value, str)
+        if asked and (field in READ or PATH in value):
             files: inputs.Digests = ()
             with contextlib.suppress(OSError, ValueError):  # its reader says what is wrong
                 files = _files(field, str(value))
@@ -60,8 +61,6 @@ def _files(field: str, text: str) -> inputs.Digests:
         return inputs.listed([file]) if file.is_file() else ()
     if field == "dataset" and (kept := [file for file in read_files(text) if file.is_file()]):
         return inputs.listed(kept)
-    if field != "model" and PATH not in text:
-        return ()
     return tuple(pair for part in _parts(field, text) for pair in _named(field, part))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 from fedjax_async.base import check, factories, registry
-from fedjax_async.base.method import Method, factory_of, positional
+from fedjax_async.base.method import GIVEN, LOCAL, Method, factory_of, ignored_by, positional
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
@@ -18,28 +18,7 @@ from fedjax_async.local import FEEDBACKS, OPTIMIZERS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.types import PeerAlgorithm, ServerAlgorithm
 
-# options of local training that every run gives
-GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale", "per_example")
-LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot set
 NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
-
-
-def client_options(client: object) -> dict[str, inspect.Parameter]:
-    """The options of local training that belong to the method; the run's settings give the others."""
-    return {key: p for key, p in factories.options_of(factory_of(client)).items() if key not in LOCAL}
-
-
-# Setting of local training -> the options of a factory that carry it.
-THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
-
-
-def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
-    """The settings that local training with the options ``takes`` would ignore.
-
-    ``plain_sgd``: then ``training_of`` refuses other optimisers with another message, so they are not listed here.
-    """
-    refused = {"optimizer"} if plain_sgd else set()
-    return [name for name, through in THROUGH.items() if not through & {*takes} and name not in refused]
 
 
 def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from fedjax_async.base import check, factories, registry
-from fedjax_async.base.method import Method, factory_of
+from fedjax_async.base.method import LOCAL, Method, client_options, factory_of
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import misplaced, objects, own, words
 from fedjax_async.config.earlier import Earlier
-from fedjax_async.config.method_checks import LOCAL, check_factory, checked_method, client_options
+from fedjax_async.config.method_checks import check_factory, checked_method
 from fedjax_async.config.names import Names, read, texts_in
 from fedjax_async.config.own import Chosen
 from fedjax_async.config.registries import METHODS, filled

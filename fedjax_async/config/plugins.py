@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from fedjax_async.base import check, factories, inputs, registry
 from fedjax_async.base.fingerprints import fingerprint
-from fedjax_async.base.method import Method, factory_of, positional
+from fedjax_async.base.method import Method, client_options, factory_of, positional
 from fedjax_async.config.measures import require_column
-from fedjax_async.config.method_checks import NODES, check_factory, check_fields, client_options
+from fedjax_async.config.method_checks import NODES, check_factory, check_fields
 from fedjax_async.config.names import JOINED
 from fedjax_async.config.objects import shown
 from fedjax_async.config.registries import REGISTRIES, filled

@@ -195,12 +195,11 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
         )
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
-    check.require(
-        isinstance(given, Model), "model", objects.shown(given), "a name, a Model, or a module of flax or torch.nn"
-    )
+    if not isinstance(given, Model):
+        check.require(False, "model", objects.shown(given), "a name, a Model, or a module of flax or torch.nn")
     for name in ("init", "apply", "loss"):
-        function = getattr(given, name)
-        check.require(callable(function), f"model.{name}", objects.shown(function), "a function, see Model")
+        if not callable(function := getattr(given, name)):
+            check.require(False, f"model.{name}", objects.shown(function), "a function, see Model")
     model: Model = own.lasting_part("model", spec, given)
     return model
 

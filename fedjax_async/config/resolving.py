@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import check, factories, inputs, registry
-from fedjax_async.base.method import Method
+from fedjax_async.base.method import Method, ignored_by
 from fedjax_async.clock import DELAYS, DelayModel, Until
-from fedjax_async.config import concerns, contracts, misplaced, objects, own, words
+from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.cautions import caution
 from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
 from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
-from fedjax_async.config.method_checks import ignored_by
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
 from fedjax_async.config.own import Chosen
 from fedjax_async.config.peer_methods import sends_nothing
@@ -199,8 +198,9 @@ def checked(settings: Settings) -> Settings:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
-    for field in objects.KINDS:
-        own.thing_of(field, getattr(settings, field))  # refuses own parts that are not loaded
+    for field, value in fields_of(settings).items():
+        if isinstance(value, own.Named):
+            own.thing_of(field, value)  # refuses own parts that are not loaded
     return resolved(settings)
 
 
@@ -232,8 +232,8 @@ def epochs_of(s: Settings) -> float | None:
 
 def delay_of(s: Settings) -> DelayModel:
     """The delay model that the settings name, or their object."""
-    given = own.thing_of("delay", s.delay)
-    model: DelayModel = registry.spec("delay", DELAYS, str(s.delay)).make() if given is None else given
+    text = isinstance(s.delay, str)
+    model: DelayModel = registry.spec("delay", DELAYS, str(s.delay)).make() if text else own.thing_of("delay", s.delay)
     return model
 
 

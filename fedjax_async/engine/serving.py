@@ -75,7 +75,7 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
             work = who.begin(tables.key[0], started, kept, client_data(tables, zero))
             upload, after = who.finish(work, message, kept)
             arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
-            seen = values_of(facts.probes, tables, zero, state, memory, arrival)
+            seen = values_of(facts.probes, tables, zero, state, memory, arrival) if facts.probes else {}
             return rule.receive(state, memory, arrival)[2], info_of(who, after), seen
 
         info, sent, seen = jax.eval_shape(one_job, *example, message)
@@ -261,7 +261,7 @@ class Receiver:
         arrival = _arrived(tables, carry, buffers, p)
         rule = rule_at(self.server, tables, run)
         before = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
-        seen = probed(facts.probes, tables, carry.probes, p, *before, arrival)
+        seen = probed(facts.probes, tables, carry.probes, p, *before, arrival) if facts.probes else carry.probes
         state, memory, info = rule.receive(*before, arrival)
         if facts.every_closes:
             state, memory = closed(rule, state, memory)

@@ -27,7 +27,7 @@ from fedjax_async.engine.evaluation import (
 from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
-from fedjax_async.engine.probes import resolved_probes
+from fedjax_async.engine.probes import NO_PROBES, resolved_probes
 from fedjax_async.engine.programs import compile_programs, shapes_of
 from fedjax_async.engine.scoring import Measuring
 from fedjax_async.engine.stack import Member, Stack
@@ -54,12 +54,16 @@ def make_member(
 ) -> Member:
     """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
     schedule = check_schedule(schedule)
-    require_measurable(components.data, measures)
-    chosen = resolved_probes(probes, components.data, len(schedule.job))
-    kept = shapes_of_client(components, params)
-    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
-    points = points._replace(position=training.position[points.position])
-    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
+    if measures != NOTHING:
+        require_measurable(components.data, measures)
+    chosen = NO_PROBES
+    if probes is not None and probes is not NO_PROBES:
+        chosen = resolved_probes(probes, components.data, len(schedule.job))
+    applied = np.ones(len(schedule.job), np.bool_)
+    if jax.tree.leaves(shapes_of_client(components, params)):
+        schedule, applied, position = all_training(schedule)
+        points = points._replace(position=position[points.position])
+    return Member(components, schedule, params, key, points, norm_limit, applied, chosen, measures)
 
 
 def cutting_of(
@@ -156,7 +160,8 @@ def make_stack(
 
     Raises ``TooLarge`` if it needs more than ``memory_limit`` bytes, before it compiles if that is known by then.
     """
-    members = [m._replace(components=flattened(m.components)) for m in members]
+    if jax.default_backend() != "cpu":
+        members = [m._replace(components=flattened(m.components)) for m in members]
     components = members[0].components
     data = [m.components.data for m in members]
     feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None
@@ -179,7 +184,7 @@ def make_stack(
     tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
     measures = [m.measures for m in members]
     inputs: list[Inputs | None] = [None] * len(members)
-    if measures[0].wants_anything():
+    if measures[0] != NOTHING:
         found = inputs_of(data, [m.schedule for m in members], measures, per_client)
         inputs = to_devices(found, everywhere(mesh))
     every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None

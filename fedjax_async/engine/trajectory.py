@@ -138,12 +138,12 @@ def make_trajectory(
     params = jax.eval_shape(components.model.init, jax.eval_shape(jax.random.key, 0))
     _, memory = shapes_of_server(components, params, facts_of(schedule))
     kept = shapes_of_client(components, params)
-    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
-    position = training.position[points.position]
-    run = _Run(
-        components, schedule, training.schedule, training.applied, key, norm_limit, bool(jax.tree.leaves(memory))
-    )
-    count = len(training.schedule.job)
+    training, applied, position = schedule, np.ones(len(schedule.job), np.bool_), points.position
+    if jax.tree.leaves(kept):
+        training, applied, after = all_training(schedule)
+        position = after[points.position]
+    run = _Run(components, schedule, training, applied, key, norm_limit, bool(jax.tree.leaves(memory)))
+    count = len(training.job)
     if segment is None:
         needed = count * kept_bytes(components, params, facts_of(schedule))
         segment = max(count, 1) if needed <= MOST_KEPT else math.ceil(math.sqrt(count))

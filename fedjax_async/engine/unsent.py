@@ -34,10 +34,10 @@ def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     return job[vain][found], following[vain][found]
 
 
-def all_training(schedule: Schedule, stateful: bool) -> TrainedSchedule:
-    """All jobs that must be trained; ``stateful``: whether clients keep anything between jobs."""
+def all_training(schedule: Schedule) -> TrainedSchedule:
+    """All jobs that must be trained where clients keep something between jobs."""
     arrivals = len(schedule.job)
-    job, following = _needed(schedule) if stateful else (np.zeros(0, np.int64),) * 2
+    job, following = _needed(schedule)
     if not len(job):
         return TrainedSchedule(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
     due = schedule.dispatched_after[following]  # applied arrivals before each inserted job

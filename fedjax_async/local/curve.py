@@ -14,9 +14,9 @@ from fedjax_async.base import check, tree
 from fedjax_async.geometry import CurveFamily, family
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
+from fedjax_async.local.job import gradients_a_step
 from fedjax_async.local.private import keeping
 from fedjax_async.local.proximal_metrics import metric_of
-from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import (
     Scale,
     batch_gradient,

@@ -12,8 +12,7 @@ import optax
 from optax import contrib
 
 from fedjax_async.base import check
-from fedjax_async.local.job import noise_key
-from fedjax_async.local.sharpness import gradients_a_step
+from fedjax_async.local.job import gradients_a_step, noise_key
 from fedjax_async.types import Array, Key, Model, Number, Params
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_async.base import check, tree
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
+
+
+def gradients_a_step(optimizer: optax.GradientTransformation) -> int:
+    """Gradients of the loss in a local step: the optimiser's attribute ``gradients``, by default 1."""
+    return int(getattr(optimizer, "gradients", 1))
 
 
 def local_steps(

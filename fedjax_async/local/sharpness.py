@@ -19,11 +19,6 @@ class SharpnessAware(optax.GradientTransformationExtraArgs):
     gradients = 2
 
 
-def gradients_a_step(optimizer: optax.GradientTransformation) -> int:
-    """Gradients of the loss in a step: the optimiser's attribute ``gradients``, by default 1."""
-    return int(getattr(optimizer, "gradients", 1))
-
-
 def sharpness_aware(
     descent: optax.GradientTransformation, climb: Callable[[Params, Params], Params]
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,9 +12,9 @@ import optax
 from fedjax_async.base import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_usable
+from fedjax_async.local.job import gradients_a_step
 from fedjax_async.local.private import keeping
 from fedjax_async.local.proximal_metrics import ProximalMetric, metric_of
-from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Number, Params, State
 
 

@@ -20,8 +20,8 @@ from fedjax_async.base import check, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
+from fedjax_async.local.job import gradients_a_step
 from fedjax_async.local.private import keeping
-from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import (
     Scale,
     batch_gradient,

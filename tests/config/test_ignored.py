@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from fedjax_async import Method, Settings, Spec, local, models, server, types
+from fedjax_async.base.method import LOCAL
 from fedjax_async.config import prepare
-from fedjax_async.config.method_checks import LOCAL
 from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict
 from fedjax_async.types import Model
