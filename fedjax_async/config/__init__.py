@@ -1,14 +1,14 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
-resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
+resolves the names, plans the schedule and builds what the engine executes; ``execute`` runs that.
 ``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy (with
 ``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``. ``prepared.py`` has the
-``Experiment`` that they make, and its kinds.
+``Experiment`` that they make, its kinds, and ``execute``.
 
 Order of reading: the settings in groups (``of_method.py`` and the other ``of_*.py``, made of ``fields.py``),
 ``settings.py``, ``concerns.py`` (where each setting has an effect) and ``keywords.py`` (the settings as typed
-keywords), ``prepared.py``, ``experiment.py``, ``budget.py``, ``cautions.py`` (warnings), ``execution.py``.
+keywords), ``prepared.py``, ``experiment.py``, ``budget.py``, ``cautions.py`` (warnings).
 ``names.py`` reads the text of a setting: names with options, which ``registries.py`` knows. ``methods.py`` (with
 ``method_checks.py``) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local training and
 compression), ``protection.py`` (privacy, attacks) and ``measures.py`` turn them into objects and specs
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
     from fedjax_async.config.descent import Tuned as Tuned, tune as tune
     from fedjax_async.config.differentiable import (PerClient as PerClient, PerExample as PerExample,
         PerStaleness as PerStaleness, Trajectory as Trajectory, trajectory as trajectory)
-    from fedjax_async.config.execution import execute as execute
     from fedjax_async.config.experiment import prepare as prepare
     from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
     from fedjax_async.config.methods import method as method, method_options as method_options
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.registries import METHODS as METHODS
-    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
+    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment, execute as execute
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.base.method import Method as Method
     from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,

@@ -13,7 +13,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec
 from fedjax_async.config import own
 from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_scalar, pair, returned, shown
@@ -24,10 +23,8 @@ from fedjax_async.engine.components import (
     Hyper,
     Peer,
     Server,
-    abstract,
     bound,
     numbers_of,
-    row_of,
     template,
 )
 from fedjax_async.peers import PeerAlgorithm
@@ -49,24 +46,16 @@ from fedjax_async.types import (
 # --- the trial of a run -----------------------------------------------------------------------------
 
 
-def sent(
+def sent_by_own(
     s: Settings, server: Spec | ServerAlgorithm, client: Spec | ClientAlgorithm, params: Params, data: FederatedData
 ) -> tuple[Message, Any]:
-    """Shapes of a message and of an upload before compression, from the shapes of the params.
-
-    A rule or a client of the user's own is checked through a whole job. Raises ``ValueError`` for wrong values.
-    """
-    facts, numbers = Facts(len(data.size)), numbers_of(server)
-    contract, note = "", ""
+    """As ``engine.trial.sent``; the rule or the client, one of the user's own, is checked through a whole job."""
+    numbers, note = numbers_of(server), ""
     if s.client is not None and not own.is_own(s, "method"):
         note = f"; the clients of {s.method} itself upload what it takes: leave out client"
-    if own.is_own(s, "method", "client"):
-        contract = "a factory of a ServerAlgorithm"
-        _fits_server(template(server), numbers, contract)
-    else:
-        bound(template(server), numbers)
-    job, hyper = _job(template(server), template(client), facts, contract, note), {**numbers, **numbers_of(client)}
-    found: tuple[Message, Any] = _shapes(job, hyper, params, data)
+    _fits_server(template(server), numbers)
+    job, hyper = _job(template(server), template(client), Facts(len(data.size)), note), numbers | numbers_of(client)
+    found: tuple[Message, Any] = trial.shapes_of(job, hyper, params, data)
     return found
 
 
@@ -78,24 +67,16 @@ def sent_by_nodes(
     ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong.
     """
     returned("method.rule", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
-    found: tuple[Any, Mapping[str, Any]] = _shapes(_event(peer, client), hyper, params, data)
+    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event(peer, client), hyper, params, data)
     return found
 
 
-def _shapes(function: Callable[..., Any], hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
-    key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
-    return tree.shapes(function, abstract(hyper), params, key, pool)
-
-
 @lru_cache(maxsize=64)
-def _job(server: Server, client: Client, facts: Facts, contract: str, note: str) -> Callable[..., tuple[Message, Any]]:
-    """``contract``: of a server of the user's own, whose functions are checked; ``note``: on wrong uploads."""
+def _job(server: Server, client: Client, facts: Facts, note: str) -> Callable[..., tuple[Message, Any]]:
+    """``note``: on wrong uploads."""
 
     def job(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
-        if not contract:
-            found = trial.job(bound(server, hyper), bound(client, hyper), params, key, pool, facts)
-            return found.message, found.upload
-        rule = checked_rule(_fits_server(server, hyper, contract), params, note)
+        rule = checked_rule(_fits_server(server, hyper), params, note)
         found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, facts, steps=1)
         trial.arrived(rule, found)
         return found.message, found.upload
@@ -116,8 +97,8 @@ def _event(peer: Peer, client: Client) -> Callable[..., Any]:
 # --- a rule with a server -----------------------------------------------------------------------------
 
 
-def _fits_server(server: Server, hyper: Hyper, contract: str) -> ServerAlgorithm:
-    made = returned("method.rule", contract, bound, server, hyper)
+def _fits_server(server: Server, hyper: Hyper) -> ServerAlgorithm:
+    made = returned("method.rule", "a factory of a ServerAlgorithm", bound, server, hyper)
     nodes = " (of nodes without a server: a factory f(stays, *, ...))" if isinstance(made, PeerAlgorithm) else ""
     fits(isinstance(made, ServerAlgorithm), "method.rule", made, f"a ServerAlgorithm{nodes}")
     return made

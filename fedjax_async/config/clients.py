@@ -90,9 +90,9 @@ def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
 
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Spec:
     """Local training that settings and method ask for."""
-    known = with_optimizer(s, chosen)
-    spec, lr = str(known.optimizer), float(known.lr or 0.0)
-    optimizer = _optimizer_of(known.optimizer, s, chosen)
+    known = optimizer_of(s, chosen)
+    spec, lr = str(known["optimizer"]), float(known["lr"] or 0.0)
+    optimizer = _optimizer_of(known["optimizer"], s, chosen)
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
     what = f"optimizer {spec}: what its factory returned"
     check.kind(what, optimizer.make(lr), optax.GradientTransformation, allowed)  # checks the ranges
@@ -196,21 +196,20 @@ def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *,
 # --- compression of uploads ---------------------------------------------------------------------------
 
 
-def with_optimizer(settings: Settings, usual: Method) -> Settings:
-    """Fill in the method's optimiser and learning rate where the settings leave them open.
+def optimizer_of(settings: Settings, usual: Method) -> dict[str, Any]:
+    """The settings ``optimizer`` and ``lr``, the method's where they are left open.
 
     An optax transformation has a rate of its own.
     """
     fixed = isinstance(own.thing_of("optimizer", settings.optimizer), optax.GradientTransformation)
-    return dataclasses.replace(
-        settings,
-        optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
-        lr=settings.lr if settings.lr is not None or fixed else usual.lr,
-    )
+    return {
+        "optimizer": usual.optimizer if settings.optimizer is None else settings.optimizer,
+        "lr": settings.lr if settings.lr is not None or fixed else usual.lr,
+    }
 
 
-def with_uploads(settings: Settings, usual: Method) -> Settings:
-    """Fill in the method's compression where the settings leave it open.
+def uploads_of(settings: Settings, usual: Method) -> dict[str, Any]:
+    """The settings of compression, the method's where they are left open.
 
     Raises ``ValueError`` for options of compression in a run without compression.
     """
@@ -219,10 +218,10 @@ def with_uploads(settings: Settings, usual: Method) -> Settings:
         for name in ("feedback", "compress_per"):
             given = getattr(settings, name)
             check.require(given is None, name, given, "left out without compress")
-        return settings
+        return {}
     compressor_of(compress)  # checks names and ranges
     how = settings.feedback or usual.feedback or "ef"
-    return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
+    return {"compress": compress, "feedback": how, "compress_per": settings.compress_per or "whole"}
 
 
 def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, upload: Any) -> ClientAlgorithm | Spec:

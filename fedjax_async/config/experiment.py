@@ -22,7 +22,7 @@ from fedjax_async.config import contracts, own
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
-from fedjax_async.config.checked_parts import sent
+from fedjax_async.config.checked_parts import sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import brings_timing, method_of, require_joint, rule_spec
@@ -45,12 +45,8 @@ from fedjax_async.config.resolving import (
     without_server,
 )
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.components import (
-    bound,
-    components_of,
-    facts_of,
-    waits_for_close,
-)
+from fedjax_async.engine import trial
+from fedjax_async.engine.components import bound, components_of, facts_of, numbers_of, template, waits_for_close
 from fedjax_async.engine.devices import naming_remedies
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING
@@ -133,7 +129,11 @@ def resolve(settings: Settings) -> Resolved:
     batch_size = length_of_batch(s, data)
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
-    message, upload = sent(s, server, trainer, shapes, data)
+    if own.is_own(s, "method", "client"):
+        message, upload = sent_by_own(s, server, trainer, shapes, data)
+    else:
+        hyper = numbers_of(server) | numbers_of(trainer)
+        message, upload = trial.sent(template(server), template(trainer), hyper, shapes, data)
     if s.compress is not None:
         trainer = compressing(trainer, s, model.private, upload)
     if s.ditto is not None:
@@ -185,9 +185,8 @@ def planned(
     """
     s = run.settings
     every = every_of(s)
-    if (
-        sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1
-    ):  # the length is known before planning
+    budgets = sum(budget is not None for budget in (s.time, s.updates, s.server_steps))
+    if every != Every() and budgets == 1:  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
     schedule = _within_budget(run, planning)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps

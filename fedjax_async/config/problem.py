@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -127,19 +126,19 @@ def data_of(s: Settings) -> FederatedData:
     return _inputs(*inputs) if s.attack is None else _attacked(s.attack, s.seed, *inputs)
 
 
-def with_owners(settings: Settings) -> Settings:
-    """Fill in the partition, ``natural`` if the data set has clients of its own, and the number of such clients."""
+def owners_of(settings: Settings) -> dict[str, Any]:
+    """The setting ``partition``, ``natural`` if the data set has clients of its own, and the number of such clients."""
     dataset = _dataset(settings.dataset)
     natural = _comes_by_clients(dataset) or dataset.groups is not None
     usual = "natural" if natural else USUAL_PARTITION
     partition = settings.partition or usual
     if not isinstance(dataset, FederatedData):
-        return dataclasses.replace(settings, partition=partition)
+        return {"partition": partition}
     allowed = "left out: the clients' data are given, already divided"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
     if settings.clients != DEFAULTS["clients"]:
         check_count(settings.clients, dataset)
-    return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
+    return {"partition": "natural", "clients": len(dataset.size)}
 
 
 def check_count(clients: Any, data: FederatedData) -> None:

@@ -17,13 +17,13 @@ from fedjax_async.base.method import Method, ignored_by
 from fedjax_async.clock import DELAYS, DelayModel, Until
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.cautions import caution
-from fedjax_async.config.clients import client_factory, with_optimizer, with_uploads
+from fedjax_async.config.clients import client_factory, optimizer_of, uploads_of
 from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
 from fedjax_async.config.own import Chosen
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
+from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, owners_of
 from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
@@ -116,17 +116,19 @@ def resolved(settings: Settings) -> Settings:
 
 
 def _resolved(settings: Settings) -> Settings:
-    usual, settings = usual_of(settings.method), with_evaluations(settings)
+    usual = usual_of(settings.method)
+    if settings.policy is not None:
+        settings = with_evaluations(settings)
     concerns.refuse("server" if usual.has_server else "nodes", given_in(settings), method=str(settings.method))
     if settings.policy is not None:
         concerns.refuse("adaptive", given_in(settings))
-    fill = with_uploads if usual.has_server else _with_peers
-    filled = fill(with_owners(settings), usual)
-    factory = client_factory(settings, usual)
-    if factory is None or settings.fine_tune is not None or settings.ditto is not None:
-        return with_optimizer(filled, usual)
-    given = {name: getattr(filled, name) for name in ignored_by(factories.options_of(factory))}
-    return dataclasses.replace(with_optimizer(filled, usual), **given)
+    fill = uploads_of if usual.has_server else _of_peers
+    filled = owners_of(settings) | fill(settings, usual)
+    factory, optimizer = client_factory(settings, usual), optimizer_of(settings, usual)
+    if factory is not None and settings.fine_tune is None and settings.ditto is None:
+        ignored = ignored_by(factories.options_of(factory))
+        optimizer = {name: value for name, value in optimizer.items() if name not in ignored}
+    return dataclasses.replace(settings, **filled, **optimizer)
 
 
 def with_evaluations(s: Settings) -> Settings:
@@ -135,7 +137,7 @@ def with_evaluations(s: Settings) -> Settings:
     Without a policy, evaluations are chosen after planning.
     """
     alone = s.time is not None and s.updates is None and s.server_steps is None
-    if s.policy is None or alone or any(getattr(s, name) is not None for name in EVALUATIONS):
+    if alone or any(getattr(s, name) is not None for name in EVALUATIONS):
         return s
     if s.time is not None:
         return dataclasses.replace(s, eval_time=s.time / 50)
@@ -144,8 +146,8 @@ def with_evaluations(s: Settings) -> Settings:
     return dataclasses.replace(s, eval_steps=-(-int(s.server_steps or 0) // 50))
 
 
-def _with_peers(s: Settings, usual: Method) -> Settings:
-    """Fill in topology, compressor and test fraction of a run without a server.
+def _of_peers(s: Settings, usual: Method) -> dict[str, Any]:
+    """Topology, compressor and test fraction of a run without a server, where they are left open.
 
     Nodes that send nothing have no topology.
     """
@@ -163,7 +165,7 @@ def _with_peers(s: Settings, usual: Method) -> Settings:
     )
     check.require(s.topology is None or not silent, "topology", str(s.topology), allowed)
     compress, topology = s.compress or usual.compress, None if silent else s.topology or usual.topology
-    return dataclasses.replace(s, topology=topology, compress=compress, test_fraction=fraction)
+    return {"topology": topology, "compress": compress, "test_fraction": fraction}
 
 
 def settings_in_comparison(common: Settings, method: Chosen, others: Collection[Chosen]) -> Settings:

@@ -132,17 +132,20 @@ def check_shared_messages(
     if facts.every_closes or jax.tree.leaves(carry.memory):
         return
 
+    flat = isinstance(server, FlatServer)
     plain = server.plain if isinstance(server, FlatServer) else server  # flat, a state would be read as a whole
 
     def received(state: State, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> State:
-        arrival = opened(_arrived(tables, carry, buffers, jnp.int32(0)))
+        arrival = _arrived(tables, carry, buffers, jnp.int32(0))
+        arrival = opened(arrival) if flat else arrival
         return rule_at(plain, tables, jnp.int32(0)).receive(state, (), arrival)[0]
 
     def sent(state: State, tables: DeviceTables) -> Message:
         request = request_of(tables, facts, jnp.int32(0))
         return rule_at(plain, tables, jnp.int32(0)).dispatch(state, (), request)[0]
 
-    state = jax.eval_shape(lambda tables, states: opened(state_of(tables, states, jnp.int32(0))), tables, carry.server)
+    state = jax.eval_shape(lambda tables, states: state_of(tables, states, jnp.int32(0)), tables, carry.server)
+    state = jax.eval_shape(opened, state) if flat else state
     count = len(jax.tree.leaves(state))
     receiving = jax.make_jaxpr(received)(state, tables, carry, buffers).jaxpr
     read = tree.leaves_read(sent, state, tables)

@@ -1,16 +1,20 @@
 """One job of a run, traced and never run: the shapes of a message, of an upload and of what an arrival changes.
 
-``job`` goes from a message to its arrival, ``arrived`` on through the server step; ``event`` is the same for a node.
+``sent`` gives the shapes of what a run sends. ``job`` goes from a message to its arrival, ``arrived`` on through the
+server step; ``event`` is the same for a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_async.base import tree
+from fedjax_async.engine.components import Client, Hyper, Server, abstract, bound, row_of
 from fedjax_async.peers import Event, PeerAlgorithm
 from fedjax_async.server import begun, closed
 from fedjax_async.types import (
@@ -19,6 +23,7 @@ from fedjax_async.types import (
     ClientAlgorithm,
     ClientData,
     Facts,
+    FederatedData,
     Info,
     Key,
     Message,
@@ -38,6 +43,31 @@ class Trial(NamedTuple):
     kept: State  # the client's state before the job
     upload: State
     arrival: Arrival
+
+
+def sent(server: Server, client: Client, hyper: Hyper, params: Params, data: FederatedData) -> tuple[Message, State]:
+    """Shapes of a message and of an upload before compression, from the shapes of the params.
+
+    Raises ``ValueError`` for wrong values among ``hyper``.
+    """
+    bound(server, hyper)
+    found: tuple[Message, State] = shapes_of(_sent(server, client, Facts(len(data.size))), hyper, params, data)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _sent(server: Server, client: Client, facts: Facts) -> Callable[..., tuple[Message, State]]:
+    def of_job(hyper: Hyper, params: Params, key: Key, pool: tuple[Array, Array]) -> tuple[Message, State]:
+        found = job(bound(server, hyper), bound(client, hyper), params, key, pool, facts)
+        return found.message, found.upload
+
+    return of_job
+
+
+def shapes_of(function: Callable[..., Any], hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
+    """The shapes that ``function(hyper, params, key, one row of the data)`` returns."""
+    key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
+    return tree.shapes(function, abstract(hyper), params, key, pool)
 
 
 def one_row(x: Array, y: Array, zero: Array) -> ClientData:
