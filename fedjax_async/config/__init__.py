@@ -4,7 +4,7 @@ Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``setting
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` runs that.
 ``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy (with
 ``policy_steps.py``: how many uploads their server steps can have); all use ``resolving.py``. ``prepared.py`` has the
-``Experiment`` that they make, its kinds, and ``execute``.
+``Experiment`` that they make, and its kinds.
 
 Order of reading: the settings in groups (``of_method.py`` and the other ``of_*.py``, made of ``fields.py``),
 ``settings.py``, ``concerns.py`` (where each setting has an effect) and ``keywords.py`` (the settings as typed
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from fedjax_async.config.descent import Tuned as Tuned, tune as tune
     from fedjax_async.config.differentiable import (PerClient as PerClient, PerExample as PerExample,
         PerStaleness as PerStaleness, Trajectory as Trajectory, trajectory as trajectory)
-    from fedjax_async.config.experiment import prepare as prepare
+    from fedjax_async.config.experiment import execute as execute, prepare as prepare
     from fedjax_async.config.grid import GridPoint as GridPoint, expand as expand
     from fedjax_async.config.methods import method as method, method_options as method_options
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.registries import METHODS as METHODS
-    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment, execute as execute
+    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.base.method import Method as Method
     from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,

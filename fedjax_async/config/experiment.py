@@ -1,4 +1,4 @@
-"""From settings to an experiment that is ready to run, in three steps: resolve, plan, build.
+"""From settings to an experiment that is ready to run, in three steps: resolve, plan, build; ``execute`` runs it.
 
 :func:`resolve` turns every name into an object. :func:`planned` makes the schedule and chooses the evaluations.
 :func:`built` makes what the engine executes. No step compiles a training program or trains.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from fedjax_async.base import check, notices, registry, tree
 from fedjax_async.base.notices import SMALL
 from fedjax_async.base.spec import Spec, made
 from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timing, Until, energy, plan
-from fedjax_async.config import contracts, own
+from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
@@ -45,19 +46,19 @@ from fedjax_async.config.resolving import (
     without_server,
 )
 from fedjax_async.config.settings import Settings
+from fedjax_async.config.watching import Watch
 from fedjax_async.engine import trial
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound, components_of, facts_of, numbers_of, template, waits_for_close
-from fedjax_async.engine.devices import naming_remedies
+from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING
 from fedjax_async.engine.probes import NO_PROBES, columns_of, resolved_probes
+from fedjax_async.engine.record import Progress
 from fedjax_async.engine.storage import RestoringClient, StoringServer, probe_restoring
 from fedjax_async.local import local_steps
 from fedjax_async.server import begun, check_capacity
-from fedjax_async.types import (
-    FederatedData,
-    Schedule,
-)
+from fedjax_async.types import FederatedData, Run, Schedule
 
 MEASURED = ("metrics", "train_loss", "train_examples", "fine_tune")  # settings that ask for measures
 
@@ -278,3 +279,47 @@ def built(
     limit = math.inf if s.norm_limit is None else s.norm_limit
     learned = (params, key, points, limit, watched, run.measures, run.traffic)
     return Experiment(s, s, WITH_SERVER, components, schedule, *learned)
+
+
+# --- the run itself -----------------------------------------------------------------------------------
+
+
+@naming_remedies()
+def execute(
+    experiment: Experiment,
+    *,
+    progress: Progress | None = None,
+    checkpoints: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Run a prepared experiment on the engine that its settings name.
+
+    ``checkpoints``: the folder for checkpoints, if the settings ask for them; the run continues from the newest one in
+    it. ``watch``: looks at the evaluations, by default for the stopping rules of the settings. Raises ``ValueError``
+    for checkpoints without a folder or with several processes.
+    """
+    e, s = experiment, experiment.settings
+    if watch is None and (s.stop_at is not None or s.patience is not None):
+        watch = Watch(e)
+    options: dict[str, Any] = {"observer": None if watch is None else watch.observer, "progress": progress}
+    options["on_bad"] = s.on_bad
+    planned = s.policy is None
+    if planned:
+        options["norm_limit"] = e.norm_limit
+    if s.engine == "waves":
+        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
+        if planned:
+            limit = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+            options |= {"devices": s.devices, "memory_limit": limit}
+        if s.checkpoint is not None:
+            options["keeper"] = _keeper(e, checkpoints)
+    result: Any = e.run(**options)
+    return e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
+
+
+def _keeper(e: Experiment, folder: Path | None) -> Keeper:
+    s = e.settings
+    if folder is None or s.checkpoint is None:
+        raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
+    check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
+    return Keeper(folder, s.checkpoint, {"settings": e.described, "plugins": plugins.digests()})

@@ -1,24 +1,19 @@
-"""A run that is ready to start, the kind of a run with a server, and ``execute``, which runs it."""
+"""A run that is ready to start, the kind of a run with a server, and its settings with objects in place of names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
-from fedjax_async.base import check, tree
+from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import DelayModel, Timing, energy
-from fedjax_async.config import plugins
 from fedjax_async.config.budget import ended_early, with_early_end
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.config.watching import Watch
-from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import (
     Components,
     facts_of,
@@ -27,11 +22,11 @@ from fedjax_async.engine.components import (
     shapes_of_server,
     waits_for_close,
 )
-from fedjax_async.engine.devices import bytes_of, naming_remedies, parse_size
+from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES
-from fedjax_async.engine.record import EngineResult, Progress, Traffic, make_run
+from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Ready, run_waves
 from fedjax_async.engine.stack import Member
@@ -224,47 +219,3 @@ class Resolved(NamedTuple):
     local_steps: np.ndarray  # int64[N], local steps of a job of each client
     traffic: Traffic
     measures: Measures = NOTHING
-
-
-# --- the run itself -----------------------------------------------------------------------------------
-
-
-@naming_remedies()
-def execute(
-    experiment: Experiment,
-    *,
-    progress: Progress | None = None,
-    checkpoints: Path | None = None,
-    watch: Watch | None = None,
-) -> Run:
-    """Run a prepared experiment on the engine that its settings name.
-
-    ``checkpoints``: the folder for checkpoints, if the settings ask for them; the run continues from the newest one in
-    it. ``watch``: looks at the evaluations, by default for the stopping rules of the settings. Raises ``ValueError``
-    for checkpoints without a folder or with several processes.
-    """
-    e, s = experiment, experiment.settings
-    if watch is None and (s.stop_at is not None or s.patience is not None):
-        watch = Watch(e)
-    options: dict[str, Any] = {"observer": None if watch is None else watch.observer, "progress": progress}
-    options["on_bad"] = s.on_bad
-    planned = s.policy is None
-    if planned:
-        options["norm_limit"] = e.norm_limit
-    if s.engine == "waves":
-        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
-        if planned:
-            limit = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
-            options |= {"devices": s.devices, "memory_limit": limit}
-        if s.checkpoint is not None:
-            options["keeper"] = _keeper(e, checkpoints)
-    result: Any = e.run(**options)
-    return e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
-
-
-def _keeper(e: Experiment, folder: Path | None) -> Keeper:
-    s = e.settings
-    if folder is None or s.checkpoint is None:
-        raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
-    check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
-    return Keeper(folder, s.checkpoint, {"settings": e.described, "plugins": plugins.digests()})

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedjax_async.base import check, identity, tree
 from fedjax_async.config import concerns, plugins
-from fedjax_async.config.experiment import prepare
+from fedjax_async.config.experiment import execute, prepare
 from fedjax_async.config.names import names_in
-from fedjax_async.config.prepared import Experiment, execute
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper

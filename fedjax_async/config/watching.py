@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.config.cautions import caution_model
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.client_scores import without_accuracies
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
-
-if TYPE_CHECKING:
-    from fedjax_async.config.prepared import Experiment
 
 Callback = Callable[[Evaluation], Stop | None]
 
