@@ -29,15 +29,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
 from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
-from fedjax_async.engine.components import (
-    Client,
-    Components,
-    Hyper,
-    Server,
-    abstract,
-    bound,
-    row_of,
-)
+from fedjax_async.engine.components import Client, Components, Hyper, Server, abstract, bound, row_of
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.local import part_mean, rows_at_a_time

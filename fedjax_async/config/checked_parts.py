@@ -13,20 +13,15 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.base.spec import Spec
 from fedjax_async.config import own
 from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_scalar, pair, returned, shown
+from fedjax_async.config.prepared import Resolved
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
-from fedjax_async.engine.components import (
-    Client,
-    Hyper,
-    Peer,
-    Server,
-    bound,
-    numbers_of,
-    template,
-)
+from fedjax_async.engine.components import Client, Hyper, Peer, Server, bound, numbers_of, template
+from fedjax_async.local import MidJob
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
 from fedjax_async.types import (
@@ -210,6 +205,19 @@ def _try_optional(client: ClientAlgorithm, message: Message, state: Any, after: 
     if client.own is not None:
         model = returned("client.own", "own(message, state) -> params", client.own, message, state, note=note)
         alike("client.own", model, params, "params")
+
+
+def check_going_on(run: Resolved) -> None:
+    """``ValueError`` unless the clients go on from the first part of a job, as its timing (``midway``) needs."""
+    s, client = run.settings, bound(run.components.client, run.components.hyper)
+    kept = jax.eval_shape(client.init, run.shapes)
+    nodes = jax.tree.leaves(kept, is_leaf=lambda node: isinstance(node, MidJob))
+    goes_on = any(isinstance(node, MidJob) for node in nodes)
+    why = f"its clients keep no unfinished model: give client=local.going_on_training (given: method {s.method})"
+    check.require(goes_on, "timing", "midway", f"another one: {why}")
+    feedback = s.compress is not None and s.feedback == "ef"
+    why = "with timing midway: the first part of a job is not sent, and has no error to feed back"
+    check.require(not feedback, "feedback", s.feedback, f"off or ef21 {why}")
 
 
 # --- a node without a server ----------------------------------------------------------------------------

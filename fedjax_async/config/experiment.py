@@ -23,11 +23,10 @@ from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
-from fedjax_async.config.checked_parts import sent_by_own
+from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import brings_timing, method_of, require_joint, rule_spec
-from fedjax_async.config.mid_job import check_going_on
 from fedjax_async.config.peer_methods import exchange_of
 from fedjax_async.config.peers import prepare_peers
 from fedjax_async.config.policy_steps import decides, first_timing, possible_steps

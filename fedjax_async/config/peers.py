@@ -24,13 +24,7 @@ from fedjax_async.config.prepared import Evaluations, Experiment, shared_data
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for, until_of
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import (
-    Components,
-    bound,
-    components_of,
-    gradients_of,
-    shapes_of_client,
-)
+from fedjax_async.engine.components import Components, bound, components_of, gradients_of, shapes_of_client
 from fedjax_async.engine.defaults import default_lanes
 from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few

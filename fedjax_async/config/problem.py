@@ -72,11 +72,9 @@ def brings_client_tests(s: Settings) -> bool:
 
 
 @registry.cached_by_name(maxsize=4)
-def _with_fewer_tests(dataset: Chosen, count: int | None) -> Any:
+def _with_fewer_tests(dataset: Chosen, count: int) -> Any:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
     whole = _dataset(dataset)
-    if count is None:
-        return whole
     check.require(
         not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} is already divided among clients"
     )
@@ -88,7 +86,7 @@ def _with_fewer_tests(dataset: Chosen, count: int | None) -> Any:
 
 @registry.cached_by_name(maxsize=64)
 def _data(dataset: Chosen, tests: int | None, partition: Chosen | None, *options: Any) -> FederatedData:
-    whole = _with_fewer_tests(dataset, tests)
+    whole = _dataset(dataset) if tests is None else _with_fewer_tests(dataset, tests)
     if isinstance(whole, FederatedData):
         _, seed, _, validation_fraction = options
         return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
@@ -159,19 +157,17 @@ def model_of(s: Settings, data: FederatedData) -> Model:
         of_inputs = "input_shape = " in str(error) or str(error).startswith("module = ")
         more = remedy(data.y) if data.num_classes is None else layout(shape) if of_inputs else ""
         raise ValueError(f"{error}{more}") from error
-    augment = _augment(s.augment)
+    augment = None if s.augment is None else _augment(s.augment)
     if augment is not None:
         tried = partial(returned, "augment", objects.KINDS["augment"], augment)
         check_augment(tried, row_of(data.x), s.augment)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
 
-def _augment(spec: Chosen | None) -> Any:
-    """The augmentation that a spec names, or the object that the setting holds; None without one."""
+def _augment(spec: Chosen) -> Any:
+    """The augmentation that a spec names, or the object that the setting holds."""
     given = own.thing_of("augment", spec)
-    if given is None:
-        return None if spec is None else augmentation(str(spec))
-    return own.lasting(given)
+    return augmentation(str(spec)) if given is None else own.lasting(given)
 
 
 @registry.cached_by_name(maxsize=16)

@@ -65,22 +65,23 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     method = changes.get("method", Settings.method if settings is None else settings.method)
-    for name, value in changes.items():
+    for name in changes:
         if name not in KNOWN:
-            _refuse_setting(name, value, method, changes)
-    base = fields_of(settings) if settings is not None else {}
-    fields = {name: value for name, value in changes.items() if name != "data"}
+            _refuse_setting(name, changes[name], method, changes)
+    fields = dict(changes)
+    data = fields.pop("data", None)
     client = changes.get("client")
     if isinstance(client.thing if isinstance(client, own.Named) else client, ClientAlgorithm):
         concerns.refuse("own_client", fields)
-    if isinstance(data := changes.get("data"), str):
+    if isinstance(data, str):
         raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
     if data is not None and "dataset" in fields:
         raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
     given = data.thing if isinstance(data, own.Named) else data
     if isinstance(given, FederatedData) and "clients" in fields:
         check_count(fields["clients"], given)
-    return with_objects(Settings(**(base | fields)), data=data)
+    changed = Settings(**fields) if settings is None else dataclasses.replace(settings, **fields)
+    return changed if data is None else with_objects(changed, data=data)
 
 
 KNOWN = [*Settings.__dataclass_fields__, "data"]  # the keywords of a run that are settings

@@ -130,11 +130,13 @@ def federate(
         warn_of_numbering(dataset.name, (dataset.y, dataset.test_y))
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
-    names = _names(dataset, partitioner, len(parts))
+    names = _names(dataset, len(parts)) if partitioner == "natural" else None
     if test_fraction is None:
         allowed = f"given, such as 0.2: the data set {dataset.name} has no test set (test_x and test_y)"
         require(len(dataset.test_x) > 0, "test_fraction", None, allowed)
-        return with_validation(_own_tests(_pool(dataset, parts, names), dataset, partitioner), validation_fraction, rng)
+        pool = _pool(dataset, parts, names)
+        pool = _own_tests(pool, dataset) if partitioner == "natural" else pool
+        return pool if validation_fraction is None else with_validation(pool, validation_fraction, rng)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
     # the pool is copied without the held-out examples, so that none can be trained on
@@ -188,9 +190,9 @@ def with_validation(
     return data._replace(validation_order=order, validation_offset=offset[count:], validation_size=size[count:])
 
 
-def _names(dataset: Dataset, partitioner: str | Partitioner | None, count: int) -> tuple[str, ...] | None:
+def _names(dataset: Dataset, count: int) -> tuple[str, ...] | None:
     """The names of the owners, if each of ``count`` clients is one of them; None if names are only client numbers."""
-    if partitioner != "natural" or dataset.groups is None or dataset.group_names is None:
+    if dataset.groups is None or dataset.group_names is None:
         return None
     owners = np.unique(dataset.groups)  # client i of as many clients as owners is the i-th owner
     found = tuple(dataset.group_names[owner] for owner in owners)
@@ -208,10 +210,10 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray], names: tuple[str, ...] 
     )  # fmt: skip
 
 
-def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partitioner | None) -> FederatedData:
-    """With ``"natural"`` and ``test_groups``, give each client the test examples of its owners as its test part."""
+def _own_tests(data: FederatedData, dataset: Dataset) -> FederatedData:
+    """With ``test_groups``, give each client the test examples of its owners as its test part."""
     groups, tested = dataset.groups, dataset.test_groups
-    if partitioner != "natural" or groups is None or tested is None:
+    if groups is None or tested is None:
         return data
     owner = groups[data.order]  # order lists the clients' parts one after the other
     client_of = dict(zip(owner.tolist(), np.repeat(np.arange(len(data.size)), data.size).tolist()))

@@ -82,8 +82,6 @@ def _evaluate(
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
-    own, validate = make_own(model, labels), make_validate(model, labels)
-
     def evaluate(
         tables: DeviceTables,
         seen: Read,
@@ -99,12 +97,13 @@ def _evaluate(
         scores = score(rule.params(state), x, y, owner)
         if validation is not None:
             pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
-            scores |= validate(rule.params(state), pool)
+            scores |= make_validate(model, labels)(rule.params(state), pool)
         if client is None:
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
         who = bound(client, kernels.hyper_of(tables, run))
-        return scores | own(own_models(rule, who, state, memory, kept, now, tests), x, y, tests)
+        models = own_models(rule, who, state, memory, kept, now, tests)
+        return scores | make_own(model, labels)(models, x, y, tests)
 
     return evaluate
 

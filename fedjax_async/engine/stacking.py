@@ -16,14 +16,7 @@ from fedjax_async.engine.batches import Cutting
 from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
 from fedjax_async.engine.defaults import default_batching, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import (
-    EvaluationPoints,
-    RunTests,
-    differs,
-    own_tests,
-    owners,
-    validation_part,
-)
+from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, differs, own_tests, owners, validation_part
 from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable

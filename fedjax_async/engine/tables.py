@@ -11,12 +11,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from fedjax_async.clock import with_derived_columns
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.types import Array, ClientData, DataParts, FederatedData, Key, Schedule
+from fedjax_async.types import Array, ClientData, DataParts, FederatedData, Key
 
 
 class HeldOut(NamedTuple):
@@ -300,7 +299,7 @@ def event_columns(
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
         "group_end": padded(next_end, shape.positions, np.int32),
-        "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
+        "corrupt": column([s.corrupt[s.job] & one for s, one in zip(layout.schedules, applied)], np.bool_),
         "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
         "ranks": padded(slots.ranks, shape.positions + 2, np.int32, fill=slots.ranks[-1]),
@@ -338,11 +337,6 @@ def group_ends(layout: Layout, applied: Sequence[np.ndarray], every_closes: bool
     ends |= closes & (not every_closes)
     ends[-1:] = True
     return np.flatnonzero(ends) + 1
-
-
-def corrupt(schedule: Schedule) -> np.ndarray:
-    """Which arrivals have a corrupt upload, all NaN; bool[E]."""
-    return with_derived_columns(schedule).corrupt[schedule.job]
 
 
 def malicious(data: FederatedData) -> np.ndarray:
