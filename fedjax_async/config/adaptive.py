@@ -138,7 +138,7 @@ def looking_of(run: Resolved) -> Looking:
     """The policy of a run; ``ValueError`` for settings that cannot be adaptive, and for a wrong policy."""
     s, data = run.settings, run.components.data
     allowed = "a timing of the package: a timing of your own does not ask the policy"
-    check.require(not own.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
+    check.require(not run.has_own_timing, "timing", str(s.timing or s.method), allowed)
     timing: Any = run.timing
     check.require(timing.name in LONGEST, "timing", timing.name, "another one in a run with a policy")
     check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")

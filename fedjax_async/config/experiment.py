@@ -95,7 +95,7 @@ def prepare(
     if run.settings.policy is not None:
         return _prepare_adaptive(run, probes, planning)
     schedule, points = planned(run, planning)
-    if own.has_own_timing(run.settings):
+    if run.has_own_timing:
         caution_own_timing(run.settings, schedule)
     elif isinstance(run.timing, Spec) and run.timing.name == "buffer":
         size, jobs = run.timing.options["size"], run.timing.options["concurrency"] or schedule.num_clients
@@ -164,11 +164,10 @@ def timing_of(s: Settings) -> Spec | Timing:
 
     A name is a spec; its values have been checked.
     """
-    given = own.thing_of("timing", s.timing)
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
-    if given is not None:
-        return contracts.checked_timing(given)
+    if isinstance(s.timing, own.Named):
+        return contracts.checked_timing(own.thing_of("timing", s.timing))
     usual = method_of(s.method).timing  # the @timing of the spec, if there is one
     timing = registry.spec("timing", TIMINGS, str(s.timing or usual))
     timing.make()  # checks the ranges
@@ -200,17 +199,16 @@ def planned(
 
 def _within_budget(run: Resolved, planning: Callable[[float], None] | None) -> Schedule:
     """The schedule for the budget of the settings; ``ValueError`` if it completes no server step."""
-    s, waits, schedule = run.settings, waits_for_close(run.components), None
-    # a timing of the user's own may support only the budget of the settings
-    own_timing, planned = own.has_own_timing(s), partial(_plan, run, planning=planning)
+    s, waits, planned = run.settings, waits_for_close(run.components), partial(_plan, run, planning=planning)
+    any_budget = not run.has_own_timing  # one of the user's own may support only the budget of the settings
     try:
         schedule = planned(until_of(s))
     except NothingArrives:
-        if waits and s.time is not None and not own_timing:
-            refuse_budget(s, planned, None, any_budget=True)
+        if waits and any_budget and s.time is not None:
+            refuse_budget(s, planned, None, any_budget=any_budget)
         raise
     if waits and not schedule.closes.any():
-        refuse_budget(s, planned, schedule, any_budget=not own_timing)
+        refuse_budget(s, planned, schedule, any_budget=any_budget)
     return schedule
 
 

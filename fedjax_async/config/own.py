@@ -214,12 +214,6 @@ def is_own(settings: Any, *fields: str) -> bool:
     return bool(own_parts({field: getattr(settings, field) for field in fields}))
 
 
-def has_own_timing(settings: Any) -> bool:
-    """Whether the timing is an object, or one that the user registered."""
-    of_method = own_parts({"method": settings.method}).get("method", {})
-    return is_own(settings, "timing") or any(name.startswith("@") for name in of_method)
-
-
 def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
     """``ValueError`` unless each object among the settings has a name; the message says what to write, of all."""
     lacking = [field for field, value in field_values.items() if isinstance(value, Named) and not value.given]

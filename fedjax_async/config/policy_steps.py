@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedjax_async.base import grammar, registry
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import POLICIES, TIMINGS, Policy, Timing
+from fedjax_async.clock import POLICIES, TIMINGS, Policy
 from fedjax_async.config import own
 from fedjax_async.config.methods import brings_timing, method_of
 from fedjax_async.config.prepared import PlannedSteps, planned_steps
@@ -71,15 +71,15 @@ def possible_steps(s: Settings, timing: Spec, policy: Policy, nominal: Schedule)
     return PlannedSteps(int(longest), int(reached), longest == 1 and s.faults is None, source)
 
 
-def first_timing(s: Settings, timing: Spec, clients: int) -> Spec | Timing:
+def first_timing(s: Settings, timing: Spec, clients: int) -> Spec:
     """The timing with the policy's first buffer or window, for the nominal plan; unchanged if that is not known."""
     name, options = timing.name, timing.options
     sizes, length = _of_policy(s, SIZES), _of_policy(s, FIRST_LENGTH)
     shared = {option: options.get(option) for option in ("concurrency", "sampling")}
     if sizes is not None and name in ("every", "buffer"):
-        return TIMINGS["buffer"](size=min(sizes.first, options["concurrency"] or clients), **shared)
+        return Spec(TIMINGS["buffer"], size=min(sizes.first, options["concurrency"] or clients), **shared)
     if length is not None and name == "window":
-        return TIMINGS["window"](length=length, **shared)
+        return Spec(TIMINGS["window"], length=length, **shared)
     return timing
 
 

@@ -219,3 +219,8 @@ class Resolved(NamedTuple):
     local_steps: np.ndarray  # int64[N], local steps of a job of each client
     traffic: Traffic
     measures: Measures = NOTHING
+
+    @property
+    def has_own_timing(self) -> bool:
+        """Whether the timing is an object, or one that the user registered."""
+        return not isinstance(self.timing, Spec) or self.timing.own

@@ -127,8 +127,8 @@ def _resolved(settings: Settings) -> Settings:
     filled = owners_of(settings) | fill(settings, usual)
     factory, optimizer = client_factory(settings, usual), optimizer_of(settings, usual)
     if factory is not None and settings.fine_tune is None and settings.ditto is None:
-        ignored = ignored_by(factories.options_of(factory))
-        optimizer = {name: value for name, value in optimizer.items() if name not in ignored}
+        for name in ignored_by(factories.options_of(factory)):
+            optimizer.pop(name, None)
     return dataclasses.replace(settings, **filled, **optimizer)
 
 
