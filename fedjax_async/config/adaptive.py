@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check, tree
-from fedjax_async.base.spec import Spec
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
@@ -131,7 +130,6 @@ class Looking(NamedTuple):
     model: PolicyModel
     prior: Prior
     policy: Policy  # only for checks before the run; the run makes another one
-    timing: Spec
 
 
 def looking_of(run: Resolved) -> Looking:
@@ -154,7 +152,7 @@ def looking_of(run: Resolved) -> Looking:
     allowed = "left out, or given with compress: uploads that are not compressed all have the same size"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
     require_choice(s, timing, policy, prior.num_clients)
-    return Looking(model, prior, policy, timing)
+    return Looking(model, prior, policy)
 
 
 def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: PlannedSteps, replan: Replan) -> Experiment:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from fedjax_async.base import check, notices, registry, tree
-from fedjax_async.base.notices import SMALL
 from fedjax_async.base.spec import Spec, made
 from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own, plugins
@@ -99,7 +98,7 @@ def prepare(
         caution_own_timing(run.settings, schedule)
     elif isinstance(run.timing, Spec) and run.timing.name == "buffer":
         size, jobs = run.timing.options["size"], run.timing.options["concurrency"] or schedule.num_clients
-        if SMALL * size < jobs:
+        if notices.SMALL * size < jobs:
             notices.warn_of_small_buffer(str(run.settings.method), size, jobs)
     return built(run, schedule, points, probes)
 
@@ -107,8 +106,7 @@ def prepare(
 def _prepare_adaptive(
     run: Resolved, probes: Mapping[str, Any] | None, planning: Callable[[float], None] | None
 ) -> Experiment:
-    looking = looking_of(run)
-    timing = looking.timing
+    looking, timing = looking_of(run), cast(Spec, run.timing)
     run = run._replace(timing=first_timing(run.settings, timing, looking.prior.num_clients))
     schedule, points = planned(run, planning, certain=not decides(looking.policy))
     steps = possible_steps(run.settings, timing, looking.policy, schedule)

@@ -20,7 +20,7 @@ from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
 from fedjax_async.data.checking import layout, remedy
-from fedjax_async.data.federated import with_validation
+from fedjax_async.data.federated import check_dataset, dealt, with_validation
 from fedjax_async.data.looks import warn_of_looks
 from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.compiling import jitted
@@ -53,8 +53,8 @@ def _made(dataset: Chosen) -> Any:
     kinds = (Dataset, Federation, FederatedData)
     if not isinstance(given, kinds):
         check.require(False, "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
-    if isinstance(given, FederatedData):
-        given = check_data(given)
+    if not isinstance(given, Federation):  # what it deals is checked
+        given = check_dataset(given) if isinstance(given, Dataset) else check_data(given)
     return (
         given._replace(decode=own.lasting_part("dataset", dataset, given.decode)) if hasattr(given, "decode") else given
     )
@@ -93,6 +93,8 @@ def _data(dataset: Chosen, tests: int | None, partition: Chosen | None, *options
     is_own = isinstance(partition, own.Named)
     partitioner = checked_partition(own.thing_of("partition", partition)) if is_own else cast(str, partition)
     with check.called({"num_clients": "clients", "partitioner": "partition"}):
+        if isinstance(whole, Dataset):
+            return dealt(whole, partitioner, *options)
         return check_data(federate(whole, partitioner, *options))
 
 

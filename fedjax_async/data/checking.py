@@ -51,10 +51,7 @@ def check_data(data: FederatedData) -> FederatedData:
     """
     made = "FederatedData, made by data.federate or data.from_arrays"
     require(isinstance(data, FederatedData), "data", type_name(data), made)
-    require(isinstance(data.name, str), "data.name", data.name, "text")
-    require(callable(data.decode), "data.decode", data.decode, "a function of raw rows")
-    if data.num_classes is not None:
-        whole("data.num_classes", data.num_classes, high=MOST_CLASSES)
+    check_about(data.name, data.decode, data.num_classes)
     for name in ("test_x", "test_y"):
         require(getattr(data, name) is not None, f"data.{name}", None, "an array: there is no run without a test set")
     check_examples(("data.x", "data.y"), data.x, data.y, data.num_classes, read=not data.streamed)
@@ -67,6 +64,14 @@ def check_data(data: FederatedData) -> FederatedData:
         check_names("data.client_names", data.client_names, len(data.size))
     changed = {name: table for name, table in tables.items() if table is not getattr(data, name)}
     return data._replace(**changed) if changed else data
+
+
+def check_about(name: Any, decode: Any, num_classes: Any) -> None:
+    """Raise ``ValueError`` for the first wrong one of these fields of data."""
+    require(isinstance(name, str), "data.name", name, "text")
+    require(callable(decode), "data.decode", decode, "a function of raw rows")
+    if num_classes is not None:
+        whole("data.num_classes", num_classes, high=MOST_CLASSES)
 
 
 def check_examples(

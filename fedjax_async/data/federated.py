@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_async.base import registry
 from fedjax_async.base.check import kind, require, whole
-from fedjax_async.data.checking import check_alike, check_array, check_examples, check_names
+from fedjax_async.data.checking import check_about, check_alike, check_array, check_examples, check_names
 from fedjax_async.data.decode import usual
 from fedjax_async.data.looks import warn_of_numbering
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
@@ -84,6 +84,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
         count = 0 if d.groups is None else int(np.max(d.groups, initial=-1)) + 1
         allowed = f"at least {count} names, one per owner"
         require(len(d.group_names) >= count, f"{d.name}.group_names", f"{len(d.group_names)} names", allowed)
+    check_about(d.name, d.decode or usual(d.x), _classes(d))
     return dataset
 
 
@@ -125,7 +126,18 @@ def federate(
         require(natural, "partitioner", partitioner, f"natural: clients of {dataset.name} have examples of their own")
         require(test_fraction is None, "test_fraction", test_fraction, f"None: {dataset.name} has its own test set")
         return with_validation(dataset.deal(num_clients, seed), validation_fraction, np.random.default_rng((seed, 1)))
-    check_dataset(dataset)
+    return dealt(check_dataset(dataset), partitioner, num_clients, seed, test_fraction, validation_fraction)
+
+
+def dealt(
+    dataset: Dataset,
+    partitioner: str | Partitioner | None,
+    num_clients: int | None,
+    seed: int,
+    test_fraction: float | None,
+    validation_fraction: float | None,
+) -> FederatedData:
+    """:func:`federate` for a data set that has been checked; the result needs no check."""
     if dataset.num_classes is None:
         warn_of_numbering(dataset.name, (dataset.y, dataset.test_y))
     rng = np.random.default_rng(seed)
