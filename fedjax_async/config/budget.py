@@ -23,7 +23,8 @@ def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, a
     ``schedule``: for this budget; None if nothing arrives, which is no error here if no budget completes a step.
     ``planned``: makes the schedule for a budget. ``any_budget``: whether it takes other budgets than the settings'.
     """
-    first = _first_step(planned, max(MOST, 100 * s.clients)) if any_budget else None
+    looked = max(MOST, 100 * s.clients)
+    first = _first_step(planned, looked) if any_budget else None
     if schedule is None and first is None:
         return
     came, corrupt, early = 0, False, None

@@ -21,7 +21,7 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timin
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
-from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
+from fedjax_async.config.cautions import caution_evaluations, caution_model, caution_own_timing
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
@@ -121,8 +121,8 @@ def resolve(settings: Settings) -> Resolved:
     timing, delay = timing_of(s), delay_of(s)
     data = data_of(s)
     chosen = method_of(s.method)
-    if chosen.joint is not None and own.thing_of("timing", s.timing) is None:
-        require_joint(chosen, str(s.timing or chosen.timing))
+    if chosen.joint is not None and isinstance(timing, Spec):
+        require_joint(chosen, timing)
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
@@ -309,7 +309,9 @@ def execute(
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
     result: Any = e.run(**options)
-    return e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
+    run = e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
+    caution_model(run)
+    return run
 
 
 def _keeper(e: Experiment, folder: Path | None) -> Keeper:

@@ -12,7 +12,6 @@ from typing import Any, cast
 from fedjax_async.base import check, factories, registry
 from fedjax_async.base.method import LOCAL, Method, client_options, factory_of
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS, Compressor
 from fedjax_async.config import misplaced, objects, own, words
 from fedjax_async.config.earlier import Earlier
@@ -149,13 +148,13 @@ def method(spec: str) -> Method:
     return found._replace(timing=clock) if usual.has_server else found._replace(exchange=clock)
 
 
-def require_joint(chosen: Method, timing: str) -> None:
-    """``ValueError`` if rule and timing, a spec, have different values of the option that they share (``joint``)."""
-    option, clock = chosen.joint, registry.spec("timing", TIMINGS, timing)
+def require_joint(chosen: Method, timing: Spec) -> None:
+    """``ValueError`` if rule and timing have different values of the option that they share (``joint``)."""
+    option = chosen.joint
     rules = (chosen.rule, *chosen.rule.args) if isinstance(chosen.rule, Spec) else ()  # with parts, the first argument
     for rule in rules:
-        if isinstance(rule, Spec) and option in rule.options and option in clock.options:
-            have, want = rule.options[option], clock.options[option]
+        if isinstance(rule, Spec) and option in rule.options and option in timing.options:
+            have, want = rule.options[option], timing.options[option]
             allowed = f"{want:g}, as in its timing {timing}: give both the same one"
             check.require(have == want, f"{option} of {rule.name}", have, allowed)
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.config.cautions import caution_model
 from fedjax_async.config.prepared import Experiment
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.client_scores import without_accuracies
@@ -168,7 +167,6 @@ class Watch:
     def finish(self, run: Run, result: EngineResult) -> Run:
         """Add to the run why it stopped and its best model, and close the streams as complete."""
         self.close(complete=True)
-        caution_model(run)
         if result.kept is not None:
             row, params = result.kept
             best = Best(params, row, self._judged_by, float(self._improved.best))
