@@ -17,6 +17,7 @@ from fedjax_async.base import check
 from fedjax_async.engine.batches import Cutting, Lanes
 from fedjax_async.engine.layout import Layout, Merged, laid_out
 from fedjax_async.peers.schedule import PeerSchedule
+from fedjax_async.peers.statistics import readers
 from fedjax_async.peers.waves import first_cuts, peer_slots, peer_waves, previous_events
 
 # How events are ordered: as early as their inboxes allow, or by the moments at which they mix.
@@ -89,11 +90,6 @@ def _first(sizes: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *sizes])[:-1]
 
 
-def _readers(schedule: PeerSchedule) -> np.ndarray:
-    """The event that reads each inbox entry; int64[D]."""
-    return np.repeat(np.arange(len(schedule.client)), np.diff(schedule.inbox_bounds))
-
-
 def ready_at(schedule: PeerSchedule, order: np.ndarray) -> np.ndarray:
     """How many positions must be written before the event at each position may be trained; int64[E].
 
@@ -104,7 +100,7 @@ def ready_at(schedule: PeerSchedule, order: np.ndarray) -> np.ndarray:
     position[order] = np.arange(len(order))
     position[-1] = -1  # the first event of a node has no previous one
     ready = position[previous_events(schedule.client)] + 1
-    np.maximum.at(ready, _readers(schedule), position[schedule.source] + 1)
+    np.maximum.at(ready, readers(schedule), position[schedule.source] + 1)
     ready = ready[order]
     late = np.flatnonzero(ready > np.arange(len(order)))
     if len(late):
@@ -153,13 +149,3 @@ def _slots(
         slots.append(np.where(slot < 0, slot, slot + np.int32(count)))
         count += own
     return count, np.concatenate(slots)
-
-
-def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:
-    """Which inbox entries arrive as NaN: those whose push to the reading node is corrupt; bool[D]."""
-    if not schedule.corrupt.any():
-        return np.zeros(len(schedule.source), np.bool_)
-    shape = (len(schedule.client), schedule.fragments, schedule.num_clients)
-    pushed = np.ravel_multi_index((schedule.push_event, schedule.push_fragment, schedule.receiver), shape)
-    read = np.ravel_multi_index((schedule.source, schedule.fragment, schedule.client[_readers(schedule)]), shape)
-    return np.isin(read, pushed[schedule.corrupt])

@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.peer_layout import corrupt_entries
 from fedjax_async.engine.peer_probes import chosen_events
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.streaming import Feed
@@ -28,6 +27,7 @@ from fedjax_async.engine.tables import (
 )
 from fedjax_async.engine.widths import ladder
 from fedjax_async.peers.schedule import PeerSchedule
+from fedjax_async.peers.statistics import corrupt_entries
 from fedjax_async.types import Array, FederatedData, Key
 
 # The least number of slots, so that small runs of different methods share programs.

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.peers.schedule import PeerSchedule
-from fedjax_async.peers.statistics import readers
+from fedjax_async.peers.statistics import corrupt_entries, readers
 
 
 class Contraction(NamedTuple):
@@ -25,7 +25,8 @@ def contraction(schedule: PeerSchedule, window: int) -> Contraction:
     Models after a window are averages of those before it: of the nodes, and of the messages sent before the window and
     mixed in it. ``tau = max_{p,q} sum_k |A_pk - A_qk| / 2`` over the rows of these coefficients. The largest distance
     between two nodes' models after the window is at most tau times that between any two models before it. p and q are
-    the nodes that are online when the window begins and when it ends. Only whole windows count.
+    the nodes that are online when the window begins and when it ends. Only whole windows count. In place of a corrupt
+    message, a node mixes its own model.
 
     Args:
       window: events, at least 1 (B of the paper's assumption A5).
@@ -41,7 +42,7 @@ def contraction(schedule: PeerSchedule, window: int) -> Contraction:
     check.require(schedule.fragments == 1, "schedule", "a plan of fragments", "one of whole models")
     check.require(window <= events, "window", window, f"at most {events}, the events of the plan")
     begins = np.arange(0, events - window + 1, window)
-    reader = readers(schedule)
+    reader, weight = readers(schedule), np.where(corrupt_entries(schedule), 0.0, schedule.weight)
     found = []
     for begin in begins:
         low, high = schedule.inbox_bounds[begin], schedule.inbox_bounds[begin + window]
@@ -54,7 +55,7 @@ def contraction(schedule: PeerSchedule, window: int) -> Contraction:
             node = schedule.client[event]
             mixed = rows[node].copy()
             while entry < high and reader[entry] == event:
-                mixed += schedule.weight[entry] * (sent[int(schedule.source[entry])] - rows[node])
+                mixed += weight[entry] * (sent[int(schedule.source[entry])] - rows[node])
                 entry += 1
             rows[node] = sent[event] = mixed
         first, last = schedule.mixed_at[[begin, begin + window - 1]]

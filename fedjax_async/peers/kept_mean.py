@@ -48,7 +48,7 @@ def _buffers(nodes: int, events: Events, pushes: Pushes, end: float, capacity: i
     came = np.flatnonzero((reader < count) | (pushes.arrival <= end))
     came = came[np.lexsort((pushes.arrival[came], reader[came], pushes.receiver[came]))]
     lists = bounds_of(np.bincount(pushes.receiver[came], minlength=nodes))  # of each node: its messages, in order
-    keys = pushes.receiver[came] * (count + 1) + reader[came]
+    keys = pushes.receiver[came] * np.int64(count + 1) + reader[came]
     stop = np.searchsorted(keys, events.client * np.int64(count + 1) + np.arange(count), side="right")
     begin = np.maximum(lists[events.client], stop - capacity)
     bounds = bounds_of(stop - begin)

@@ -87,6 +87,16 @@ def readers(schedule: PeerSchedule) -> np.ndarray:
     return np.repeat(np.arange(len(schedule.client)), np.diff(schedule.inbox_bounds))
 
 
+def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:
+    """Which inbox entries arrive as NaN: those whose push to the reading node is corrupt; bool[D]."""
+    if not schedule.corrupt.any():
+        return np.zeros(len(schedule.source), np.bool_)
+    shape = (len(schedule.client), schedule.fragments, schedule.num_clients)
+    pushed = np.ravel_multi_index((schedule.push_event, schedule.push_fragment, schedule.receiver), shape)
+    read = np.ravel_multi_index((schedule.source, schedule.fragment, schedule.client[readers(schedule)]), shape)
+    return np.isin(read, pushed[schedule.corrupt])
+
+
 def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
     """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
 
@@ -169,6 +179,8 @@ def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.n
 def connecting_window(schedule: PeerSchedule) -> float:
     """The seconds within which the delivered pushes connect all nodes strongly; infinity if they never do.
 
+    Corrupt ones do not count, because their receivers mix nothing of them.
+
     The run is cut into consecutive windows, each just long enough that the messages that arrive in it connect the
     nodes that have joined and not left when it begins. The result is the length of the longest; what is left at the
     end of the run is no window. An interval twice as long contains a whole window; some interval just shorter than the
@@ -177,7 +189,8 @@ def connecting_window(schedule: PeerSchedule) -> float:
     from scipy.sparse import coo_array  # noqa: PLC0415 - half a second, and needed only here
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
 
-    came = np.flatnonzero((schedule.outcome != Delivery.LOST) & (schedule.outcome != Delivery.IN_FLIGHT))
+    came = ~np.isin(schedule.outcome, (Delivery.LOST, Delivery.IN_FLIGHT)) & ~schedule.corrupt
+    came = np.flatnonzero(came)
     came = came[np.argsort(schedule.arrival[came], kind="stable")]
     sender, receiver = schedule.client[schedule.push_event[came]], schedule.receiver[came]
     arrival, nodes = schedule.arrival[came], schedule.num_clients

@@ -97,7 +97,7 @@ def _rounds(setup: PeerScenario, policy: str) -> Exchanged:
         came = float(arrived.max(initial=0.0))
         time, worked = max(after, came), max(worked, done.worked, came)
         numbers[client] += 1
-        planned, turn = planned + len(client), turn + 1
+        planned, turn = planned + len(client), turn + bool(len(client))  # a moment without events is no round
         forecast.note(planned, time=min(time, horizon), updates=planned)
     every = Events(*(np.concatenate(columns) for columns in zip(*events)))
     sent = Pushes(*(np.concatenate(columns) for columns in zip(*pushes)))

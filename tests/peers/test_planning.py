@@ -16,6 +16,7 @@ from fedjax_async.clock.scenario import NO_LIMITS, Scenario
 from fedjax_async.peers import plan_peers, topologies
 from fedjax_async.peers.planning import _message_faults
 from fedjax_async.peers.schedule import PeerScenario
+from fedjax_async.peers.statistics import readers
 from tests.peers.slow_peers import here_from_the_start, plan_slowly
 
 DELAYS = ["constant", "constant:mean=0.5,reference_steps=1", "lognormal:heterogeneity=0.5", "exponential"]
@@ -119,7 +120,38 @@ def test_kept_mean_is_its_definition(settings, capacity, times, aggregate_at):
     check_equal(settings, spec_of("kept_mean", options), "kept_mean", newest=False, **options)
 
 
+def test_kept_mean_mixes_no_message_of_the_future_where_nodes_times_events_exceed_32_bits():
+    plan = plan_peers(
+        "kept_mean:capacity=1", "lognormal:mean=10,sigma=0.5", num_clients=50_000, local_steps=1,
+        until=Until(updates=50_000), topology="ring",
+    )  # fmt: skip
+    assert (plan.source < readers(plan)).all() and len(plan.source) > 1000
+
+
 @profile(max_examples=25)
 @given(worlds(topology=st.sampled_from(["gossip:receivers=2", "ring"])))
 def test_divshare_is_its_definition(settings):
     check_equal(settings, "divshare:omega=0.4", "divshare", omega=0.4)
+
+
+def test_a_time_in_which_nobody_is_online_is_no_round():
+    """The nodes are online from 0 to 25 s and from 45 to 70 s: the messages of the last round before wait till then."""
+    common = {"num_clients": 3, "local_steps": 1, "topology": "ring"}
+    plan = plan_peers(
+        "dpsgd", "constant:mean=10", until=Until(time=75), availability="periodic:on=25,off=20,phase=0", **common
+    )
+    assert np.unique(plan.start).tolist() == [0, 10, 20, 45, 55, 65]
+    without = plan_peers("dpsgd", "constant:mean=10", until=Until(updates=18), **common)
+    np.testing.assert_array_equal(plan.weight, without.weight)
+    np.testing.assert_allclose(plan.weight, 1 / 3)
+    np.testing.assert_array_equal(plan.source, without.source)
+
+
+def test_graphs_take_turns_by_rounds_in_which_nodes_train():
+    """The exponential graph of one peer: hops of 1 and 2 take turns, whatever the time between two rounds."""
+    common = {"num_clients": 4, "local_steps": 1, "topology": "exponential:one_peer=true"}
+    online = "periodic:on=10,off=20,phase=0"
+    plan = plan_peers("sgp", "constant:mean=10", until=Until(time=100), availability=online, **common)
+    without = plan_peers("sgp", "constant:mean=10", until=Until(updates=16), **common)
+    assert np.unique(plan.start).tolist() == [0, 30, 60, 90]
+    np.testing.assert_array_equal(plan.receiver, without.receiver)

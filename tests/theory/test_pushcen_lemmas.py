@@ -13,6 +13,7 @@ from fedjax_async.local import anchored_training
 from fedjax_async.local.anchored import Dictionary
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.peers import contraction, plan_peers
+from fedjax_async.peers.statistics import corrupt_entries
 from fedjax_async.theory import (
     anchor_distances,
     anchor_sum_bound,
@@ -128,6 +129,17 @@ def test_the_coefficient_bounds_how_far_apart_models_are_after_each_window(excha
         sent[event] = models[node]
         if event % 20 == 19:
             assert np.ptp(models) <= found.coefficient[event // 20] * apart[-1] + 1e-12
+
+
+def test_corrupt_messages_do_not_contract():
+    """Their receivers mix their own models in their place."""
+    plan = planned("mean", "ring")
+    half = plan._replace(corrupt=np.arange(len(plan.corrupt)) % 2 == 0)
+    assert contraction(plan._replace(corrupt=np.ones_like(plan.corrupt)), 30).rate == 1
+    marked = corrupt_entries(half)
+    assert 0 < marked.sum() < len(marked)
+    expected = contraction(plan._replace(weight=np.where(marked, 0.0, plan.weight)), 30).coefficient
+    np.testing.assert_array_equal(contraction(half, 30).coefficient, expected)
 
 
 def test_nodes_that_hear_nobody_do_not_contract_and_a_complete_mean_does_at_once():
