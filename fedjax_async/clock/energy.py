@@ -2,7 +2,7 @@
 
 A device draws ``training`` watts from the dispatch of a job until its upload has arrived or the job ends without one
 (so the time of the messages counts too), and ``idle`` watts at all other times. It needs ``down`` and ``up`` joules for
-each byte that it receives and sends. Carbon is energy times the grams of CO2 equivalents of a kilowatt-hour. A table
+each byte that it receives and sends, also of an upload that is lost on its way. Carbon is energy times the grams of CO2 equivalents of a kilowatt-hour. A table
 has the columns, in any order:
 
 - ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
@@ -136,16 +136,23 @@ def energy_until(
 
 
 def _ends(schedule: Schedule) -> np.ndarray:
-    """When each job ends for its client: with its upload, or when the server stops waiting for it; float64[J]."""
+    """When each job ends for its client, float64[J]: with its upload, or when it fails or is called off.
+
+    Where it is not known when a job failed, as the server has not noticed it yet or the file is an old one, the job
+    ends when the server stops waiting for it.
+    """
     waited = np.where(np.isfinite(schedule.freed_time), schedule.freed_time, np.max(schedule.time, initial=0.0))
+    if len(schedule.failure_time):
+        waited = np.where(np.isfinite(schedule.failure_time), schedule.failure_time, waited)
     ends = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, waited)
     return np.maximum(ends, schedule.dispatch_time)
 
 
 def _sent(devices: Devices, schedule: Schedule, bytes_up: np.ndarray | int) -> np.ndarray:
-    """Joules for the upload of each job that has one, and for its further copies; float64[J]."""
-    arrives = np.isfinite(schedule.upload_time) & (schedule.outcome != Outcome.WITHHELD)
-    return np.where(arrives, devices.up[schedule.client] * bytes_up * (1.0 + schedule.copies), 0.0)
+    """Joules for the upload of each job that sends one, and for its further copies; float64[J]."""
+    sends = np.isfinite(schedule.upload_time) & (schedule.outcome != Outcome.WITHHELD)
+    sends |= schedule.outcome == Outcome.LOST
+    return np.where(sends, devices.up[schedule.client] * bytes_up * (1.0 + schedule.copies), 0.0)
 
 
 def _ramp(moments: np.ndarray, starts: np.ndarray, power: np.ndarray) -> np.ndarray:

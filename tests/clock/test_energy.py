@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_async import cli, simulate
 from fedjax_async.base import notices
-from fedjax_async.clock import Until, plan
+from fedjax_async.clock import Limits, Outcome, Until, plan
 from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_energy
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.results.comparisons import comparison
@@ -36,16 +36,33 @@ def test_jobs_and_runs_by_hand():
     np.testing.assert_allclose(whole, TWO.training @ busy + TWO.idle @ (1e6 - busy))
 
 
-def test_lost_uploads_send_nothing_and_uploads_of_their_own_sizes():
+def test_lost_uploads_are_sent_too_and_uploads_of_their_own_sizes():
     faults = "drop:probability=0.5"
     schedule = plan("every", "constant:mean=10", num_clients=2, local_steps=1, until=Until(updates=9), faults=faults)
-    lost = ~np.isfinite(schedule.upload_time)
-    assert lost.any() and not lost.all()
+    lost, over = schedule.outcome == Outcome.LOST, schedule.outcome != Outcome.UNDER_WAY
+    assert lost.any() and not lost[over].all()
     sizes = np.arange(len(schedule.client))
     joules, _ = job_energy(TWO._replace(training=np.zeros(2), down=np.zeros(2)), schedule, 100, sizes)
-    np.testing.assert_allclose(joules, np.where(lost, 0, TWO.up[schedule.client] * sizes))
+    np.testing.assert_allclose(joules[over], (TWO.up[schedule.client] * sizes)[over])
     trained, _ = job_energy(TWO, schedule, 0, 0)
     np.testing.assert_allclose(trained[:2], [60, 20])  # also if the upload is lost
+
+
+def test_failed_jobs_cost_what_their_clients_did_whenever_the_server_notices():
+    """Jobs of 100 s: a lost one is trained to the end, a crashed one up to the crash, and neither to its timeout."""
+    world = {"num_clients": 1, "local_steps": 1, "seed": 1, "until": Until(time=2000)}
+    one = bind("flat:training=1,up=1", 1, 0)
+    lost = plan("every", "constant:mean=100", faults="drop:probability=0.5", limits=Limits(timeout=10.0), **world)
+    assert 3 < np.sum(lost.outcome == Outcome.LOST) < len(lost.client) - 3
+    np.testing.assert_allclose(job_energy(one, lost, 0, 7)[0], 100 + 7)
+    assert energy_until(one, lost, np.array([2000.0]), 0, 0)[0] == pytest.approx(2000)  # it never rests
+    faults = "crash:probability=0.5,restart=1"
+    crashed = plan("every", "constant:mean=100", faults=faults, limits=Limits(timeout=500.0), **world)
+    failed = crashed.outcome == Outcome.CRASHED
+    worked = np.where(failed, crashed.failure_time - crashed.dispatch_time, 100)
+    assert 2 < failed.sum() < len(failed) - 2 and (worked[failed] < 100).all()
+    known = crashed.outcome != Outcome.UNDER_WAY
+    np.testing.assert_allclose(job_energy(one, crashed, 0, 7)[0][known], (worked + 7 * ~failed)[known])
 
 
 def test_tables_of_devices(tmp_path):
