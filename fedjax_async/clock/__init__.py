@@ -6,8 +6,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
    those of every K arrivals, and ``cohorts.py``, the plan of synchronous rounds; ``calling_off.py``: jobs that are
    stopped because they would come too late; ``compass.py``: local steps by speed; ``midway.py``: messages in mid-job;
    ``polling.py`` and ``hurry.py``: clients that answer with unfinished work.
-2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened;
-   ``budget.py``: how long the schedule will be.
+2. ``event_queue.py``: jobs under way; ``job_outcomes.py``: what will become of each; ``idle_clients.py``: which client
+   is next; ``record.py``: what happened; ``budget.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong; ``absences.py``: when clients are offline. ``energy.py``:

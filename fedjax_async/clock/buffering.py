@@ -150,7 +150,7 @@ def plan_buffer(
     events, horizon, patient, corrupt = queue.events, queue.horizon, queue.patient, queue.record.corrupt
     apply, release_one = queue.apply, idle.release_one
     budget_left = True
-    stale = StaleJobs(queue) if call_off else None
+    stale = StaleJobs(idle) if call_off else None
     beyond = 0  # where jobs are called off: steps of a longer budget at the last moment
     queue.look(0.0)
     filling: Filling | Turns = Filling(size if size_of is None else size_of(), scenario.num_clients if everyone else 0)

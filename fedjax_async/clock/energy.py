@@ -2,8 +2,8 @@
 
 A device draws ``training`` watts from the dispatch of a job until its upload has arrived or the job ends without one
 (so the time of the messages counts too), and ``idle`` watts at all other times. It needs ``down`` and ``up`` joules for
-each byte that it receives and sends, also of an upload that is lost on its way. Carbon is energy times the grams of CO2 equivalents of a kilowatt-hour. A table
-has the columns, in any order:
+each byte that it receives and sends, also of an upload that is lost on its way. Carbon is energy times the grams of CO2
+equivalents of a kilowatt-hour. A table has the columns, in any order:
 
 - ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
 - ``training``: watts; ``idle`` (watts), ``down`` and ``up`` (joules a byte): 0 without the column;

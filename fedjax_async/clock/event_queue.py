@@ -26,111 +26,29 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_async.clock.availability import IntervalAt, together
 from fedjax_async.clock.durations import PREDICTED, DurationCache, Predict
-from fedjax_async.clock.faults import Pace, job_faults, paces_together
+from fedjax_async.clock.job_outcomes import JobDraw, JobOutcome, draw_jobs, job_outcomes
 from fedjax_async.clock.record import APPLIED, Outcome, Record
-from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
+from fedjax_async.clock.scenario import Scenario, too_short
 
 # After so many jobs in a row without a sound upload, none is expected to come.
 FRUITLESS = 100_000
 
 # Names of their own: looking up members of the class would take much of the time of an event.
-_APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
-_LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
-
-# More pauses of one job are taken for a mistake.
-_MOST_PAUSES = 1_000_000
+_APPLIED, _LATE, _GIVEN_UP, _CRASHED = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP, Outcome.CRASHED
 
 READY, UPLOAD, FREED = -1, 0, 1  # READY: the outcome of a job is decided now
 QueuedEvent = tuple[float, int, int, int]  # time, kind, client, job
 
 # A job, its client, whether its event frees capacity, and whether it frees the client.
 Release = tuple[int, int, bool, bool]
-# What is drawn for a job: its seconds; for a job with a fault: seconds, seconds until the client crashes, seconds of
-# the restart, whether the upload is lost, and whether it is corrupt.
-JobDraw = float | tuple[float, float, float, bool, bool]
-
-
-class JobOutcome(NamedTuple):
-    """What will become of a job if the server does not interfere; times are infinite for what never happens."""
-
-    outcome: Outcome
-    upload: float  # when the upload reaches the server
-    noticed: float  # when a server without timeout notices that no upload will come
-    crash: float  # when the client crashes
-    client_free: float  # when the client can get another job, if it is online
-
-
-def draw_jobs(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """What is drawn for these jobs (arrays that broadcast), an array of ``JobDraw``."""
-    seconds, sources = checked_durations(scenario, clients, numbers), scenario.conditions.faults
-    if not sources:
-        return seconds
-    faults = job_faults((source.draw for source in sources), clients, numbers)
-    seconds = seconds * faults.factor + faults.extra
-    until_crash = np.minimum(faults.crash_share * seconds, faults.crash_after)
-    hit = np.flatnonzero((until_crash < seconds) | faults.lost | faults.corrupt)
-    if not len(hit):
-        return seconds
-    columns = np.broadcast_arrays(seconds, until_crash, faults.restart, faults.lost, faults.corrupt)
-    drawn = seconds.astype(object)
-    flat = drawn.reshape(-1)
-    for index, *values in zip(hit.tolist(), *(column.reshape(-1)[hit].tolist() for column in columns)):
-        flat[index] = tuple(values)
-    return drawn
-
-
-def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobOutcome]:
-    """``job_outcome(client, time, drawn)`` of a job that is sent at ``time`` to a client that is online."""
-    pausing = together([source.interval for source in conditions.availability if source.leaving == "pause"])
-    losing = together([source.interval for source in conditions.availability if source.leaving == "lose"])
-    pace = paces_together(conditions.faults)
-
-    def job_outcome(client: int, time: float, drawn: JobDraw) -> JobOutcome:
-        seconds, until_crash, restart, lost = drawn[:4] if isinstance(drawn, tuple) else (drawn, math.inf, 0.0, False)
-        end, crash = time + seconds, time + until_crash
-        if pausing is not None or pace is not None:
-            end = _end_of_work(pausing, pace, client, time, seconds)
-            crash = _end_of_work(pausing, pace, client, time, until_crash) if until_crash < math.inf else math.inf
-        noticed = end if end < math.inf else time + seconds
-        offline = math.inf if losing is None else losing(client, time)[1]
-        if crash < end and crash <= offline:
-            return JobOutcome(_CRASHED, math.inf, noticed, crash, crash + restart)
-        if offline < end or end == math.inf:
-            return JobOutcome(_INTERRUPTED, math.inf, noticed, math.inf, min(offline, end))
-        if lost:
-            return JobOutcome(_LOST, math.inf, noticed, math.inf, end)
-        return JobOutcome(_APPLIED, end, math.inf, math.inf, end)
-
-    return job_outcome
-
-
-def _end_of_work(interval: IntervalAt | None, pace: Pace | None, client: int, time: float, seconds: float) -> float:
-    """When work of ``seconds`` that begins at ``time`` is done, if it pauses while the client is offline.
-
-    ``seconds`` are those at the usual speed; ``pace`` says at which share of it the client works.
-    """
-    for _ in range(_MOST_PAUSES):
-        start, end = (time, math.inf) if interval is None else interval(client, time)
-        time = max(time, start)
-        rate, until = (1.0, math.inf) if pace is None else pace(client, time)
-        end = min(end, until)
-        if time + seconds / rate <= end or time == math.inf:
-            return time + seconds / rate
-        seconds -= (end - time) * rate
-        # Rounding (``scenario.in_units``) may put the end of an interval at ``time`` itself: then step beyond it.
-        time = end if end > time else math.nextafter(time, math.inf)
-    raise ValueError(
-        f"availability: times online must be longer, or jobs shorter: a job of client {client} pauses more than "
-        f"{_MOST_PAUSES:,} times"
-    )
 
 
 class EventQueue:
@@ -175,7 +93,7 @@ class EventQueue:
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
         self.late = set[int]()  # jobs given up
         self.withheld = set[int]()  # jobs that their clients do not upload
-        self.finished: set[int] | None = None  # jobs that have freed their clients; ``calling_off.py`` needs them
+        self.finished: set[int] | None = None  # jobs whose uploads have come; ``calling_off.py`` needs them
         # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied,
         # and how many of them when the row began.
         self._fruitless = self._sound = self._corrupt = self._corrupt_before = 0
@@ -309,10 +227,9 @@ class EventQueue:
         """What an event frees. Call it before its upload is applied: a job given up still occupies its client."""
         _, kind, client, job = event
         in_time = job not in self.late
-        client_freed = in_time or kind == UPLOAD
-        if client_freed and self.finished is not None:
+        if kind == UPLOAD and self.finished is not None:
             self.finished.add(job)
-        return job, client, in_time or kind == FREED, client_freed
+        return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
 
     def judge(self, job: int) -> Outcome:
         """The outcome of ``job`` if its upload comes now: applied, or dropped for which reason."""

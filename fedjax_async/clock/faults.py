@@ -8,6 +8,7 @@ other models. ``part`` numbers the models of one name in a spec.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import NamedTuple
@@ -37,7 +38,7 @@ class JobFaults(NamedTuple):
 
 
 def combined(one: JobFaults, other: JobFaults) -> JobFaults:
-    """Two sources of faults of the same jobs; if both make a client crash, the longer restart counts."""
+    """Two sources of faults of the same jobs; of their restarts, the longer one (see ``crashes``)."""
     return JobFaults(
         one.lost | other.lost,
         one.corrupt | other.corrupt,
@@ -48,6 +49,20 @@ def combined(one: JobFaults, other: JobFaults) -> JobFaults:
         one.extra + other.extra,
         one.copies + other.copies,
     )
+
+
+def crashes(sources: Iterable[JobFaults], seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds until the clients of these jobs crash, and those of their restarts; of jobs that take ``seconds``.
+
+    A crash that would not come before the job's end is none. If several sources make a client crash during the job, the
+    first crash and the longest restart count.
+    """
+    until_crash, restart = np.full(seconds.shape, np.inf), np.zeros(seconds.shape)
+    for one in sources:
+        moment = np.minimum(one.crash_share * seconds, one.crash_after)
+        until_crash = np.minimum(until_crash, moment)
+        restart = np.maximum(restart, np.where(moment < seconds, one.restart, 0.0))
+    return until_crash, restart
 
 
 def in_units(faults: JobFaults, unit: float) -> JobFaults:
@@ -129,7 +144,8 @@ def crash(*, probability: float | None = None, rate: float | None = None, restar
     """A client crashes during a job: with a `probability`, at any moment of it, or at a `rate` per second of work.
 
     The job is lost, and the client is down for ``restart`` seconds. Without ``probability`` and ``rate``, the
-    probability is 0.1.
+    probability is 0.1. Seconds of work are those at the usual speed: under ``drift``, a client of a quarter of its
+    speed crashes a quarter as often.
     """
     check.require(probability is None or rate is None, "rate", rate, "left out where probability is given")
     if rate is not None:
@@ -272,7 +288,7 @@ def paces_together(sources: Iterable[Faults]) -> Pace | None:
 
     def pace(client: int, time: float) -> tuple[float, float]:
         rates, ends = zip(*(each(client, time) for each in paces), strict=True)
-        return math.prod(rates), min(ends)
+        return max(math.prod(rates), sys.float_info.min), min(ends)
 
     return pace
 

@@ -273,6 +273,12 @@ class IdleClients:
         elif ready < math.inf and (start := max(ready, self.queue.interval(client, ready)[0])) < math.inf:
             heapq.heappush(self._absent, (start, client, True))
 
+    def recall(self, clients: set[int]) -> None:
+        """Forget when these clients will be done with their jobs, which are called off."""
+        if clients:
+            self._absent[:] = [absent for absent in self._absent if absent[1] not in clients]
+            heapq.heapify(self._absent)
+
     def fill(self, time: float) -> None:
         """Send jobs to clients that can get them now, as far as the capacity allows."""
         while self._absent and self._absent[0][0] <= time:

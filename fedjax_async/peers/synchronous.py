@@ -15,7 +15,8 @@ import numpy as np
 
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.budget import Forecast
-from fedjax_async.clock.event_queue import FRUITLESS, draw_jobs, job_outcomes
+from fedjax_async.clock.event_queue import FRUITLESS
+from fedjax_async.clock.job_outcomes import draw_jobs, job_outcomes
 from fedjax_async.clock.record import Outcome
 from fedjax_async.clock.scenario import Scenario, too_short
 from fedjax_async.peers.exchange_parts import Exchanged, rows_of, with_masses, without_masses

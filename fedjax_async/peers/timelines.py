@@ -25,8 +25,9 @@ import numpy as np
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.budget import Forecast
 from fedjax_async.clock.durations import PREDICTED, DurationCache
-from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, JobOutcome, draw_jobs, job_outcomes
+from fedjax_async.clock.event_queue import FRUITLESS
 from fedjax_async.clock.fast_paths import timelines
+from fedjax_async.clock.job_outcomes import JobDraw, JobOutcome, draw_jobs, job_outcomes
 from fedjax_async.clock.record import SLACK, Outcome, order_by_client
 from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
 from fedjax_async.peers.receivers import Online

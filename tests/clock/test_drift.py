@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_async import simulate
 from fedjax_async.clock import FAULTS, Faults, JobFaults, Until
-from fedjax_async.clock.event_queue import job_outcomes
 from fedjax_async.clock.faults import paces_together
+from fedjax_async.clock.job_outcomes import job_outcomes
 from fedjax_async.clock.scenario import NO_LIMITS, bind, models_of
 from tests.clock.test_unreliable import make
 from tests.clock.textbook import table_of

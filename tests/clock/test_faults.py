@@ -3,9 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async.clock import FAULTS, JobFaults, chance, faults, job_faults
-from fedjax_async.clock.faults import combined
+from fedjax_async.clock import FAULTS, JobFaults, Until, chance, faults, job_faults, plan
+from fedjax_async.clock.faults import combined, crashes
 from fedjax_async.clock.scenario import models_of
+from tests.refusals import refusals
 
 CLIENTS, NUMBERS = 300, 40
 
@@ -100,6 +101,37 @@ def test_two_faults_of_one_job():
     assert combined(one, other) == combined(one, other)
     assert combined(one, other) == JobFaults(True, True, 0.2, 9, 5, 6, 4, (1.0, 2.0))
     assert combined(one, JobFaults()) == combined(JobFaults(), one) == one
+
+
+def test_only_crashes_that_come_before_the_end_of_the_job_count():
+    """Jobs of 10 s: the crash of the first source, that of the second, both, and none."""
+    share, after = np.array([0.5, np.inf, 0.5, np.inf]), np.array([20.0, 6.0, 6.0, 20.0])
+    sources = [JobFaults(crash_share=share, restart=1.0), JobFaults(crash_after=after, restart=1000.0)]
+    until, restart = crashes(sources, np.full(4, 10.0))
+    np.testing.assert_array_equal(until, [5, 6, 5, 20])
+    np.testing.assert_array_equal(restart[:3], [1, 1000, 1000])
+
+
+def test_a_crash_that_never_comes_delays_no_restart():
+    """A rate of one crash in 30,000 years, beside crashes from which clients restart at once."""
+    one, years = "crash:probability=0.5,restart=1", "crash:rate=1e-12,restart=1000"
+    alone, both = (
+        plan("every", "constant:mean=10", num_clients=1, local_steps=1, until=Until(time=5000), faults=spec)
+        for spec in (one, f"{one}+{years}")
+    )
+    np.testing.assert_array_equal(both.dispatch_time, alone.dispatch_time)
+    assert len(alone.client) > 400
+
+
+test_times_that_faults_make_infinite_are_refused = refusals(
+    ("late:probability=0.5,factor=1e308", "^faults: must leave the duration of every job a finite number"),
+    ("late:extra=1e308+late:extra=1e308", "^faults: must leave the duration of every job a finite number"),
+    ("drift:factor=1e308+drift:factor=1e308", "^delays: the jobs of client . are too long"),
+    ("drift:factor=1e308,share=1", "^delays: the jobs of client . are too long"),
+    by=lambda faults: plan(
+        "every", "constant:mean=10", num_clients=3, local_steps=1, until=Until(time=5000), faults=faults
+    ),
+)  # fmt: skip
 
 
 def groups(spec, num_clients, seed=0):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Limits, Outcome, Until, fault_counts, plan
+from fedjax_async.clock import Faults, JobFaults, Limits, Outcome, Until, fault_counts, plan
 from tests.clock.textbook import N, check_invariants, make, same, table_of
 from tests.refusals import refusals
 
@@ -103,6 +103,44 @@ def test_a_client_whose_crashed_job_is_called_off_returns_when_it_has_restarted(
     check_invariants(s)
     counts = fault_counts(s)
     assert counts["called_off"] > 50 and len(s.job) == 300
+
+
+@pytest.mark.parametrize(
+    "fault", [{"lost": True}, {"crash_share": 0.5, "restart": 40.0}, {"crash_after": 10.0, "restart": 40.0}]
+)
+def test_a_job_that_would_have_failed_later_is_called_off_as_any_other(fault):
+    """Client 1 trains 100 s, to a timeout of 5 s; a step every 10 s calls its job off, before or as it fails."""
+
+    def failing(num_clients, seed, part):
+        def draw(clients, numbers):
+            hit = (np.asarray(clients) == 1) & (np.asarray(numbers) == 0)
+            return JobFaults(
+                **{name: np.where(hit, value, getattr(JobFaults(), name)) for name, value in fault.items()}
+            )
+
+        return Faults(draw)
+
+    rows, given = ([10.0], [100.0]), {"num_clients": 2, "until": Until(time=60.0), "limits": Limits(timeout=5.0)}
+    sound = make("fresh:threshold=1", table_of(*rows), **given)
+    assert sound.dispatch_time[sound.client == 1].tolist() == [0, 10, 20, 30, 40, 50, 60]
+    failed = make("fresh:threshold=1", table_of(*rows), faults=failing, **given)
+    check_invariants(failed)
+    if "crash_after" in fault:  # it crashes at the very moment
+        assert failed.dispatch_time[failed.client == 1].tolist() == [0, 50, 60]
+        assert failed.outcome[1] == Outcome.CRASHED and failed.failure_time[1] == 10
+    else:
+        same(failed, sound)
+
+
+@pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
+def test_clients_of_failed_jobs_are_idle_only_once(sampling):
+    s = make(
+        f"fresh:threshold=2,concurrency=4,sampling={sampling}", "lognormal:heterogeneity=1", updates=300,
+        faults="drop:probability=0.5+crash:probability=0.2,restart=3", limits=Limits(timeout=0.6),
+        availability="sessions:on=9,off=2,leaving=lose",
+    )  # fmt: skip
+    check_invariants(s)
+    assert len(s.job) == 300 and {Outcome.LOST, Outcome.GIVEN_UP, Outcome.CALLED_OFF} <= set(s.outcome)
 
 
 test_bad_options_are_refused = refusals(

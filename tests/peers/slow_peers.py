@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_async.clock import Draws, Outcome
 from fedjax_async.clock.availability import together
-from fedjax_async.clock.event_queue import draw_jobs, job_outcomes
+from fedjax_async.clock.job_outcomes import draw_jobs, job_outcomes
 from fedjax_async.clock.record import SLACK
 from fedjax_async.peers import Delivery
 from fedjax_async.peers.receivers import choose_receivers
