@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock.record import Record
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, finite, too_short
 from fedjax_async.types import Schedule
 
 _UPLOAD, _LATEST = 0, 1  # kinds of events; at one moment uploads come first
@@ -97,7 +97,7 @@ class _Plan:
     def _seconds(self, clients: np.ndarray, numbers: int | np.ndarray, steps: np.ndarray) -> np.ndarray:
         sizes = (self._scenario.bytes_down, self._scenario.bytes_up)
         of_clients = (np.broadcast_to(size, self._scenario.num_clients)[clients] for size in sizes)
-        return self._scenario.delays.durations(clients, numbers, steps, *of_clients)
+        return finite(self._scenario.delays.durations(clients, numbers, steps, *of_clients))
 
     def dispatch(self, client: int, now: float) -> None:
         """Send the client a job of the local steps that it was given."""
@@ -106,7 +106,7 @@ class _Plan:
         asked = np.array([most if self._whole_jobs else steps])
         seconds = float(self._seconds(who, self._number[who], asked)[0])
         seconds *= steps / most if self._whole_jobs else 1.0
-        if not (math.isfinite(seconds) and now + seconds > now):
+        if not now + seconds > now:
             raise too_short(client, now)
         job = self.record.dispatch(client, now, now + seconds)
         heapq.heappush(self.events, (now + seconds, _UPLOAD, client, job))

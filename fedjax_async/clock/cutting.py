@@ -18,6 +18,10 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     if its timeout has passed. A job keeps DROPPED_LATE only if its upload has come by then, and WITHHELD only if
     the server knows it by then. Its ``upload_time`` stays.
 
+    Two things are not those of a plan that ends at ``time``, because the longer schedule does not know them: further
+    copies of an upload count with it even if they come after ``time``, and an upload that the server drops at the end
+    of a window counts as dropped as soon as it has come.
+
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """
     schedule = with_derived_columns(schedule)

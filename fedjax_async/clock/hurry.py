@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.buffering import Timing
 from fedjax_async.clock.record import SLACK, Record
-from fedjax_async.clock.scenario import Scenario, require_all_answer, too_short
+from fedjax_async.clock.scenario import Scenario, checked_durations, require_all_answer, too_short
 from fedjax_async.types import Schedule
 
 
@@ -30,15 +30,14 @@ class _Hurried:
     def send(self, client: int, now: float) -> None:
         """Send the client a job."""
         scenario, who = self._scenario, np.array([client])
-        sizes = (np.broadcast_to(each, scenario.num_clients)[who] for each in (scenario.bytes_down, scenario.bytes_up))
-        steps = scenario.local_steps[who]
-        seconds = float(scenario.delays.durations(who, self._number[who], steps, *sizes)[0])
-        if not (math.isfinite(seconds) and now + seconds / int(steps[0]) > now):
+        steps = int(scenario.local_steps[client])
+        seconds = float(checked_durations(scenario, who, self._number[who])[0])
+        if not now + seconds / steps > now:
             raise too_short(client, now)
         self._job[client] = job = self.record.dispatch(client, now, now + seconds)
-        self._seconds[client] = seconds / int(steps[0])
+        self._seconds[client] = seconds / steps
         self._number[client] += 1
-        self.done.append(int(steps[0]))
+        self.done.append(steps)
         heapq.heappush(self.events, (now + seconds, client, job))
 
     def is_current(self, time: float, client: int, job: int) -> bool:
@@ -78,10 +77,11 @@ def plan_hurry(scenario: Scenario, size: int, bound: int) -> Schedule:
         made.send(client, 0.0)
     while made.events and made.events[0][0] <= made.record.end and made.budget_left:
         now, back = made.events[0][0], list[int]()
-        while made.events and made.events[0][0] == now and made.budget_left:
+        while made.events and made.events[0][0] == now:
             _, client, job = heapq.heappop(made.events)
             if made.is_current(now, client, job):
-                made.upload(client, job, now)
+                if made.budget_left:  # else this moment ends as any other: with the replies
+                    made.upload(client, job, now)
                 back.append(client)
         for client in back:
             made.send(client, now)

@@ -68,9 +68,10 @@ def plan(
     check.whole("seed", seed, low=0)
     num_clients, seed = int(num_clients), int(seed)
     durations = delay_models.bind(delays, num_clients, seed)
+    steps = per_client("local_steps", local_steps, num_clients, low=1, high=scenarios.MOST_STEPS)
     scenario = Scenario(
         num_clients,
-        per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
+        steps.astype(np.int64, copy=False),
         durations if network is None else over(network, durations, num_clients, seed),
         until,
         seed,
@@ -106,10 +107,15 @@ def check_until(until: Until) -> None:
     check.optional(check.whole, "until.steps", until.steps)
 
 
-def per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:
-    """``value``, one number for all or one per client, as an array [N]; ``ValueError`` unless whole and >= ``low``."""
+def per_client(field: str, value: int | np.ndarray, num_clients: int, low: int, high: int | None = None) -> np.ndarray:
+    """``value``, one number for all or one per client, as an array [N].
+
+    Raises ``ValueError`` unless all are whole, >= ``low`` and, if it is given, <= ``high``.
+    """
     array = np.asarray(value)
     whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.floor(array)).all()))
-    allowed = f"whole numbers >= {low}, one for all or one per client ({num_clients})"
-    check.require(whole and array.shape in ((), (num_clients,)) and array.min() >= low, field, value, allowed)
+    allowed = f"whole numbers >= {low}{'' if high is None else f' and <= {high}'}, one for all or one per client"
+    fits = whole and array.shape in ((), (num_clients,)) and array.min() >= low
+    fits = fits and (high is None or array.max() <= high)
+    check.require(fits, field, value, f"{allowed} ({num_clients})")
     return np.broadcast_to(array, (num_clients,))

@@ -10,7 +10,7 @@ from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.buffering import Timing
 from fedjax_async.clock.record import SLACK, Record
-from fedjax_async.clock.scenario import Scenario, require_all_answer, too_short
+from fedjax_async.clock.scenario import Scenario, checked_durations, require_all_answer, too_short
 from fedjax_async.types import Schedule
 
 
@@ -25,14 +25,9 @@ class _Polled:
 
     def send(self, clients: np.ndarray, now: float) -> None:
         """Send each of the clients a job."""
-        scenario = self._scenario
-        sizes = (
-            np.broadcast_to(each, scenario.num_clients)[clients] for each in (scenario.bytes_down, scenario.bytes_up)
-        )
-        steps = self.steps[clients]
-        seconds = scenario.delays.durations(clients, self._number[clients], steps, *sizes) / steps
-        if not (np.isfinite(seconds).all() and (now + seconds > now).all()):
-            raise too_short(int(clients[0]), now)
+        seconds = checked_durations(self._scenario, clients, self._number[clients]) / self.steps[clients]
+        if len(short := clients[~(now + seconds > now)]):
+            raise too_short(int(short[0]), now)
         self._seconds[clients], self.since[clients] = seconds, now
         self._number[clients] += 1
         for client in clients.tolist():
@@ -45,8 +40,8 @@ class _Polled:
 
     def made(self, now: float) -> np.ndarray:
         """Local steps that each client has made by now, int64[N]."""
-        whole = np.floor((now - self.since) / self._seconds * SLACK).astype(np.int64)
-        return np.minimum(whole, self.steps)
+        whole = np.floor((now - self.since) / self._seconds * SLACK)
+        return np.minimum(whole, self.steps).astype(np.int64)
 
 
 def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
@@ -66,10 +61,7 @@ def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
             job = polled.job.item(client)
             record.upload_time[job] = now
             polled.done[job] = int(made[client])
-            budget_left = record.apply(job, now, count == len(asked))
-            if not budget_left:
-                asked = asked[:count]
-                break
+            budget_left = budget_left and record.apply(job, now, count == len(asked))
         if len(asked):
             polled.send(asked, now)
     later = (poll if budget_left else poll + 1) * length  # the next poll: these come then at the earliest

@@ -286,7 +286,8 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     * ``lost``: never reached the server, and it noticed; includes ``crashed`` and ``interrupted``;
     * ``late``: came after their timeout; includes ``dropped_late``, which were not applied;
     * ``dropped_stale``: refused for their staleness (late ones too);
-    * ``duplicates``: further copies delivered, and ignored;
+    * ``duplicates``: further copies delivered, and ignored; of a run that was stopped before its budget, or of another
+      cut schedule, also those that would come after its end;
     * ``corrupt``: arrivals with NaN uploads: the engine rejects them, and they fill no buffer;
     * ``withheld``: trained, and not uploaded by the client's own decision;
     * ``called_off``, ``given_up`` (at the end not yet arrived), ``under_way``: see ``Outcome``.

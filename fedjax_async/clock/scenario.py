@@ -21,6 +21,8 @@ from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults, Pace
 from fedjax_async.clock.views import Decider
 
+MOST_STEPS = int(np.iinfo(np.int32).max)  # local steps of a job, as schedules keep them
+
 
 class Limits(NamedTuple):
     """What the server tolerates.
@@ -69,10 +71,14 @@ class Scenario(NamedTuple):
 def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Seconds of these jobs, float64, with the local steps and bytes of the scenario; all finite and > 0."""
     sizes = (_of_clients(one, clients) for one in (scenario.local_steps, scenario.bytes_down, scenario.bytes_up))
-    values = scenario.delays.durations(clients, numbers, *sizes)
-    if not (np.isfinite(values) & (values > 0)).all():
+    return finite(scenario.delays.durations(clients, numbers, *sizes))
+
+
+def finite(durations: np.ndarray) -> np.ndarray:
+    """The durations of jobs; ``ValueError`` unless all are finite and > 0."""
+    if not (np.isfinite(durations) & (durations > 0)).all():
         raise ValueError("delays: every duration must be a finite number > 0")
-    return values
+    return durations
 
 
 def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarray:

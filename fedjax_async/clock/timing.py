@@ -36,7 +36,7 @@ from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.midway import midway
 from fedjax_async.clock.polling import polling
 from fedjax_async.clock.record import SLACK
-from fedjax_async.clock.scenario import Scenario, in_units
+from fedjax_async.clock.scenario import MOST_STEPS, Scenario, in_units
 from fedjax_async.types import Schedule
 
 # --- every W seconds ----------------------------------------------------------------------------
@@ -144,6 +144,8 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
     steps (``Schedule.local_steps`` says so); then the client starts from the new model. The delay model
     is not used. A round without participants is no server step.
 
+    Faults that make a job late, or its client slow, add rounds in which nothing is trained.
+
     This is Algorithm 1 of AsynFL (2025) read literally: a window with "delays" that are whole numbers of
     rounds, geometrically distributed.
     """
@@ -166,9 +168,12 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
             conditions=in_units(scenario.conditions, length),
         )
         schedule = plan_window(in_rounds, 1.0, scenario.num_clients, "same")
-        trained = np.rint(delays.durations(schedule.client, schedule.number)).astype(np.int64)
+        steps = schedule.local_steps * np.rint(delays.durations(schedule.client, schedule.number))
+        most = steps.max(initial=0)
+        allowed = f"larger: a job would train {most:.4g} local steps, and at most {MOST_STEPS} are possible"
+        check.require(most <= MOST_STEPS, "probability", probability, allowed)
         return schedule._replace(
-            local_steps=(schedule.local_steps * trained).astype(np.int32),
+            local_steps=steps.astype(np.int32),
             dispatch_time=schedule.dispatch_time * length,
             upload_time=schedule.upload_time * length,
             time=schedule.time * length,

@@ -73,9 +73,10 @@ def plan_peers(
     check.whole("seed", seed, low=0)
     check.whole("message_bytes", message_bytes, low=0)
     num_clients, seed = int(num_clients), int(seed)
+    steps = per_client("local_steps", local_steps, num_clients, low=1, high=scenarios.MOST_STEPS)
     scenario = Scenario(
         num_clients,
-        per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
+        steps.astype(np.int64, copy=False),
         delay_models.bind(delays, num_clients, seed),
         until,
         seed,

@@ -165,6 +165,14 @@ def test_means_and_deviations_are_arrays_one_a_client(name):
         np.testing.assert_allclose(x[:, 0], 1.0, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gamma", "pareto"])
+def test_a_spread_too_small_to_compute_with_is_none(name):
+    """The rejection method of gamma never accepted for them: 1 + x / sqrt(9 d) is 1."""
+    x = draw(FAMILIES[name], np.array([1.0, 1e3, 1e3]), np.array([1e-160, 1e-9, 1.0]), (1000, 3))
+    assert (x[:, 0] == 1).all() and (x[:, 1] == 1e3).all()
+    assert x[:, 2].std() == pytest.approx(1, rel=0.2)
+
+
 def test_lognormal_has_the_logarithm_of_the_specification():
     logs = np.log(draw(FAMILIES["lognormal"]))
     s = np.sqrt(np.log(STD**2 / MEAN**2 + 1))

@@ -129,6 +129,15 @@ def test_traces_of_fedscale_become_tables(tmp_path, capsys):
     assert write_tables(tmp_path / "t", behaviour=files["behaviour"]).endswith("availability.csv,repeat=1234567")
 
 
+def test_a_recording_ends_where_the_table_repeats(tmp_path):
+    """Both are written with as many digits: with fewer in the table, its last interval ended after the recording."""
+    file, end = tmp_path / "behaviour.json", 123456.78999
+    file.write_text(json.dumps({"a": {"finish_time": end, "active": [10], "inactive": [end]}}))
+    _, spec = shlex.split(write_tables(tmp_path / "t", behaviour=file))
+    assert spec.endswith(",repeat=123456.78999")
+    plan("every", "constant:mean=10", num_clients=1, local_steps=1, until=Until(updates=3), availability=spec)
+
+
 def test_sessions_of_length_zero_are_skipped_and_devices_without_others_left_out(tmp_path):
     """As in FedScale's published record, where a device has equal active and inactive seconds."""
     file = tmp_path / "behaviour.json"

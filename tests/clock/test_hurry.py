@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
-from tests.clock.textbook import check_invariants, make, same, table_of
+from tests.clock.textbook import N, check_invariants, make, same, table_of
 from tests.refusals import refusals
 
 
@@ -72,6 +72,11 @@ def test_without_late_clients_it_is_a_buffer():
     for size in (1, 3):
         names = ("client", "local_steps", "dispatch_time", "upload_time", "job", "time", "closes", "version")
         same(make(f"hurry:size={size},bound=10000"), make(f"buffer:size={size}"), names)
+        # Here the budget ends within a moment, and all clients get replies.
+        at_once = {"delays": "constant:mean=10", "updates": N + 3}
+        last = make(f"hurry:size={size},bound=10000", **at_once)
+        same(last, make(f"buffer:size={size}", **at_once), names)
+        assert len(last.client) == 3 * N
 
 
 def planned(options="size=2,bound=3", **given):

@@ -158,6 +158,20 @@ def test_linear_draws_by_the_softmax_of_its_scores():
     assert sorted(np.concatenate([cold(view(), np.arange(N), 4).clients for _ in range(5)])) == list(range(N))
 
 
+def test_linear_ranks_a_loss_of_zero_last():
+    choose = bind_policy("linear:temperature=1e-9")(PRIOR).choose
+    seen = view([(3, 2.0, 0.0, 0.0), (7, 4.0, 0.0, 2.5), (11, 4.0, 0.0, 0.5)])
+    clients, scores = choose(seen, np.array([3, 7, 11]), 3)
+    assert clients[np.argsort(-scores)].tolist() == [7, 11, 3]
+
+
+def test_a_buffer_does_not_grow_from_a_negative_loss():
+    buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=1")(PRIOR).buffer
+    for losses in ((-1.0, 0.5), (-1.0, -0.5), (-1.0, -4.0)):
+        assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == 2
+    assert buffer(view([(0, 1.0, loss, 0.0) for loss in (1.0, -0.5)])) == 9
+
+
 def test_the_adaptive_buffer_is_adasync():
     """Dutta et al. (2021): K = K_0 sqrt(F(w_0) / F(w)), here rounded up, from the first and the last losses."""
     buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=3")(PRIOR).buffer

@@ -61,6 +61,18 @@ test_the_clock_must_advance = refusals(
 )
 
 
+@pytest.mark.parametrize("timing", ["every", "window", "cohort", "compass", "hurry:size=2", "polling:size=2", "midway"])
+def test_times_that_are_not_finite_are_called_so_and_short_ones_name_their_client(timing):
+    def of_client_3(*seconds):
+        return table_of(*([1e9, 1e9] if i != 3 else seconds for i in range(N)))
+
+    for bad in (np.inf, np.nan, -1.0, 0.0):
+        with pytest.raises(ValueError, match=r"^delays: every duration must be a finite number > 0"):
+            make(timing, of_client_3(bad, bad), updates=None, time=1e10)
+    with pytest.raises(ValueError, match=r"^delays: a job of client 3 is too short to advance the clock at "):
+        make(timing, of_client_3(1e9, 1e-9), updates=None, time=1e10)
+
+
 # --- who trains next ----------------------------------------------------------------------------
 
 
@@ -188,6 +200,13 @@ def test_an_upload_after_tau_rounds_holds_tau_times_the_steps():
     np.testing.assert_array_equal(s.local_steps[s.job], rounds * steps[s.client[s.job]])
     np.testing.assert_allclose(s.upload_time[s.job], s.time)
     assert (s.staleness <= rounds - 1).all()  # fewer where a round had no participants
+
+
+test_more_steps_than_a_schedule_holds_are_refused = refusals(
+    ({"timing": "participation:probability=1e-9"}, "^probability = 1e-09: must be larger: a job would train .* steps"),
+    ({"timing": "every", "local_steps": 2**31}, "^local_steps = 2147483648: must be whole .* <= 2147483647"),
+    by=lambda given: make(num_clients=1, **given),
+)  # fmt: skip
 
 
 def test_participants_follow_their_probabilities():
