@@ -164,6 +164,9 @@ def deck(seed: int, stream: str, cards: int, count: int, *counter: int) -> np.nd
 
 Distribution = Callable[[Draws, np.ndarray, np.ndarray], np.ndarray]
 
+# A smaller share of the mean as std is no spread: numbers that are so near to each other cannot be told apart where the
+# families compute with their differences.
+_LEAST_SPREAD = 1e-9
 _HALF_NORMAL_MEAN = np.sqrt(2 / np.pi)
 _HALF_NORMAL_STD = np.sqrt(1 - 2 / np.pi)
 
@@ -227,17 +230,21 @@ def exponential(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def gamma(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Gamma with this mean and std: shape ``(mean/std)^2``, scale ``std^2/mean``."""
-    spread = np.where(np.greater(std, 0), std, 1.0)
+    """Gamma with this mean and std: shape ``(mean/std)^2``, scale ``std^2/mean``. The mean if std < 1e-9 mean."""
+    varies = np.greater(std, _LEAST_SPREAD * np.asarray(mean))
+    spread = np.where(varies, std, 1.0)
     drawn = draws.standard_gamma(np.square(np.divide(mean, spread))) * np.square(spread) / mean
-    return np.where(np.greater(std, 0), drawn, mean)
+    return np.where(varies, drawn, mean)
 
 
 def pareto(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Pareto type I with this mean and std: tail index ``1 + sqrt(1 + (mean/std)^2)``, always above 2."""
-    spread = np.where(np.greater(std, 0), std, 1.0)
-    index = 1 + np.sqrt(1 + np.square(np.divide(mean, spread)))
-    return np.where(np.greater(std, 0), _pareto(draws, mean, index), mean)
+    """Pareto type I with this mean and std: tail index ``1 + sqrt(1 + (mean/std)^2)``, always above 2.
+
+    The mean if std < 1e-9 mean.
+    """
+    varies = np.greater(std, _LEAST_SPREAD * np.asarray(mean))
+    index = 1 + np.sqrt(1 + np.square(np.divide(mean, np.where(varies, std, 1.0))))
+    return np.where(varies, _pareto(draws, mean, index), mean)
 
 
 def pareto_tail(index: float) -> Distribution:

@@ -167,5 +167,5 @@ def _as_csv(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([f"{value:.10g}" for value in line] for line in lines)
+    writer.writerows([f"{value:.15g}" for value in line] for line in lines)
     return text.getvalue().encode()

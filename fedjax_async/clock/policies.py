@@ -99,7 +99,7 @@ def linear(
             nonlocal seen, decision
             client, rms, took = (view.arrivals[name][seen:] for name in ("client", "rms_loss", "seconds"))
             seen, decision = len(view.arrivals["client"]), decision + 1
-            losses[client], seconds[client] = np.where(rms > 0, rms, np.nan), took
+            losses[client], seconds[client] = np.where(np.isfinite(rms), np.maximum(rms, 1e-9), np.nan), took
             known = losses[np.isfinite(losses)]
             filled = np.where(np.isfinite(losses), losses, known.max(initial=1e-9))
             features = np.log([filled[idle], 1 / seconds[idle], prior.examples[idle], 1 + decision - chosen_at[idle]])
@@ -167,12 +167,15 @@ def adaptive_window(
 
 
 def _growth(view: View, recent: int) -> float:
-    """``sqrt(F(w_0) / F(w))``, from the first and the last ``recent`` losses; 1 while they are not known."""
+    """``sqrt(F(w_0) / F(w))``, from the first and the last ``recent`` losses.
+
+    It is 1 while they are not known, or if ``F(w_0)`` is negative: the rule is one for losses >= 0.
+    """
     losses = view.arrivals["loss"]
     if len(losses) < recent:
         return 1.0
     start, now = float(np.mean(losses[:recent])), float(np.mean(losses[-recent:]))
-    if not math.isfinite(start + now):
+    if not math.isfinite(start + now) or start < 0:
         return 1.0
     return math.sqrt(start / now) if now > 0 else math.inf
 
