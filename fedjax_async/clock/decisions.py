@@ -35,7 +35,7 @@ class Executor(Protocol):
         """Train and apply all arrivals of ``record``; returns the observed columns of the new ones."""
 
     def finished(self, record: Record, job: int) -> tuple[float, int]:
-        """Train a job that is under way; returns the norm and the bits of its upload."""
+        """Train a job that is under way; returns the norm (NaN: not finite) and the bits of the client's upload."""
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
         """The mean loss of the current model on the examples of each of these clients; float64."""

@@ -187,11 +187,13 @@ def event_triggered(*, norm: float) -> PolicyModel:
     only). The server learns at the same moment that nothing comes. Its messages to the client stay the same, no
     bytes of an upload are counted, and the job's outcome is ``WITHHELD``.
 
+    An upload that is not finite is sent, and the server rejects it.
+
     Source: the trigger of SPARQ-SGD, Singh, Data, George, Diggavi (2019), algorithm 1 line 7, with ``c_t eta_t^2 =
     norm^2`` for all t.
     """
     check.real_positive("norm", norm)
-    return lambda prior: Policy(sends=lambda view, finished: finished.norm >= norm)
+    return lambda prior: Policy(sends=lambda view, finished: not finished.norm < norm)
 
 
 def true_bytes() -> PolicyModel:

@@ -62,7 +62,7 @@ class Finished(NamedTuple):
 
     client: int
     number: int  # earlier jobs of this client
-    norm: float  # of the upload
+    norm: float  # of the upload, before anything happens to it on its way; NaN if it is not finite
     bits: int  # of the upload as a message, 0 if uploads are not compressed
 
 

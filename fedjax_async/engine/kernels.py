@@ -175,16 +175,16 @@ def finished(
     ``work``: after the last local step. ``state``: the client's state before the job. An upload is rejected if it or
     the new state of its client is not finite, if its norm is above ``limit``, or if it is ``corrupt``: turned into NaN
     on its way. A rejected upload is replaced by zeros, and the client keeps its state from before the job. The norm is
-    Euclidean, over the upload without running statistics, as in ``server.clip_by_norm``. It is 0 if the upload is
-    corrupt, or if it or the new state is not finite. If ``applied`` is false, the server never applies the upload, and
-    ``client.unsent`` gives the client's state. ``info`` is about the upload as it was sent.
+    Euclidean, over the upload without running statistics, as in ``server.clip_by_norm``: that of the client's upload
+    before anything happens to it, NaN if it or the new state is not finite. If ``applied`` is false, the server never
+    applies the upload, and ``client.unsent`` gives the client's state. ``info`` is about the upload as it was sent.
     """
     upload, after = client.finish(work, message, state)
     norm = tree.norm(weights_in(upload))
-    finite = jnp.isfinite(norm) & tree.is_finite((statistics_in(upload), after)) & jnp.logical_not(corrupt)
-    accepted = finite & (norm <= limit)
+    finite = jnp.isfinite(norm) & tree.is_finite((statistics_in(upload), after))
+    accepted = finite & jnp.logical_not(corrupt) & (norm <= limit)
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
-    norm = jnp.where(finite, norm, 0.0)
+    norm = jnp.where(finite, norm, jnp.nan)
     kept = after if client.unsent is None else tree.where(applied, after, client.unsent(state, after))
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 

@@ -102,6 +102,7 @@ class NodeJobs(NamedTuple):
         check.require(not both, "columns of peer.push and client.info", sorted(both), "named differently")
         columns = {**info, **columns, "refused_messages": started.refused}
         finite = jax.vmap(tree.is_finite)(messages)
+        norm = jnp.where(jnp.isfinite(norm), norm, 0.0)
         return Left(messages, finite, row, started.seen), after, norm, accepted, columns
 
 

@@ -130,18 +130,21 @@ class _Federation:
         return ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
 
     def trained(self, job: int, applied: bool = True) -> tuple[State, State, Array, bool, dict[str, Array]]:
-        """``(upload, state of the client, norm, accepted, info)`` of a job; nothing changes."""
+        """``(upload, state of the client, norm, accepted, info)`` of a job; nothing changes.
+
+        The norm is that of the client's upload, NaN if the upload or the state is not finite.
+        """
         s, who, message = self.schedule, self.schedule.client[job], self.messages[job]
         upload, after, unsent, info, norm, finite = _job(self.components.client)(
             self.hyper, self.key, s.number[job], np.int32(s.version[job]), message, self.kept[who], self.part(who), who,
             s.local_steps[job],
         )  # fmt: skip
-        finite = bool(finite) and bool(np.isfinite(norm)) and not (applied and self.corrupt[job])
-        accepted = finite and bool(norm <= self.norm_limit)
+        finite = bool(finite) and bool(np.isfinite(norm))
+        accepted = finite and not (applied and self.corrupt[job]) and bool(norm <= self.norm_limit)
         if not accepted:
             upload = jax.tree.map(jnp.zeros_like, upload)
         kept = (after if applied else unsent) if accepted else self.kept[who]
-        return upload, kept, norm if finite else jnp.zeros_like(norm), accepted, info
+        return upload, kept, norm if finite else jnp.full_like(norm, jnp.nan), accepted, info
 
     def train(self, job: int, applied: bool = True) -> tuple[State, Message, Array, bool, dict[str, Array]]:
         """``(upload, message, norm, accepted, info)`` of a job; updates the state of its client."""
@@ -290,6 +293,8 @@ class Walk:
         arrival = run.arrival(e, upload, message, accepted)
         self.probing.probe(run, e, arrival)
         info = run.receive(arrival)
+        if run.corrupt[int(run.schedule.job[e])] or not bool(np.isfinite(norm)):
+            norm = jnp.zeros_like(norm)
         self.records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
         )

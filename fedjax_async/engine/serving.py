@@ -300,12 +300,14 @@ def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Arra
     def written(name: str, values: Array, there: Array) -> Array:
         column = carry.records[name]
         before = jax.lax.dynamic_slice_in_dim(column, low, most)
-        after = jnp.where(there.reshape(most, *(1 for _ in before.shape[1:])), values[row], before)
+        after = jnp.where(there.reshape(most, *(1 for _ in before.shape[1:])), values, before)
         return jax.lax.dynamic_update_slice_in_dim(column, after, low, 0)
 
-    records = {name: written(name, values, inside) for name, values in buffers.info.items()}
-    records["upload_norm"] = written("upload_norm", buffers.norm, arrived)
-    records["accepted"] = written("accepted", buffers.accepted, arrived)
+    norm = buffers.norm[row]
+    records = {name: written(name, values[row], inside) for name, values in buffers.info.items()}
+    came = jnp.isfinite(norm) & jnp.logical_not(tables.corrupt[p])  # of other uploads, no norm is known: 0
+    records["upload_norm"] = written("upload_norm", jnp.where(came, norm, 0.0), arrived)
+    records["accepted"] = written("accepted", buffers.accepted[row], arrived)
     rejected = jnp.sum(arrived & ~buffers.accepted[row]).astype(jnp.int32)
     return carry._replace(records=carry.records | records, rejected=carry.rejected + rejected)
 

@@ -206,3 +206,4 @@ def test_the_adaptive_window_is_adasync_in_seconds():
 def test_the_event_trigger_is_the_norm():
     sends = bind_policy("event_triggered:norm=0.5")(PRIOR).sends
     assert [sends(view(), Finished(0, 0, norm, 8)) for norm in (0.0, 0.49, 0.5, 3.0)] == [False, False, True, True]
+    assert sends(view(), Finished(0, 0, math.nan, 8)), "the server rejects it, and counts it"

@@ -265,6 +265,19 @@ def test_what_cannot_adapt_is_refused_before_anything_compiles(changes, says):
 
 
 @pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
+@pytest.mark.parametrize("engine", ["waves", "reference"])
+@pytest.mark.parametrize("changes", [{"faults": "corrupt:probability=0.4"}, {"lr": 1e38}], ids=["corrupt", "diverged"])
+def test_bad_uploads_come_where_clients_may_withhold(changes, engine):
+    """A client does not know that its upload will be corrupt, and one that is not finite is no small one."""
+    given = {"policy": "event_triggered:norm=1e-9", "engine": engine, **changes}
+    want, have = run(**changes, engine=engine), run(**given)
+    same((want.params, dict(want.updates), list(want.schedule)), (have.params, dict(have.updates), list(have.schedule)))
+    bad = have.updates["upload_norm"] == 0  # as recorded: of these, the server knows no norm
+    assert have.counters["rejected"] == bad.sum() > 3 and have.counters["too_large"] == 0
+    assert not have.updates["accepted"][bad].any() and have.counters["rejected"] == want.counters["rejected"]
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
 def test_probes_and_tables_of_a_policy_end_where_the_run_is_stopped():
     """If uploads differ in size, training continues after the stop, to count their bytes."""
     norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
