@@ -2,7 +2,8 @@
 
 A round begins when the round before is over: all of its nodes are done, and their messages have arrived. The nodes
 that are online then take part; they push to each other along the edges of the topology (the n-th graph of a list in
-round n). The round does not wait for an event that is lost because its node crashes or goes offline.
+round n). The round does not wait for an event that is lost because its node crashes or goes offline. If no event is
+completed, or nobody is online, it is no round: the messages of the last one wait.
 """
 
 from __future__ import annotations
