@@ -90,7 +90,7 @@ def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
 
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Spec:
     """Local training that settings and method ask for."""
-    known = optimizer_of(s, chosen)
+    known = usual_optimizer(s, chosen)
     spec, lr = str(known["optimizer"]), float(known["lr"] or 0.0)
     optimizer = _optimizer_of(known["optimizer"], s, chosen)
     allowed = "a factory of an optax transformation, f(lr, *, ...)"
@@ -196,7 +196,7 @@ def _ditto(client: ClientAlgorithm, personal: Callable[..., ClientAlgorithm], *,
 # --- compression of uploads ---------------------------------------------------------------------------
 
 
-def optimizer_of(settings: Settings, usual: Method) -> dict[str, Any]:
+def usual_optimizer(settings: Settings, usual: Method) -> dict[str, Any]:
     """The settings ``optimizer`` and ``lr``, the method's where they are left open.
 
     An optax transformation has a rate of its own.
@@ -208,7 +208,7 @@ def optimizer_of(settings: Settings, usual: Method) -> dict[str, Any]:
     }
 
 
-def uploads_of(settings: Settings, usual: Method) -> dict[str, Any]:
+def usual_compression(settings: Settings, usual: Method) -> dict[str, Any]:
     """The settings of compression, the method's where they are left open.
 
     Raises ``ValueError`` for options of compression in a run without compression.

@@ -308,7 +308,7 @@ def execute(
             options |= {"devices": s.devices, "memory_limit": limit}
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
-    result: Any = e.run(**options)
+    result: Any = e.kind.run(e, **options)
     run = e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
     caution_model(run)
     return run

@@ -107,10 +107,6 @@ class Experiment(NamedTuple):
         """The number of arrivals of the run; without a server, of compute events."""
         return len(self.schedule.job if self.has_server else self.schedule.client)
 
-    def run(self, **options: Any) -> Any:
-        """Run on the engine that the settings name; ``options``: those of the engine. Returns its result."""
-        return self.kind.run(self, **options)
-
     def recorded(self, result: Any) -> Run:
         """The tables of the run from what the engine returned."""
         return self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)

@@ -126,7 +126,7 @@ def data_of(s: Settings) -> FederatedData:
     return _inputs(*inputs) if s.attack is None else _attacked(s.attack, s.seed, *inputs)
 
 
-def owners_of(settings: Settings) -> dict[str, Any]:
+def usual_partition(settings: Settings) -> dict[str, Any]:
     """The setting ``partition``, ``natural`` if the data set has clients of its own, and the number of such clients."""
     dataset = _dataset(settings.dataset)
     natural = _comes_by_clients(dataset) or dataset.groups is not None

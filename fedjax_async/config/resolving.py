@@ -17,13 +17,20 @@ from fedjax_async.base.method import Method, ignored_by
 from fedjax_async.clock import DELAYS, DelayModel, Until
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.cautions import caution
-from fedjax_async.config.clients import client_factory, optimizer_of, uploads_of
+from fedjax_async.config.clients import client_factory, usual_compression, usual_optimizer
 from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
 from fedjax_async.config.own import Chosen
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, owners_of
+from fedjax_async.config.problem import (
+    brings_client_tests,
+    check_count,
+    check_model,
+    initial,
+    model_of,
+    usual_partition,
+)
 from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
@@ -123,9 +130,9 @@ def _resolved(settings: Settings) -> Settings:
     concerns.refuse("server" if usual.has_server else "nodes", given_in(settings), method=str(settings.method))
     if settings.policy is not None:
         concerns.refuse("adaptive", given_in(settings))
-    fill = uploads_of if usual.has_server else _of_peers
-    filled = owners_of(settings) | fill(settings, usual)
-    factory, optimizer = client_factory(settings, usual), optimizer_of(settings, usual)
+    fill = usual_compression if usual.has_server else _usual_of_nodes
+    filled = usual_partition(settings) | fill(settings, usual)
+    factory, optimizer = client_factory(settings, usual), usual_optimizer(settings, usual)
     if factory is not None and settings.fine_tune is None and settings.ditto is None:
         for name in ignored_by(factories.options_of(factory)):
             optimizer.pop(name, None)
@@ -147,7 +154,7 @@ def with_evaluations(s: Settings) -> Settings:
     return dataclasses.replace(s, eval_steps=-(-int(s.server_steps or 0) // 50))
 
 
-def _of_peers(s: Settings, usual: Method) -> dict[str, Any]:
+def _usual_of_nodes(s: Settings, usual: Method) -> dict[str, Any]:
     """Topology, compressor and test fraction of a run without a server, where they are left open.
 
     Nodes that send nothing have no topology.
