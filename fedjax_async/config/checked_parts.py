@@ -45,9 +45,8 @@ def sent_by_own(
     s: Settings, server: Spec | ServerAlgorithm, client: Spec | ClientAlgorithm, params: Params, data: FederatedData
 ) -> tuple[Message, Any]:
     """As ``engine.trial.sent``; the rule or the client, one of the user's own, is checked through a whole job."""
-    numbers, note = numbers_of(server), ""
-    if s.client is not None and not own.is_own(s, "method"):
-        note = f"; the clients of {s.method} itself upload what it takes: leave out client"
+    numbers, note = numbers_of(server), f"; the clients of {s.method} itself upload what it takes: leave out client"
+    note = "" if s.client is None or own.is_own(s, "method") else note
     _fits_server(template(server), numbers)
     job, hyper = _job(template(server), template(client), Facts(len(data.size)), note), numbers | numbers_of(client)
     found: tuple[Message, Any] = trial.shapes_of(job, hyper, params, data)

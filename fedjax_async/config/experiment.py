@@ -21,7 +21,7 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timin
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
-from fedjax_async.config.cautions import caution_evaluations, caution_model, caution_own_timing
+from fedjax_async.config.cautions import caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
@@ -309,9 +309,7 @@ def execute(
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
     result: Any = e.kind.run(e, **options)
-    run = e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
-    caution_model(run)
-    return run
+    return e.recorded(result) if watch is None else watch.finish(e.recorded(result), result)
 
 
 def _keeper(e: Experiment, folder: Path | None) -> Keeper:

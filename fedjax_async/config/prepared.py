@@ -13,6 +13,7 @@ from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import DelayModel, Timing, energy
 from fedjax_async.config.budget import ended_early, with_early_end
+from fedjax_async.config.cautions import caution_model
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
@@ -108,8 +109,10 @@ class Experiment(NamedTuple):
         return len(self.schedule.job if self.has_server else self.schedule.client)
 
     def recorded(self, result: Any) -> Run:
-        """The tables of the run from what the engine returned."""
-        return self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
+        """The tables of the run from what the engine returned; warns of a model that is not finite."""
+        run = self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
+        caution_model(run)
+        return run
 
 
 class WithServer(NamedTuple):

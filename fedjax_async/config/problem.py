@@ -130,8 +130,7 @@ def usual_partition(settings: Settings) -> dict[str, Any]:
     """The setting ``partition``, ``natural`` if the data set has clients of its own, and the number of such clients."""
     dataset = _dataset(settings.dataset)
     natural = _comes_by_clients(dataset) or dataset.groups is not None
-    usual = "natural" if natural else USUAL_PARTITION
-    partition = settings.partition or usual
+    partition = settings.partition or ("natural" if natural else USUAL_PARTITION)
     if not isinstance(dataset, FederatedData):
         return {"partition": partition}
     allowed = "left out: the clients' data are given, already divided"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -242,9 +242,9 @@ def epochs_of(s: Settings) -> float | None:
 
 def delay_of(s: Settings) -> DelayModel:
     """The delay model that the settings name, or their object."""
-    text = isinstance(s.delay, str)
-    model: DelayModel = registry.spec("delay", DELAYS, str(s.delay)).make() if text else own.thing_of("delay", s.delay)
-    return model
+    if isinstance(s.delay, own.Named):
+        return cast(DelayModel, own.thing_of("delay", s.delay))
+    return cast(DelayModel, registry.spec("delay", DELAYS, s.delay).make())
 
 
 def until_of(s: Settings) -> Until:

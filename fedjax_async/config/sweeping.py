@@ -15,7 +15,6 @@ import numpy as np
 
 from fedjax_async.base import check, identity, tree
 from fedjax_async.config import concerns, plugins
-from fedjax_async.config.cautions import caution_model
 from fedjax_async.config.experiment import execute, prepare
 from fedjax_async.config.names import names_in
 from fedjax_async.config.prepared import Experiment
@@ -258,9 +257,7 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = prepared[i]
-            run = watches[i].finish(e.recorded(outcome), outcome)
-            caution_model(run)
-            on_finished(i, run)
+            on_finished(i, watches[i].finish(e.recorded(outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 
