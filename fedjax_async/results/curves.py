@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WIDEST_NAME = 0.4  # share of the figure's width for names beside the lines; longer names go below
 OVER = (0, (3, 5))  # dashes of a curve that lies on another one
+MOST_DOTS = 100  # points of a line that the page shows as dots
 MOST_TITLE = 58  # characters in a line above the curves
 MOST_BANDS = 6  # methods; the bands of more would cover each other
 
@@ -100,8 +101,12 @@ def measured_curve(
     *,
     final: str = FINAL,
     drawing: Drawing = SCREEN,
+    most_seeds: int = 0,
 ) -> Figure:
-    """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
+    """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`.
+
+    ``most_seeds``: for the HTML report, draw the curves of so many single seeds of each name too, and all bands.
+    """
     metrics.require_runs(runs)
     x = drawing.x if x is None else x
     with check.called({"unit": "x"}):
@@ -110,22 +115,36 @@ def measured_curve(
     every = [run for seeds in runs.values() for run in seeds]
     size, label = canvas.axis(shown_unit(x, every), longest)
     few = len(drawn) <= MOST_BANDS
+    banded = few or most_seeds > 0
     names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches for names and bars beside the axes
     figure, axes = canvas.new(5.2 + names, 3.6, drawing)
     covered = _covering(drawn) if few else []
-    for index, (curve, _, _) in enumerate(drawn.values()):
+    for index, (name, (curve, _, _)) in enumerate(drawn.items()):
         at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.line_style(index)[0]
         marks: dict[str, Any] = {"markevery": (0.02 * (index % 5), 0.1), "linewidth": 1.6 if few else 1.3}
         look = _line_style(index) | ({"linestyle": OVER, "linewidth": 2.2} if index in covered else {})
-        axes.plot(at, curve.mean, drawstyle=style, **(marks | look))
-        if few:
+        (line,) = axes.plot(at, curve.mean, drawstyle=style, **(marks | look))
+        group = {"name": name, "legendgroup": str(index)}
+        several = len(runs[name]) > 1
+        text = {"hovertemplate": "%{y:.4g}" + (" ± %{customdata:.3g}" if several else "") + " at %{x:,.6~g}"}
+        more = {"customdata": curve.std, "dash": look["linestyle"], "meta": {"part": "mean"}}
+        more |= {"mode": "lines+markers", "marker": {"size": 4 if len(at) <= MOST_DOTS else 1}}
+        canvas.mark(axes, line, **group, **text, **more)
+        if banded:
             low, high = metrics.band(curve.mean, curve.std, column)
             shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(at, low, high, color=colour, **shade)
-    for index, (_, raw, _) in enumerate(drawn.values()):
+            area = axes.fill_between(at, low, high, color=colour, **shade)
+            if several:
+                canvas.mark(axes, area, **group, showlegend=False, meta={"part": "band"})
+    for index, (name, (_, raw, _)) in enumerate(drawn.items()):
         if raw is not None and few:
             colour, style = canvas.line_style(index)[0], "steps-post" if raw.steps else "default"
-            axes.plot(raw.at / size, raw.mean, color=colour, linewidth=0.7, alpha=0.35, drawstyle=style, zorder=1.5)
+            faint: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.35, "zorder": 1.5}
+            (line,) = axes.plot(raw.at / size, raw.mean, color=colour, drawstyle=style, **faint)
+            about = {"opacity": 0.35, "showlegend": False, "hovertemplate": "%{y:.4g} at %{x:,.6~g}"}
+            canvas.mark(axes, line, name=name, legendgroup=str(index), meta={"part": "raw"}, **about)
+        if len(runs[name]) > 1:
+            _draw_seeds(axes, runs[name][:most_seeds], (x, column, size), index, name)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     canvas.label(axes, label, nodes_scores.axis_title(column, every))
@@ -138,6 +157,19 @@ def measured_curve(
     if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
         figure.draw_without_rendering()
     return canvas.finish(figure, drawing)
+
+
+def _draw_seeds(axes: Axes, seeds: Sequence[Run], axis: tuple[str, str, float], index: int, name: str) -> None:
+    """The curve of each of these seeds, for the page alone; ``axis``: unit, column, and divisor of the unit."""
+    x, column, size = axis
+    colour, dash = canvas.line_style(index)
+    for run in seeds:
+        values = metrics.percent(column) * np.asarray(run.evaluations[column], np.float64)
+        at, number = metrics.progress_in(run, x) / size, str(run.settings.get("seed", ""))
+        (line,) = axes.plot(at, values, color=colour, linestyle=dash, linewidth=0.8)
+        about = {"name": f"{name}, seed {number}", "meta": {"part": "seed", "seed": number}, "dash": dash}
+        hover = {"hovertemplate": "%{y:.4g} at %{x:,.6~g}", "opacity": 0.6, "showlegend": False}
+        canvas.mark(axes, line, legendgroup=str(index), **about, **hover)
 
 
 def _covering(drawn: Mapping[str, Drawn]) -> list[int]:

@@ -143,6 +143,32 @@ def finish(figure: Figure, drawing: Drawing) -> Figure:
     return figure
 
 
+def mark(axes: Axes, artist: object, **about: object) -> None:
+    """Let the HTML report show this part of a picture (``html_figures.interactive``).
+
+    ``about``: what the page adds, in plotly's words: its ``name`` in the legend, and the text over it. Besides these,
+    ``dash`` is the line style of matplotlib, and ``only`` are the indices of some patches of a collection.
+    """
+    axes.figure.__dict__.setdefault("marked", []).append((artist, about))
+
+
+def marked(figure: Figure) -> list[tuple[Any, dict[str, Any]]]:
+    """The marked parts of a figure, in the order of drawing, and what the page adds to each."""
+    return list(figure.__dict__.get("marked", []))
+
+
+def note(axes: Axes, *lines: str) -> str:
+    """What a picture leaves out, for the line above it and for the page; the lines that are not empty, joined."""
+    found = "\n".join(filter(None, lines))
+    axes.figure.__dict__["note"] = found.replace("\n", "; ")
+    return found
+
+
+def note_of(figure: Figure) -> str:
+    """What the picture leaves out; empty if it is nothing."""
+    return str(figure.__dict__.get("note", ""))
+
+
 def legend_below(
     figure: Figure, lines: Sequence[Any], names: Sequence[str], drawing: Drawing, columns: int, **style: Any
 ) -> Legend:

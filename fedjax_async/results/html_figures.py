@@ -1,8 +1,8 @@
-"""Interactive figures of the HTML report: curves over seeds, clients, staleness; ``html_gantt.py`` has the schedules.
+"""Interactive figures of the HTML report: the pictures of the folders, with text over their parts, and the clients.
 
-Each figure is a dict, ``data`` and ``layout`` in plotly's JSON; plotly checks it here and draws it in the browser. Long
-arrays are base64 (``bdata``) in their full precision. plotly comes with the extra ``report`` and is imported only when
-a figure is made. Names are escaped, because plotly interprets tags in text.
+:func:`interactive` turns a picture into plotly's JSON, ``data`` and ``layout``; plotly checks it here and draws it in
+the browser. Long arrays are base64 (``bdata``) in their full precision. plotly comes with the extra ``report`` and is
+imported only when a figure is made. Names are escaped, because plotly interprets tags in text.
 """
 
 from __future__ import annotations
@@ -12,29 +12,31 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async.base import lazy
-from fedjax_async.results import client_names, metrics, nodes_scores
-from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE, line_style
-from fedjax_async.results.measured import client_scores, of_metric, of_model, shown_unit
-from fedjax_async.results.timeline import MOST_BARS, shares
+from fedjax_async.results import client_names, metrics
+from fedjax_async.results.curves import measured_curve
+from fedjax_async.results.figure import DASHES, FAINT, GRID, INK, PALETTE, marked, note_of
+from fedjax_async.results.measured import client_scores, of_metric, of_model
+from fedjax_async.results.peer_gantt import peer_gantt
+from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.timeline import MOST_BARS
 from fedjax_async.types import Run
 
-DASHES = ("solid", "dash", "dot", "dashdot")  # when the colours are used up
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
 MOST_CLIENTS = 400  # with one bar each; more are shown as a histogram
 MOST_NAMES = 40  # below the bars
-UNITS = {
-    "time": "virtual time (s)",
-    "update": "client updates applied",
-    "step": "server steps",
-    "bytes": "sent, both directions (bytes)",
-}
-BETWEEN = {"bytes_between": "sent between the nodes (bytes)"}  # see ``shown_unit``
-Json = dict[str, object]  # of plotly: a figure, or a part of one
+MOST_ROWS = 40  # clients of a Gantt chart
+DASH_NAMES = {"-": "solid", ":": "dot"}
+PIXELS = 90  # of the page for an inch of a picture's height
+Json = dict[str, Any]  # of plotly: a figure, or a part of one
 
 
 class Shown(NamedTuple):
@@ -66,63 +68,158 @@ def plot(data: Sequence[Json], x: Json, y: Json, **layout: object) -> Json:
     return figure
 
 
-# --- curves -----------------------------------------------------------------------------------------
+# --- pictures -----------------------------------------------------------------------------------------
 
 
-def _thin(size: int, most: int) -> np.ndarray:
-    """At most ``most`` positions of ``size``, evenly spread, with the first and the last."""
-    return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
+def interactive(picture: Figure, most_points: int | None = None, **layout: object) -> Json:
+    """What :func:`fedjax_async.results.figure.mark` has marked in a picture, on its axes, with its limits.
+
+    A line of more than ``most_points`` points is thinned evenly; its last point stays. ``layout``: of plotly.
+    """
+    axes = picture.axes[0]
+    data = []
+    for artist, about in marked(picture):
+        trace = _trace(axes, artist, about.get("only", slice(None))) | {"name": html.escape(about["name"])}
+        trace |= {name: value for name, value in about.items() if name not in ("name", "hovertext", "dash", "only")}
+        if "hovertext" in about:
+            trace["hovertext"] = [*map(html.escape, about["hovertext"])]
+        if "dash" in about:
+            trace["line"] |= {"dash": _dash(about["dash"])}
+        data.append(trace if most_points is None else _thinned(trace, most_points))
+    legend = {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0}
+    usual = {"barmode": "overlay", "legend": legend, "height": round(PIXELS * picture.get_figheight())}
+    across, up = _axis(axes, "x"), _axis(axes, "y")
+    return plot(data, across, up, **usual | layout)
+
+
+def _axis(axes: Axes, name: str) -> Json:
+    """One of the axes: its title, limits and, where the rows of a chart have names, these."""
+    from matplotlib.ticker import FixedLocator  # noqa: PLC0415 (an extra)
+
+    of: Any = getattr(axes, f"{name}axis")
+    title = html.escape(of.label.get_text()).replace("\n", "<br>")
+    more: Json = {"range": [float(end) for end in of.get_view_interval()], "tickformat": ",~g"}
+    if isinstance(of.get_major_locator(), FixedLocator):
+        names = [html.escape(each.get_text().replace(r"\$", "$")) for each in of.get_ticklabels()]
+        places = [float(at) for at in of.get_ticklocs()]
+        more |= {"tickvals": places, "ticktext": names, "automargin": True, "showgrid": False}
+    return axis(title, **more)
+
+
+def _colours(colours: Any) -> Any:
+    """Colours of matplotlib as text: one for all if they are equal."""
+    from matplotlib.colors import to_hex, to_rgba_array  # noqa: PLC0415 (an extra)
+
+    found = [
+        to_hex(each) if each[3] == 1 else f"rgba({','.join(str(round(255 * part)) for part in each[:3])},{each[3]:.3g})"
+        for each in to_rgba_array(colours)
+    ]
+    return found[0] if len(set(found)) == 1 else found
+
+
+def _dash(style: Any) -> str:
+    """The dashes of a line of matplotlib, as plotly has them."""
+    return DASH_NAMES.get(style) or ",".join(f"{2 * size:g}px" for size in style[1])
+
+
+def _trace(axes: Axes, artist: Any, only: Any) -> Json:
+    """A part of a picture as a trace of plotly, at the same place of the axes; ``only``: some of its patches."""
+    from matplotlib.collections import LineCollection, PatchCollection, PolyCollection  # noqa: PLC0415 (an extra)
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+
+    if isinstance(artist, Line2D):
+        shape = "hv" if artist.get_drawstyle() == "steps-post" else "linear"
+        look = {"color": _colours(artist.get_color()), "width": artist.get_linewidth(), "shape": shape}
+        return _line(np.stack([np.asarray(each, np.float64) for each in artist.get_data()], axis=1), line=look)
+    if isinstance(artist, PolyCollection):
+        outline = _joined([np.asarray(path.vertices) for path in artist.get_paths()])
+        fill = {"fill": "toself", "fillcolor": _colours(artist.get_facecolor())}
+        return _line(outline, line={"width": 0}, hoverinfo="skip", **fill)
+    if isinstance(artist, LineCollection):
+        to_data = artist.get_transform() - axes.transData
+        points = _joined([to_data.transform(segment) for segment in artist.get_segments()])
+        look = {"color": _colours(artist.get_colors()), "width": float(np.max(artist.get_linewidth()))}
+        return _line(points, line=look, hoverinfo="skip")
+    if isinstance(artist, PatchCollection):
+        corners = np.array([path.get_extents().extents for path in artist.get_paths()])
+        return _rectangles(corners[only], {"color": _colours(np.asarray(artist.get_facecolor())[only])})
+    return _other_trace(artist)
+
+
+def _other_trace(artist: Any) -> Json:
+    """The parts that have no line: bars, a scale of colours, crosses."""
+    from matplotlib.colorbar import Colorbar  # noqa: PLC0415 (an extra)
+    from matplotlib.container import BarContainer  # noqa: PLC0415
+
+    if isinstance(artist, BarContainer):
+        edges = {"color": _colours([bar.get_edgecolor() for bar in artist]), "width": artist[0].get_linewidth()}
+        marker = {"color": _colours([bar.get_facecolor() for bar in artist]), "line": edges}
+        return _rectangles(np.array([bar.get_bbox().extents for bar in artist]), marker)
+    if isinstance(artist, Colorbar):
+        shares, (low, high) = np.linspace(0, 1, 11), artist.ax.get_ylim()
+        scale = {"colorscale": [*zip(shares.tolist(), _colours(artist.cmap(shares)))], "color": [low]}
+        scale |= {"cmin": low, "cmax": high, "showscale": True}
+        title = {"text": artist.ax.get_ylabel().replace(" (", "<br>(")}
+        marker = scale | {"colorbar": {"title": title, "thickness": 12, "outlinewidth": 0}}
+        return _line(np.full((1, 2), np.nan), mode="markers", marker=marker, showlegend=False)
+    look = {"symbol": "x", "size": 7, "color": _colours(artist.get_facecolors())}
+    look["line"] = {"color": "white", "width": 1}
+    return _line(np.asarray(artist.get_offsets()), mode="markers", marker=look, hoverinfo="skip")
+
+
+def _line(points: np.ndarray, **look: object) -> Json:
+    """A line through the points, float64[points, 2], with a gap at each NaN."""
+    return {"type": "scatter", "mode": "lines", "x": points[:, 0], "y": points[:, 1], **look}
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Lines or outlines, float64[points, 2] each, as one with gaps between them."""
+    gap = np.full((1, 2), np.nan)
+    return np.concatenate([np.zeros((0, 2)), *(each for part in parts for each in (part, gap))])
+
+
+def _rectangles(corners: np.ndarray, marker: Json) -> Json:
+    """Bars with these lower left and upper right corners, float64[bars, 4]."""
+    left, low, right, high = corners.T
+    bars = {"base": left, "x": right - left, "y": (low + high) / 2, "width": high - low}
+    return {"type": "bar", "orientation": "h", "textposition": "none", "marker": marker, **bars}
+
+
+def _thinned(trace: Json, most: int) -> Json:
+    """The trace with at most so many points, evenly spread, with the first and the last."""
+    size = len(trace["x"])
+    kept = np.unique(np.linspace(0, size - 1, most).astype(np.int64)) if size > most else slice(None)
+    return trace | {name: np.asarray(trace[name])[kept] for name in ("x", "y", "customdata") if name in trace}
 
 
 def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Json:
-    """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
+    """:func:`measured_curve` with the curve of every seed, or of the first ``most_seeds`` of a method.
 
-    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: with several
-    seeds they are running means, which end at the default final value of the tables; a single run is drawn unchanged.
     ``meta.part`` of a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` is
-    the number of its group. A line of more than ``most_points`` points is thinned evenly; its last point stays. Only
-    the first ``most_seeds`` of each group are drawn as single seeds.
+    the number of its method.
     """
-    factor = metrics.percent(column)
-    data: list[Json] = []
-    for index, (name, seeds) in enumerate(runs.items()):
-        (colour, _), dash = line_style(index), DASHES[index // len(PALETTE) % len(DASHES)]
-        several = len(seeds) > 1
-        curve = metrics.mean_curve(seeds, x, column, factor, metrics.FINAL if several else "last")
-        kept = _thin(len(curve.at), most_points)
-        at, mean, std = curve.at[kept], curve.mean[kept], curve.std[kept]
-        look = {"color": colour, "shape": "hv" if curve.steps else "linear"}
-        group = {"type": "scatter", "mode": "lines", "legendgroup": str(index), "name": html.escape(name)}
-        if several:
-            side = group | {"x": at, "line": look | {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-            side |= {"meta": {"part": "band"}}
-            fill = {"fill": "tonexty", "fillcolor": _faint(colour)}
-            low, high = metrics.band(mean, std, column)
-            data += [side | {"y": low}, side | {"y": high} | fill]
-        template = "%{y:.4g}" + (" ± %{customdata:.3g}" if several else "") + " at %{x:,.6~g}"
-        mark = {"mode": "lines+markers", "marker": {"size": 4 if len(at) <= 100 else 1}}
-        mean_line = group | mark | {"x": at, "y": mean, "customdata": std, "line": look | {"width": 2, "dash": dash}}
-        data.append(mean_line | {"hovertemplate": template, "meta": {"part": "mean"}})
-        for run in seeds[:most_seeds] if several else ():
-            amounts = metrics.progress_in(run, x)
-            kept = _thin(len(amounts), most_points)
-            values = factor * np.asarray(run.evaluations[column], np.float64)
-            number = str(run.settings.get("seed", ""))
-            line = {"x": amounts[kept], "y": values[kept], "line": {"color": colour, "width": 0.8, "dash": dash}}
-            about = {"name": html.escape(f"{name}, seed {number}"), "meta": {"part": "seed", "seed": number}}
-            hover = {"hovertemplate": "%{y:.4g} at %{x:,.6~g}", "opacity": 0.6, "showlegend": False}
-            data.append(group | line | about | hover)
-    tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
-    every = [run for seeds in runs.values() for run in seeds]
-    unit, title = shown_unit(x, every), nodes_scores.axis_title(column, every, " ")
-    across, up = axis((UNITS | BETWEEN)[unit], rangemode="tozero", **tick), axis(title)
+    picture = measured_curve(runs, column, x, most_seeds=most_seeds)
     legend = {"groupclick": "togglegroup", "orientation": "v"}
-    return plot(data, across, up, legend=legend, showlegend=True, height=480)
+    return interactive(picture, most_points, legend=legend, showlegend=True, height=480)
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"
+def schedule(run: Run, most: int) -> Shown:
+    """The Gantt chart of the first clients or nodes, with at most ``most`` jobs, or events and messages together."""
+    plan = run.schedule
+    begin = plan.dispatch_time if run.has_server else plan.start
+    if not run.has_server:
+        most = max(1, most * len(begin) // (len(begin) + len(plan.push_event)))
+    rows = np.unique(plan.client)[:MOST_ROWS]
+    mine = np.sort(begin[np.isin(plan.client, rows)])
+    until = float(mine[most]) if len(mine) > most else float(run.evaluations["time"][-1])
+    picture = (gantt if run.has_server else peer_gantt)(run, rows.tolist(), until)
+    return Shown("Schedule", interactive(picture, height=150 + 20 * max(len(rows), 6)), note_of(picture))
+
+
+def staleness(run: Run) -> Shown:
+    """The share of the updates applied at each staleness."""
+    picture = staleness_histogram(run)
+    return Shown(f"staleness: {picture.axes[0].get_title(loc='left')}", interactive(picture, **_SMALL))
 
 
 # --- clients ----------------------------------------------------------------------------------------
@@ -216,13 +313,3 @@ def _spread_note(run: Run, score: str) -> str:
         f"{model[0].upper()}{model[1:]}: mean {kind} {mean:.{decimals}f}{unit}, deviation between clients "
         f"{std:.{decimals}f}, worst tenth {worst:.{decimals}f}."
     )
-
-
-def staleness(run: Run) -> Shown:
-    """The share of the updates applied at each staleness."""
-    values = np.asarray(run.updates["staleness"])
-    middle, share, width = shares(values)
-    title = f"staleness: mean {values.mean():.2f}, largest {values.max()}"
-    data = [_bars(middle, share, PALETTE[0], width=0.86 * width)]
-    figure = plot(data, axis("staleness (server steps)"), axis("share of updates (%)"), **_SMALL)
-    return Shown(title, figure, f"A bar covers {width} values." if width > 1 else "")

@@ -16,9 +16,10 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.engine.record import REAL_TIMES
-from fedjax_async.results import files, html_figures, html_gantt, store, tables
+from fedjax_async.results import files, html_figures, store, tables
 from fedjax_async.results.claim import require_writable
-from fedjax_async.results.html_figures import MOST_LINES, UNITS
+from fedjax_async.results.figure import AXES, require_matplotlib
+from fedjax_async.results.html_figures import MOST_LINES
 from fedjax_async.results.html_folders import (
     Content,
     FolderContent,
@@ -68,8 +69,7 @@ def _settings(source: FolderContent) -> Content:
 def _details(name: str, folder: Path, most_jobs: int) -> Content:
     """Gantt chart, clients and counters of one run."""
     run = store.load(folder)
-    chart = html_gantt.gantt if run.has_server else html_gantt.peer_gantt
-    figures = [chart(run, most_jobs)] if run.schedule.client.size else []
+    figures = [html_figures.schedule(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
     notes = [meanings(f"client_{score}" for score in run.per_client)]
     if not run.per_client:
@@ -157,7 +157,8 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
     shown = list(groups)
     most_seeds = max(1, ALL_SEEDS // len(runs))
-    lines = sum(min(len(seeds), most_seeds) + 3 for seeds in runs.values()) * len(shown) * len(UNITS)
+    units = [unit for unit in AXES if unit != "energy" or all("energy" in run.evaluations for run in every)]
+    lines = sum(min(len(seeds), most_seeds) + 4 for seeds in runs.values()) * len(shown) * len(units)
     most = max(20, min(2_000, ALL_POINTS // lines))
     longest = max(len(run.evaluations["time"]) for run in every)
     seeds = max(map(len, runs.values()))
@@ -167,7 +168,7 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     figures = {
         name: {
             unit: html_figures.curves({each: runs[each] for each in groups[name]}, unit, name, most, most_seeds)
-            for unit in UNITS
+            for unit in units
         }
         for name in shown
     }
@@ -201,8 +202,8 @@ def write_report(
     as in :func:`fedjax_async.results.comparisons.comparison`, they are always new; a sweep's target is an accuracy in
     (0, 1].
 
-    Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
-    written, or a folder holds no finished run.
+    Raises: ``ValueError`` if plotly or matplotlib (extra ``report``) is missing, the path does not end in ``.html`` or
+    cannot be written, or a folder holds no finished run.
     """
     path = check.path("path", path)
     check.one_of("file ending", path.suffix, (".html",))
@@ -222,6 +223,7 @@ def write_report(
     require_final(options.final)
     check.one_of("interval", options.interval, INTERVALS)
     html_figures.require_plotly()
+    require_matplotlib()
     shown = content(found, None if as_saved else options)
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page_of(shown))

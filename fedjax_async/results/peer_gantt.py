@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_async.base import check
+from fedjax_async.engine.peer_points import executed
 from fedjax_async.peers import PeerSchedule, ages
 from fedjax_async.results import figure as canvas
+from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
-from fedjax_async.results.plots import draw_absences, histogram_of, label_rows, left_out, rows_of, window
-from fedjax_async.results.timeline import Lines, away, lines_of
+from fedjax_async.results.plots import histogram_of
+from fedjax_async.results.timeline import (
+    REJECTED,
+    STATE_COLOURS,
+    UNAPPLIED,
+    Lines,
+    away,
+    draw_absences,
+    label_rows,
+    left_out,
+    lines_of,
+    rows_of,
+    staleness_colours,
+    window,
+)
+from fedjax_async.types import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +40,7 @@ EVENTS_SHOWN = 5  # per node, about
 
 
 def peer_gantt(
-    schedule: PeerSchedule,
+    schedule: PeerSchedule | Run,
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
@@ -37,11 +53,16 @@ def peer_gantt(
     A line begins where its sender has trained and ends where the message arrives; the line of a lost message ends on
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
     inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
-    are left out; the text above says how many nodes are shown. ``clients``: how many (the first ones) or which.
-    ``since`` and ``until``: the virtual times, in seconds, at which the chart begins and ends (default: enough for
-    about five events per node). ``names``: one per node, ``run.client_names``; long ones are cut, as in :func:`gantt`.
+    are left out; the text above says how many nodes are shown. ``schedule``: a plan, or a run without a server, which
+    brings its names; its events have the colour of the staleness of what they mix. ``clients``: how many (the first
+    ones) or which. ``since`` and ``until``: the virtual times, in seconds, at which the chart begins and ends (default:
+    enough for about five events per node). ``names``: one per node, ``run.client_names``; long ones are cut, as in
+    :func:`gantt`.
     """
-    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
+    run = schedule if isinstance(schedule, Run) else None
+    schedule = schedule.schedule if isinstance(schedule, Run) else schedule
+    names = run.client_names if run is not None and names is None else names
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule, or a run without a server; gantt draws the others")
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
     end = float(schedule.end.max())
@@ -53,10 +74,18 @@ def peer_gantt(
     size, _ = canvas.axis("time", until)
     row_of = np.full(schedule.num_clients, -1)
     row_of[rows] = np.arange(len(rows))
-    _draw_events(axes, schedule, row_of, until, size)
+    draw_absences(axes, [away(schedule, node, until) for node in rows], until, "node")
+    events = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
+    if run is None:
+        _draw_events(axes, schedule, row_of, until, {"event": (events, BARS)}, names)
+    else:
+        _draw_events(axes, schedule, row_of, until, _states(figure, axes, run, events), names)
+    mixing = events[(np.diff(schedule.inbox_bounds)[events] > 0) & (schedule.mixed_at[events] <= until)]
+    at, y = schedule.mixed_at[mixing] / size, row_of[schedule.client[mixing]]
+    ticks = axes.vlines(at, y - 0.34, y + 0.34, canvas.INK, linewidth=0.9)
+    canvas.mark(axes, ticks, name="inbox mixed")
     kinds = _draw_messages(axes, lines_of(schedule, row_of, schedule.end[schedule.push_event] <= until), size)
-    draw_absences(axes, [away(schedule, node, until) for node in rows], until)
-    shown = left_out(rows, schedule.num_clients, "node", since, asked, end)
+    shown = canvas.note(axes, left_out(rows, schedule.num_clients, "node", since, asked, end))
     axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, names, since, until, "node")
     if kinds:
@@ -65,15 +94,53 @@ def peer_gantt(
     return canvas.finish(figure, drawing)
 
 
-def _draw_events(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> None:
-    """A bar per event, and a tick where it mixes messages."""
-    shown = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
-    y = row_of[schedule.client[shown]].astype(float)
-    begin, end = schedule.start[shown] / size, np.minimum(schedule.end[shown], until) / size
+def _states(figure: Figure, axes: Axes, run: Run, events: np.ndarray) -> dict[str, tuple[np.ndarray, Any]]:
+    """State -> those of the ``events`` that have it, and their colours; a scale of the staleness beside the axes."""
+    plan = run.schedule
+    done = executed(plan, np.asarray(run.evaluations["time"]))
+    staleness = np.full(len(plan.client), np.nan)
+    staleness[done] = run.updates["staleness"]
+    accepted = np.zeros(len(plan.client), bool)
+    accepted[done] = run.updates["accepted"]
+    ended = np.isfinite(staleness[events])
+    known = staleness[events][ended]
+    colours = staleness_colours(figure, axes, known, "events of the sender", white=0.5)  # messages are drawn over bars
+    trained = events[accepted[events]]
+    rejected, left = events[ended & ~accepted[events]], events[~ended]
+    return {
+        "trained": (trained, colours.to_rgba(staleness[trained])),
+        REJECTED: (rejected, STATE_COLOURS[REJECTED]),
+        "under way": (left, UNAPPLIED),
+    }
+
+
+def _draw_events(
+    axes: Axes,
+    schedule: PeerSchedule,
+    row_of: np.ndarray,
+    until: float,
+    states: Mapping[str, tuple[np.ndarray, Any]],
+    names: Sequence[str] | None,
+) -> None:
+    """A bar per event; ``states``: name -> events and their colours."""
+    size, _ = canvas.axis("time", until)
     gap = 0.0015 * until / size
-    axes.barh(y, np.maximum(end - begin - gap, gap), left=begin, height=0.5, color=BARS, linewidth=0)
-    mixes = (np.diff(schedule.inbox_bounds)[shown] > 0) & (schedule.mixed_at[shown] <= until)
-    axes.vlines(schedule.mixed_at[shown][mixes] / size, y[mixes] - 0.34, y[mixes] + 0.34, canvas.INK, linewidth=0.9)
+    mixed, sent = np.diff(schedule.inbox_bounds), np.bincount(schedule.push_event, minlength=len(schedule.client))
+    columns = (schedule.client, schedule.number, schedule.local_steps, schedule.start, schedule.end, schedule.mixed_at)
+    about = np.stack([*columns, mixed, sent], axis=1).astype(np.float32)
+    for state, (mine, colours) in states.items():
+        if not len(mine):
+            continue
+        begin, end = schedule.start[mine] / size, np.minimum(schedule.end[mine], until) / size
+        y = row_of[schedule.client[mine]].astype(float)
+        bars = axes.barh(y, np.maximum(end - begin - gap, gap), left=begin, height=0.5, color=colours, linewidth=0)
+        who = {} if names is None else {"hovertext": labels(names, schedule.client[mine])}
+        text = (
+            f"node {'%{hovertext}' if who else '%{customdata[0]}'}, event %{{customdata[1]}}: {state}<br>"
+            "%{customdata[2]} local steps from %{customdata[3]:,.6~g} s to %{customdata[4]:,.6~g} s, sends "
+            "%{customdata[7]} messages<br>mixes %{customdata[6]} messages at %{customdata[5]:,.6~g} s<extra></extra>"
+        )
+        canvas.mark(axes, bars, name=state, customdata=about[mine], hovertemplate=text, **who)
 
 
 def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[str, Line2D]:
@@ -84,7 +151,8 @@ def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[
     kinds = {}
     for name, (colour, dotted, time, row) in lines.items():
         dash, ends = ":" if dotted else "-", list(np.stack([time / size, row], axis=2))
-        axes.add_collection(LineCollection(ends, colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8))
+        look: dict[str, Any] = {"colors": colour, "linestyles": [dash], "linewidths": 0.7, "alpha": 0.8}
+        canvas.mark(axes, axes.add_collection(LineCollection(ends, **look)), name=f"message {name}", dash=dash)
         kinds[name] = Line2D([], [], color=colour, ls=dash, linewidth=1.2)
     return kinds
 

@@ -16,14 +16,22 @@ from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.timeline import (
+    BY_STALENESS,
     FAILED,
     OFFLINE,
+    REJECTED,
     STATE_COLOURS,
     WAITING,
     Jobs,
+    draw_absences,
     idle_time,
     jobs_of,
+    label_rows,
+    left_out,
+    rows_of,
     shares,
+    staleness_colours,
+    window,
 )
 from fedjax_async.types import Run, Schedule
 
@@ -32,9 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_STEP_LINES = 60  # more would hide the jobs
-BEYOND = 1.02  # a chart that should be longer than its schedule by this factor says that it ends earlier
 NEVER = np.zeros((0, 2))  # no interval
-AWAY: dict[str, Any] = {"height": 0.86, "color": OFFLINE, "linewidth": 0, "zorder": 0.45}
 
 
 def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
@@ -50,73 +56,17 @@ def histogram_of(staleness: np.ndarray, x: str, y: str, drawing: Drawing = SCREE
     middle, share, width = shares(staleness)
     mean = float(staleness.mean())
     figure, axes = canvas.new(5.0, 3.0, drawing)
-    axes.bar(middle, share, width=0.86 * width, color=canvas.PALETTE[0], linewidth=0)
+    bars = axes.bar(middle, share, width=0.86 * width, color=canvas.PALETTE[0], linewidth=0)
+    about = np.stack([middle - (width - 1) / 2, middle + (width - 1) / 2, share], axis=1)
+    values = "%{customdata[0]}" if width == 1 else "%{customdata[0]} to %{customdata[1]}"
+    text = f"%{{customdata[2]:.3g}} % at {values}<extra></extra>"
+    canvas.mark(axes, bars, name=y, showlegend=False, customdata=about, hovertemplate=text)
     axes.axvline(mean, color=canvas.PALETTE[1], linewidth=1.2)
     axes.set_title(f"mean {mean:.1f}, largest {staleness.max()}", loc="left", fontsize=9, color=canvas.PALETTE[1])
     axes.locator_params(axis="x", integer=True)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     canvas.label(axes, x, y)
     return canvas.finish(figure, drawing)
-
-
-# --- charts with a row per client, also those of ``peer_gantt.py`` --------------------------------------
-
-
-def rows_of(clients: int | Sequence[int], count: int) -> list[int]:
-    """The clients of a chart, one in each row: the first ones or the listed ones; ``ValueError`` for others."""
-    rows = list(range(min(clients, count))) if isinstance(clients, int) else list(clients)
-    good = len(rows) > 0 and all(0 <= row < count for row in rows)
-    check.require(good, "clients", clients, f"a number >= 1 or client numbers below {count}")
-    return rows
-
-
-def label_rows(
-    axes: Axes, rows: Sequence[int], names: Sequence[str] | None, since: float, until: float, name: str
-) -> None:
-    """Name the rows, one ``name`` (client) each, by ``names`` or numbers, and the axis of time from ``since`` on."""
-    size, label = canvas.axis("time", until)
-    axes.set_xlim(since / size, until / size)
-    canvas.label(axes, label, name)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), canvas.verbatim(labels(names, rows)))
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-
-
-def draw_absences(axes: Axes, of_rows: Sequence[np.ndarray], until: float) -> bool:
-    """A pale band for each interval, float64[M, 2], of each row; returns whether there is any."""
-    size, _ = canvas.axis("time", until)
-    for row, gaps in enumerate(of_rows):
-        axes.barh([row] * len(gaps), np.diff(gaps)[:, 0] / size, left=gaps[:, 0] / size, **AWAY)
-    return any(map(len, of_rows))
-
-
-def window(since: float, until: float | None, usual: float, end: float) -> float:
-    """The virtual time up to which a chart was asked for, by default ``usual`` seconds; ``ValueError`` for others."""
-    check.non_negative("since", since)
-    check.require(since < end, "since", since, f"below {end:.6g} s, the end of the schedule")
-    if until is None:
-        return min(end, since + usual)
-    check.positive("until", until)
-    check.require(until > since, "until", until, f"more than since = {since:g} s")
-    return until
-
-
-def left_out(rows: Sequence[int], count: int, name: str, since: float, until: float, end: float) -> str:
-    """What a chart from ``since`` to ``until`` leaves out of a schedule with this ``end``; empty if it is nothing."""
-    parts = [f"{len(rows)} of {count} {name}s"] if len(rows) < count else []
-    size, label = canvas.axis("time", min(until, end))
-    unit = label.partition("(")[2].removesuffix(")")
-    first, shown, whole = (
-        f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (since, min(until, end), end)
-    )
-    if since > 0:
-        parts.append(f"from {first} to {shown} of {whole} {unit}")
-    elif until < end:
-        parts.append(f"the first {shown} of {whole} {unit}")
-    if until > BEYOND * end:
-        parts.append(f"the schedule ends after {whole} {unit}")
-    return ", ".join(parts)
 
 
 # --- jobs -----------------------------------------------------------------------------------------------
@@ -158,14 +108,14 @@ def gantt(
       names: one per client, ``run.client_names``, in place of numbers. A name of more than 24 characters is cut, and
         the client's number follows it.
 
-    Raises: ``ValueError`` for a schedule without arrivals and for arguments that do not fit it.
+    Raises: ``ValueError`` for a schedule without jobs and for arguments that do not fit it.
     """
     known = _known_of(schedule, _Known(cast(Schedule, schedule), offline, used, accepted, names))
     schedule = known.schedule
     rows = rows_of(clients, schedule.num_clients)
-    check.require(schedule.job.size > 0, "schedule", "no arrivals", "a schedule with at least one arrival")
+    check.require(schedule.client.size > 0, "schedule", "no jobs", "a schedule with at least one job")
     mine = np.isin(schedule.client, rows)
-    end = max(float(schedule.time[-1]), float(schedule.dispatch_time[-1]))
+    end = max(float(schedule.time.max(initial=0.0)), float(schedule.dispatch_time[-1])) or _longest(schedule)
     asked = window(since, until, _usual_window(schedule, mine), end)
     until = min(asked, end)
     _check_columns(schedule, known.used, known.accepted, scores)
@@ -175,13 +125,18 @@ def gantt(
     row_of = {client: row for row, client in enumerate(rows)}
     y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
     drawn = Jobs(*(column[shown] for column in jobs))
-    _draw_jobs(figure, axes, drawn, y, until)
+    finish = np.where(np.isfinite(jobs.end), jobs.end, end)
+    columns = [schedule.client, schedule.number, schedule.version, schedule.local_steps]
+    columns += [jobs.begin, finish, jobs.applied, jobs.staleness]
+    about = np.stack([column[shown] for column in columns], axis=1).astype(np.float32)
+    who = None if known.names is None else np.array(labels(known.names, schedule.client[shown]), object)
+    absences = [NEVER if known.offline is None else known.offline(client, until) for client in rows]
+    absences = [gone[gone[:, 1] > since] for gone in absences]
+    away = draw_absences(axes, absences, until, "client")
+    _draw_jobs(figure, axes, drawn, y, until, about, who)
     failed = _draw_failures(axes, drawn, y, until)
     if scores is not None:
         _write_scores(axes, drawn.begin / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
-    absences = [NEVER if known.offline is None else known.offline(client, until) for client in rows]
-    absences = [gone[gone[:, 1] > since] for gone in absences]
-    away = draw_absences(axes, absences, until)
     of_rows = [schedule.client == client for client in rows]
     busy = [(jobs.begin[its], jobs.waited[its]) for its in of_rows]
     gaps = [idle_time(*its, until, gone) for its, gone in zip(busy, absences, strict=True)]
@@ -195,8 +150,10 @@ def gantt(
     }
     between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
     marked = between.join(filter(marks.get, marks))
-    notes = [left_out(rows, schedule.num_clients, "client", since, asked, end), marked, known.unknown]
-    axes.set_title("\n".join(filter(None, notes)), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    first, last = left_out(rows, schedule.num_clients, "client", since, asked, end), known.unknown
+    canvas.note(axes, first, last)
+    above = "\n".join(filter(None, [first, marked, last]))
+    axes.set_title(above, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, known.names, since, until, "client")
     _name_colours(figure, drawn, until, drawing, away=away)
     return canvas.finish(figure, drawing)
@@ -230,6 +187,11 @@ def _known_of(schedule: Schedule | Run, given: _Known) -> _Known:
     return _Known(plan, absences.times, used, accepted, names, absences.note)
 
 
+def _longest(schedule: Schedule) -> float:
+    """Virtual seconds of the longest job, for a schedule in which all begin at 0 and none arrives."""
+    return float(np.max(schedule.upload_time, where=np.isfinite(schedule.upload_time), initial=1.0))
+
+
 def _usual_window(schedule: Schedule, mine: np.ndarray) -> float:
     """Virtual seconds for about eight of the jobs bool[J] in ``mine``."""
     durations = (schedule.upload_time - schedule.dispatch_time)[mine]
@@ -250,33 +212,49 @@ def _check_columns(
     check.require(shape == schedule.client.shape, "scores", shape, expected)
 
 
-def _draw_jobs(figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> None:
-    """Bars in the rows ``y``, ticks and the colour scale."""
-    from matplotlib.cm import ScalarMappable  # noqa: PLC0415
+def text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str, Any]:
+    """What the page writes over jobs in this state.
+
+    ``about``, float32[J, 8]: client, number, version, local steps; begin, end and application in seconds; staleness;
+    ``who``: the names of their clients, if they have some.
+    """
+    name = "%{customdata[0]}" if who is None else "%{hovertext}"
+    text = (
+        f"client {name}, job %{{customdata[1]}}: {state}<br>%{{customdata[3]}} local steps from version "
+        "%{customdata[2]}<br>sent at %{customdata[4]:,.6~g} s, ends at %{customdata[5]:,.6~g} s"
+    )
+    if state in (*BY_STALENESS, REJECTED):
+        text += "<br>applied at %{customdata[6]:,.6~g} s, staleness %{customdata[7]}"
+    names = {} if who is None else {"hovertext": who.tolist()}
+    return {"customdata": about, "hovertemplate": f"{text}<extra></extra>", **names}
+
+
+def _draw_jobs(
+    figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float, about: np.ndarray, who: np.ndarray | None
+) -> None:
+    """Bars in the rows ``y``, ticks and the colour scale; ``about`` and ``who``: as in :func:`text_over`, per job."""
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
-    from matplotlib.colors import Normalize  # noqa: PLC0415
     from matplotlib.patches import Rectangle  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     size, _ = canvas.axis("time", until)
-    colours = ScalarMappable(Normalize(0, max(1, int(jobs.staleness.max(initial=0)))), "viridis_r")
+    colours = staleness_colours(figure, axes, jobs.staleness, "server steps")
     faces = [
         colours.to_rgba(value) if state not in STATE_COLOURS else STATE_COLOURS[state]
         for value, state in zip(jobs.staleness, jobs.state, strict=True)
     ]
     gap = 0.0015 * until  # a narrow white gap between a client's consecutive jobs
-    bars = [
+    boxes = [
         Rectangle((a / size, row - 0.34), max(b - a - gap, gap) / size, 0.68)
         for a, b, row in zip(jobs.begin, np.minimum(jobs.end, until), y, strict=True)
     ]
-    axes.add_collection(PatchCollection(bars, facecolor=faces, linewidth=0))
+    bars = axes.add_collection(PatchCollection(boxes, facecolor=faces, linewidth=0))
+    for state in (*BY_STALENESS, *STATE_COLOURS):
+        if len(mine := np.flatnonzero(jobs.state == state)):
+            over = text_over(state, about[mine], None if who is None else who[mine])
+            canvas.mark(axes, bars, name=state, only=mine, **over)
     seen = jobs.applied <= until
-    axes.vlines(jobs.applied[seen] / size, y[seen] - 0.45, y[seen] + 0.45, color=canvas.INK, linewidth=0.9)
-    ticks = MaxNLocator(nbins=6, integer=True)
-    scale = figure.colorbar(colours, ax=axes, ticks=ticks, pad=0.015, aspect=18, shrink=0.9)
-    scale.outline.set_visible(False)
-    scale.ax.tick_params(labelsize=9, colors=canvas.INK, length=0)
-    scale.set_label("staleness (server steps)", fontsize=9, color=canvas.INK)
+    came = axes.vlines(jobs.applied[seen] / size, y[seen] - 0.45, y[seen] + 0.45, color=canvas.INK, linewidth=0.9)
+    canvas.mark(axes, came, name="upload applied")
 
 
 def _draw_failures(axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> bool:
@@ -290,11 +268,14 @@ def _draw_failures(axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> bool:
     if not colours:
         return False
     end, waited = jobs.end[failed] / size, np.minimum(jobs.waited[failed], until) / size
+    waits = np.flatnonzero(waited > end)
     look: dict[str, Any] = {"height": 0.3, "facecolor": "white", "linewidth": 0.8, "zorder": 0.95}
-    for row, a, b, colour in zip(y[failed], end, waited, colours, strict=True):
-        if b > a:
-            axes.barh(row, b - a, left=a, edgecolor=colour, **look)
-    axes.scatter(end, y[failed], s=30, marker="X", c=colours, edgecolors="white", linewidths=0.6, zorder=2.5)
+    look["edgecolor"] = [colours[k] for k in waits]
+    bars = axes.barh(y[failed][waits], (waited - end)[waits], left=end[waits], **look)
+    if len(bars):
+        canvas.mark(axes, bars, name=WAITING, hoverinfo="skip")
+    crosses = axes.scatter(end, y[failed], s=30, marker="X", c=colours, edgecolors="white", linewidths=0.6, zorder=2.5)
+    canvas.mark(axes, crosses, name="upload will never come")
     return True
 
 
@@ -325,7 +306,8 @@ def _draw_idle(axes: Axes, of_rows: Sequence[np.ndarray], until: float) -> bool:
     """A thin line for each interval of idle time in each row; returns whether there is any."""
     begin, end = np.concatenate(of_rows).T / canvas.axis("time", until)[0]
     y = np.repeat(np.arange(len(of_rows)), [len(gaps) for gaps in of_rows])
-    axes.hlines(y, begin, end, color=canvas.FAINT, linewidth=0.8, zorder=0.9)
+    lines = axes.hlines(y, begin, end, color=canvas.FAINT, linewidth=0.8, zorder=0.9)
+    canvas.mark(axes, lines, name="idle")
     return len(y) > 0
 
 
@@ -335,7 +317,8 @@ def _draw_steps(axes: Axes, schedule: Schedule, since: float, until: float) -> b
     seen = schedule.closes & (schedule.time >= since) & (schedule.time <= until)
     steps = np.unique(schedule.time[seen]) / size
     edge = axes.get_xaxis_transform()
-    if len(steps) <= MOST_STEP_LINES:
-        axes.vlines(steps, 0, 1, transform=edge, color=canvas.GRID, linewidth=0.8, zorder=0.5)
+    few = len(steps) <= MOST_STEP_LINES
+    lines = axes.vlines(steps, 0, 1, transform=edge, color=canvas.GRID, linewidth=0.8, zorder=0.5, visible=few)
+    canvas.mark(axes, lines, name="server steps", visible="legendonly", line={"color": canvas.PALETTE[1], "width": 0.6})
     axes.vlines(steps, 1.0, 1.025, transform=edge, color=canvas.INK, linewidth=0.7, clip_on=False)
     return len(steps) > 0

@@ -50,7 +50,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
     if not run.has_server:
         if len(run.schedule.source):
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
-        save_formats(peer_gantt(run.schedule, names=run.client_names, drawing=drawing), folder / "gantt", drawing)
+        save_formats(peer_gantt(run, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         save_formats(gantt(run, drawing=drawing), folder / "gantt", drawing)

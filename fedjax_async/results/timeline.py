@@ -1,16 +1,25 @@
-"""What charts of a schedule show, in pictures (``plots.py``, ``peer_gantt.py``) and on the page (``html_gantt.py``)."""
+"""What charts of a schedule share (``plots.py``, ``peer_gantt.py``): jobs, messages, colours, rows, the time shown."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.clock import Outcome, next_dispatch, with_derived_columns
 from fedjax_async.peers import Delivery, PeerSchedule
+from fedjax_async.results import figure as canvas
+from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import FAINT, PALETTE
 from fedjax_async.types import Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
 
 REJECTED = "rejected"  # arrived in time, but the server rule gave it no weight
 UNUSED = "unused"  # arrived for a server step that was not complete at the end
@@ -44,6 +53,8 @@ MESSAGES: dict[str, tuple[tuple[Delivery, ...], str, bool]] = {
 }
 LOST_AFTER = 0.35  # the line of a lost message ends after this share of the way
 MOST_BARS = 60  # of a histogram
+BEYOND = 1.02  # a chart that should be longer than its schedule by this factor says that it ends earlier
+AWAY: dict[str, Any] = {"height": 0.86, "color": OFFLINE, "linewidth": 0, "zorder": 0.45}
 
 
 class Jobs(NamedTuple):
@@ -144,3 +155,84 @@ def shares(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     width = math.ceil((int(values.max()) + 1) / MOST_BARS)
     share = 100 * np.bincount(values // width) / values.size
     return np.arange(len(share)) * width + (width - 1) / 2, share, width
+
+
+# --- charts with a row per client or node -------------------------------------------------------------
+
+
+def rows_of(clients: int | Sequence[int], count: int) -> list[int]:
+    """The clients of a chart, one in each row: the first ones or the listed ones; ``ValueError`` for others."""
+    rows = list(range(min(clients, count))) if isinstance(clients, int) else list(clients)
+    good = len(rows) > 0 and all(0 <= row < count for row in rows)
+    check.require(good, "clients", clients, f"a number >= 1 or client numbers below {count}")
+    return rows
+
+
+def label_rows(
+    axes: Axes, rows: Sequence[int], names: Sequence[str] | None, since: float, until: float, name: str
+) -> None:
+    """Name the rows, one ``name`` (client) each, by ``names`` or numbers, and the axis of time from ``since`` on."""
+    size, label = canvas.axis("time", until)
+    axes.set_xlim(since / size, until / size)
+    canvas.label(axes, label, name)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), canvas.verbatim(labels(names, rows)))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def draw_absences(axes: Axes, of_rows: Sequence[np.ndarray], until: float, name: str) -> bool:
+    """A pale band for each interval, float64[M, 2], of each row, a ``name``; returns whether there is any."""
+    begin, end = np.concatenate(of_rows).T / canvas.axis("time", until)[0]
+    bands = axes.barh(np.repeat(np.arange(len(of_rows)), [*map(len, of_rows)]), end - begin, left=begin, **AWAY)
+    if len(bands):
+        canvas.mark(axes, bands, name=f"{name} offline", hoverinfo="skip")
+    return len(bands) > 0
+
+
+def window(since: float, until: float | None, usual: float, end: float) -> float:
+    """The virtual time up to which a chart was asked for, by default ``usual`` seconds; ``ValueError`` for others."""
+    check.non_negative("since", since)
+    check.require(since < end, "since", since, f"below {end:.6g} s, the end of the schedule")
+    if until is None:
+        return min(end, since + usual)
+    check.positive("until", until)
+    check.require(until > since, "until", until, f"more than since = {since:g} s")
+    return until
+
+
+def left_out(rows: Sequence[int], count: int, name: str, since: float, until: float, end: float) -> str:
+    """What a chart from ``since`` to ``until`` leaves out of a schedule with this ``end``; empty if it is nothing."""
+    parts = [f"{len(rows)} of {count} {name}s"] if len(rows) < count else []
+    size, label = canvas.axis("time", min(until, end))
+    unit = label.partition("(")[2].removesuffix(")")
+    first, shown, whole = (
+        f"{at / size:,.0f}" if at >= 10 * size else f"{at / size:.3g}" for at in (since, min(until, end), end)
+    )
+    if since > 0:
+        parts.append(f"from {first} to {shown} of {whole} {unit}")
+    elif until < end:
+        parts.append(f"the first {shown} of {whole} {unit}")
+    if until > BEYOND * end:
+        parts.append(f"the schedule ends after {whole} {unit}")
+    return ", ".join(parts)
+
+
+def staleness_colours(
+    figure: Figure, axes: Axes, staleness: np.ndarray, unit: str, white: float = 0.0
+) -> ScalarMappable:
+    """The colour of each staleness, counted in ``unit``, with its scale beside the axes; ``white``: its share."""
+    from matplotlib import colormaps  # noqa: PLC0415
+    from matplotlib.cm import ScalarMappable  # noqa: PLC0415
+    from matplotlib.colors import ListedColormap, Normalize  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    shades = ListedColormap(white + (1 - white) * colormaps["viridis_r"](np.linspace(0, 1, 256)))
+    colours = ScalarMappable(Normalize(0, max(1, staleness.max(initial=0))), shades)
+    ticks = MaxNLocator(nbins=6, integer=True)
+    scale = figure.colorbar(colours, ax=axes, ticks=ticks, pad=0.015, aspect=18, shrink=0.9)
+    scale.outline.set_visible(False)
+    scale.ax.tick_params(labelsize=9, colors=canvas.INK, length=0)
+    scale.set_label(f"staleness ({unit})", fontsize=9, color=canvas.INK)
+    canvas.mark(axes, scale, name="staleness")
+    return colours

@@ -12,8 +12,7 @@ from fedjax_async.data import Dataset, federate, open_folder, write_folder
 from fedjax_async.results import explaining, load, plots, save, write_comparison
 from fedjax_async.results.client_names import LONGEST, label, with_names
 from fedjax_async.results.clients import MOST_NAMED, worst_rows, write_clients_of_run
-from fedjax_async.results.html_figures import clients
-from fedjax_async.results.html_gantt import gantt
+from fedjax_async.results.html_figures import clients, schedule
 from fedjax_async.results.swings import swings
 from tests.results.folders import contents, rows
 from tests.results.made_up import make_run
@@ -133,7 +132,7 @@ def test_pictures_show_short_names_as_they_are():
 
 def test_the_page_shows_short_names_without_html():
     escaped = [SHORT[0].replace("<", "&lt;").replace(">", "&gt;"), *SHORT[1:]]
-    chart = gantt(named_run(), 100).figure
+    chart = schedule(named_run(), 100).figure
     assert chart["layout"]["yaxis"]["ticktext"] == escaped
     bars = [trace for trace in chart["data"] if trace["type"] == "bar"]
     assert {name for trace in bars for name in trace["hovertext"]} == set(escaped)

@@ -84,9 +84,9 @@ def test_a_reader_sorts_switches_and_hides(tmp_path):
     assert NASTY in found["names"]
     assert [text.split()[0] for text in found["rising"]] == ["61.67", "95.00"]
     assert found["falling"] == found["rising"][::-1]
-    assert found["start"] == {"mean": 3, "band": 4, "seed": 0}
-    assert found["seeds"] == {"mean": 3, "band": 4, "seed": 6}
+    assert found["start"] == {"mean": 3, "band": 2, "seed": 0}
+    assert found["seeds"] == {"mean": 3, "band": 2, "seed": 6}
     assert found["two"] == {"mean": 3, "band": 0, "seed": 4}  # without seed 0
     assert found["hidden"] == {"mean": 2, "band": 0, "seed": 2}
-    assert found["loss"] == ["test loss", "sent, both directions (bytes)", 2]
+    assert found["loss"] == ["test loss", "sent, both directions (kB)", 2]
     assert found["plots"] == [True] * 4

@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
-from fedjax_async.results import html_figures, html_gantt, html_report, metrics, store, write_report
+from fedjax_async.results import figure, html_figures, html_report, metrics, store, write_report
 from fedjax_async.results.html_folders import table
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.sweep_table import TableOptions
@@ -75,7 +75,8 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
                 runs = [store.load(folder) for folder in folders]
                 curve = metrics.mean_curve(runs, unit, metric, factor, metrics.FINAL if len(runs) > 1 else "last")
                 assert mean["line"]["shape"] == ("hv" if curve.steps else "linear")
-                np.testing.assert_array_equal(array(mean["x"]), curve.at)
+                size, _ = figure.axis(unit, curve.at[-1])
+                np.testing.assert_array_equal(array(mean["x"]), curve.at / size)
                 np.testing.assert_array_equal(array(mean["y"]), curve.mean)
                 np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
                 for folder in folders if len(folders) > 1 else []:
@@ -84,7 +85,7 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
                     shown = np.array([float(row[metric]) for row in rows]).astype(np.float32).astype(np.float64)
                     np.testing.assert_array_equal(array(seed["y"]), factor * shown)
                     if unit != "bytes":
-                        np.testing.assert_array_equal(array(seed["x"]), [float(row[unit]) for row in rows])
+                        np.testing.assert_array_equal(array(seed["x"]) * size, [float(row[unit]) for row in rows])
             assert next(seeds, None) is None
 
 
@@ -195,25 +196,34 @@ def faulty_run() -> Run:
     return run._replace(schedule=run.schedule._replace(outcome=outcome))
 
 
+def bars_of(shown: html_figures.Shown) -> dict[str, dict]:
+    """Name -> the bars of a chart."""
+    return {each["name"]: each for each in shown.figure["data"] if each["type"] == "bar"}
+
+
 def test_a_gantt_chart_has_every_job_with_its_outcome_and_staleness():
     run = faulty_run()
     schedule = run.schedule
-    shown = html_gantt.gantt(run, 100)
+    shown = html_figures.schedule(run, 100)
     assert shown.note == ""
-    bars = {each["name"]: each for each in shown.figure["data"] if each["type"] == "bar"}
+    bars = bars_of(shown)
     rejected = schedule.job[~run.updates["accepted"]]
     crashed = np.flatnonzero(schedule.outcome == Outcome.CRASHED)
     applied = np.setdiff1d(schedule.job, rejected)
     assert set(bars) == {"applied", "rejected", "crashed"}
     for name, jobs in (("applied", applied), ("rejected", rejected), ("crashed", crashed)):
         np.testing.assert_array_equal(array(bars[name]["base"]), schedule.dispatch_time[jobs])
-        ends = array(bars[name]["base"]) + array(bars[name]["x"])
-        np.testing.assert_allclose(ends, schedule.upload_time[jobs])
-        np.testing.assert_array_equal(array(bars[name]["customdata"])[:, 0], schedule.client[jobs])
+        np.testing.assert_array_equal(array(bars[name]["y"]).round(), schedule.client[jobs])
+        about = [schedule.client[jobs], schedule.dispatch_time[jobs], schedule.upload_time[jobs]]
+        np.testing.assert_array_equal(array(bars[name]["customdata"])[:, [0, 4, 5]], np.transpose(about))
     staleness = dict(zip(schedule.job.tolist(), schedule.staleness.tolist(), strict=True))
-    assert list(array(bars["applied"]["marker"]["color"])) == [staleness[job] for job in applied]
+    assert list(array(bars["applied"]["customdata"])[:, 7]) == [staleness[job] for job in applied]
+    assert len(set(bars["applied"]["marker"]["color"])) == len({staleness[job] for job in applied})
     steps = next(each for each in shown.figure["data"] if each["name"] == "server steps")
-    np.testing.assert_array_equal(array(steps["x"]), schedule.time[schedule.closes])
+    np.testing.assert_allclose(array(steps["x"])[::3], np.unique(schedule.time[schedule.closes]))
+    assert steps["visible"] == "legendonly"
+    axis = shown.figure["layout"]["yaxis"]
+    assert axis["ticktext"] == ["0", "1", "2"] and axis["range"][0] > axis["range"][1]
 
 
 def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
@@ -221,21 +231,18 @@ def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
     upload, freed = run.schedule.upload_time.copy(), run.schedule.freed_time.copy()
     upload[:2], freed[0], freed[1] = np.inf, 0.5, np.inf
     run = run._replace(schedule=run.schedule._replace(upload_time=upload, freed_time=freed))
-    bars = [each for each in html_gantt.gantt(run, 100).figure["data"] if each["type"] == "bar"]
-    ends = np.concatenate([array(each["base"]) + array(each["x"]) for each in bars])
+    ends = np.concatenate(
+        [array(each["customdata"])[:, 5] for each in bars_of(html_figures.schedule(run, 99)).values()]
+    )
     assert np.isfinite(ends).all() and 0.5 in ends and 12.0 in ends
 
 
 def test_a_long_schedule_is_cut_and_the_note_says_so():
     schedule = make_schedule(num_clients=60, jobs=10)
     run = make_run()._replace(schedule=schedule, updates={"accepted": np.ones(len(schedule.job), bool)})
-    shown = html_gantt.gantt(run, 50)
-    bars = [each for each in shown.figure["data"] if each["type"] == "bar"]
-    assert sum(len(array(each["base"])) for each in bars) == 50
-    assert re.fullmatch(
-        r"Shows 50 of 600 jobs: the first 40 of 60 clients with jobs, jobs begun in the first [\d.]+ of 600 s\.",
-        shown.note,
-    )
+    shown = html_figures.schedule(run, 50)
+    assert 40 <= sum(len(array(each["base"])) for each in bars_of(shown).values()) <= 50
+    assert re.fullmatch(r"40 of 60 clients, the first [\d.]+ of 600 seconds", shown.note)
 
 
 def test_clients_with_and_without_scores(tmp_path):
@@ -252,7 +259,7 @@ def test_clients_with_and_without_scores(tmp_path):
     updates = with_scores.updates
     np.testing.assert_array_equal(accepted + rejected, np.bincount(updates["client"]))
     assert rejected.sum() == np.sum(~updates["accepted"]) == 1
-    shares = array(staleness.figure["data"][0]["y"])
+    shares = array(staleness.figure["data"][0]["customdata"])[:, 2]
     np.testing.assert_allclose(shares, 100 * np.bincount(updates["staleness"]) / len(updates["client"]))
 
 
