@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedjax_async.base import check, notices
+from fedjax_async.base import check
 from fedjax_async.cli.config_file import methods_in
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
-from fedjax_async.config import Experiment, Settings, prepare
+from fedjax_async.config import Settings
 from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import as_dict
-from fedjax_async.results import write_comparison
-from fedjax_async.results.begun import as_begun, load_plugins, unfinished
-from fedjax_async.results.callbacks import Callbacks, chosen, resumed
+from fedjax_async.results import simulation, write_comparison
+from fedjax_async.results.begun import unfinished
+from fedjax_async.results.callbacks import Callbacks, chosen
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib
@@ -36,10 +36,9 @@ from fedjax_async.results.metrics import (
     target_accuracy,
     window,
 )
-from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
-from fedjax_async.results.simulation import precision, run_alone, train_compared
+from fedjax_async.results.simulation import precision, simulate, train_compared
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.results.worlds import end_text, faults_text
 from fedjax_async.types import Run
@@ -71,17 +70,19 @@ def check_finals(arguments: argparse.Namespace) -> None:
 
 def resume(arguments: argparse.Namespace) -> None:
     """Continue the run in ``arguments.folder``."""
-    arguments.out, arguments.overwrite = arguments.folder, False
-    unfinished(Path(arguments.folder))  # raises before the folder is made: its name may be wrong
-    arguments.again = False
-    load_plugins(Path(arguments.folder))
-    with claimed(arguments.out):
-        _run(arguments, unfinished(Path(arguments.folder)), resumed(Path(arguments.folder), None))
+    arguments.out = arguments.folder
+    settings = unfinished(Path(arguments.folder))
+    _train(arguments, settings, partial(simulation.resume, arguments.folder))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Simulate one method."""
-    _run(arguments, settings_of(arguments, RUN_BASE), callbacks_of(arguments))
+    settings = settings_of(arguments, RUN_BASE)
+    for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
+        value = getattr(arguments, name)
+        check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
+    names = ("out", "overwrite", "again", "stream", "keep_best")
+    _train(arguments, settings, partial(simulate, settings, **{name: getattr(arguments, name) for name in names}))
 
 
 def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
@@ -89,33 +90,20 @@ def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
     return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
 
 
-def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
-    require_energy(drawing_of(arguments), [{"energy": settings.energy}])  # raises before any training
+def _train(arguments: argparse.Namespace, settings: Settings, train: Callable[..., Run]) -> None:
+    """``train`` one run of these settings, and print its results."""
+    began, drawing = time.perf_counter(), drawing_of(arguments)
+    require_energy(drawing, [{"energy": settings.energy}])  # raises before any training
     plots = bool(arguments.out) and plots_of(arguments)
-    for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
-        value = getattr(arguments, name, None)
-        check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
-    with precision(settings), claimed(arguments.out or None):
-        if arguments.out and not arguments.overwrite:
-            settings = as_begun(settings, [arguments.out])
-        with planning_bar(enabled=False if arguments.quiet else None) as part:
-            experiment = prepare(settings, planning=part(0))
-        _run_prepared(arguments, experiment, callbacks, plots)
-
-
-def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks, plots: bool) -> None:
-    began = time.perf_counter()
-    options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks, "plots": plots}
-    if arguments.out:
-        options |= {"overwrite": arguments.overwrite, "again": arguments.again, "drawing": drawing_of(arguments)}
     try:
-        run = run_alone(experiment, Path(arguments.out) if arguments.out else None, **options)
+        with precision(settings):
+            run = train(plots=plots, drawing=drawing, progress=False if arguments.quiet else None)
     except (KeyboardInterrupt, MemoryError) as error:
         kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
         if isinstance(error, MemoryError):
             raise MemoryError(f"{error}{advice}") from error
-        raise KeyboardInterrupt(advice or f"; {_no_checkpoint(arguments, experiment.settings)}") from None
+        raise KeyboardInterrupt(advice or f"; {_no_checkpoint(arguments, settings)}") from None
     except NotSaved as error:
         _print_result(error.run, began)  # all that is known of a long run
         raise
@@ -123,7 +111,6 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
     print(
         f"saved in {arguments.out}" if arguments.out else "nothing is saved: --out DIR keeps tables, pictures and model"
     )
-    notices.warn_about({"": run.counters})
 
 
 def _print_result(run: Run, began: float) -> None:

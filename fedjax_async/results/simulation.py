@@ -27,7 +27,7 @@ from fedjax_async.results.beside import commanded, labelled
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
-from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
 from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
 from fedjax_async.results.running import OneRun, require_rooms, run_kept
 from fedjax_async.results.runs import write_comparison
@@ -41,6 +41,7 @@ def simulate(
     *,
     out: str | Path | None = None,
     plots: bool = True,
+    drawing: Drawing = SCREEN,
     overwrite: bool = False,
     again: bool = False,
     probes: Mapping[str, Any] | None = None,
@@ -64,7 +65,7 @@ def simulate(
         settings and input files is read, not trained again; changed files are refused. Objects need a name:
         ``named("fair", Method(rule))``. In a folder that was begun before a method's defaults changed, the method goes
         on with the earlier ones, and a printed line says so.
-      plots: draw the pictures too (needs matplotlib).
+      plots: draw the pictures too (needs matplotlib). ``drawing``: their formats, width, title and axis.
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more; input files may have changed since.
       progress: None shows a bar on a terminal and in a notebook, and elsewhere a line a minute; True always shows the
@@ -96,7 +97,8 @@ def simulate(
     folder = None if out is None else check.path("out", out)
     if folder is not None and plots:
         require_matplotlib("plots=False")
-    options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
+    options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
+    options |= {"plots": plots, "drawing": drawing}
     with nullcontext() if folder is None else claimed(folder):
         settings = settings if folder is None or overwrite else as_begun(settings, [folder])
         if callbacks is not None or stream is not None or keep_best is not False:
@@ -110,6 +112,7 @@ def resume(
     folder: str | Path,
     *,
     plots: bool = True,
+    drawing: Drawing = SCREEN,
     probes: Mapping[str, Any] | None = None,
     progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
@@ -134,7 +137,8 @@ def resume(
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)
-        options: dict[str, Any] = {"plots": plots, "callbacks": resumed(folder, callbacks), "progress": progress}
+        options: dict[str, Any] = {"plots": plots, "drawing": drawing, "progress": progress}
+        options["callbacks"] = resumed(folder, callbacks)
         with precision(settings):
             run = run_alone(_prepared(settings, probes, progress), folder, **options)
     notices.warn_about({"": run.counters})

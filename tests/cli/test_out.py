@@ -16,7 +16,7 @@ from fedjax_async.cli import landscape as landscapes
 from fedjax_async.cli import runs, saved, sweep
 from fedjax_async.config import sweeping
 from fedjax_async.engine import checkpoint
-from fedjax_async.results import load
+from fedjax_async.results import load, simulation
 from fedjax_async.results.store import Occupied
 from tests.cli.called import refused
 from tests.results import sweep_engine
@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def idle(monkeypatch):
     """Make preparing (which compiles the first model), planning and training fail the test."""
-    monkeypatch.setattr(runs, "prepare", never)
+    monkeypatch.setattr(simulation, "prepare", never)
     monkeypatch.setattr(sweeping, "prepare", never)
     monkeypatch.setattr(sweeping, "execute", never)
     monkeypatch.setattr(sweep, "read", never)
