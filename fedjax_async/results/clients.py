@@ -12,7 +12,7 @@ from fedjax_async.base import check, disk
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
-from fedjax_async.results.client_names import COLUMN, markdown_rows, shown_name, titled, with_names
+from fedjax_async.results.client_names import COLUMN, labels, markdown_rows, shown_name, titled, with_names
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import MODELS, client_scores, meanings, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
@@ -20,6 +20,7 @@ from fedjax_async.results.tables import Cell
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Runs = Mapping[str, Sequence[Run]]
@@ -162,14 +163,15 @@ def worst_rows(runs: Runs, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
     return rows
 
 
-def ordered_scores(run: Run, score: str) -> np.ndarray:
-    """A score of the clients at the last evaluation, from the worst to the best; float64, accuracies in percent.
-
-    Clients without test rows are left out.
-    """
+def ordered_clients(run: Run, score: str) -> np.ndarray:
+    """The clients with test rows, from the worst score at the last evaluation to the best; int64."""
     values = np.asarray(run.per_client[score][-1], np.float64)
-    values = metrics.percent(score) * np.sort(values[~np.isnan(values)])
-    return values[::-1] if smaller_is_better(score) else values
+    return _worst_first(values, score)[: np.count_nonzero(~np.isnan(values))]
+
+
+def ordered_scores(run: Run, score: str) -> np.ndarray:
+    """The scores of :func:`ordered_clients`; float64, accuracies in percent."""
+    return metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64)[ordered_clients(run, score)]
 
 
 def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
@@ -187,16 +189,53 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
         each = [ordered_scores(run, score) for run in runs[name]]
         alike = all(len(one) == len(each[0]) for one in each)
         mean, _ = metrics.mean_and_std(np.stack(each if alike else each[:1], axis=-1))
-        edges = np.linspace(0, 100, len(mean) + 1)
-        colour, dash = canvas.line_style(len(names))
-        axes.stairs(mean, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
         model = of_model(score)[0]
         names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
+        alone = runs[name][0] if len(each) == 1 else None
+        _draw_steps(axes, mean, names, alone, None if alone is None else ordered_clients(alone, score))
+    _label_steps(figure, axes, names, f"client {metrics.axis_title(metric)}", drawing)
+    return canvas.finish(figure, drawing)
+
+
+def updates_per_client(run: Run, *, drawing: Drawing = SCREEN) -> Figure:
+    """The accepted updates of each client, and the rejected ones if there are any, from the fewest to the most."""
+    who, accepted = np.asarray(run.updates["client"]), np.asarray(run.updates["accepted"], bool)
+    figure, axes = canvas.new(5.2, 3.6, drawing)
+    names: list[str] = []
+    for name, chosen in (("accepted", accepted), ("rejected", ~accepted)):
+        if name == "accepted" or chosen.any():
+            counts = np.bincount(who[chosen], minlength=run.schedule.num_clients)
+            order = np.argsort(counts, kind="stable")
+            names.append(name)
+            _draw_steps(axes, counts[order], names, run, order)
+    _label_steps(figure, axes, names, "updates", drawing)
+    return canvas.finish(figure, drawing)
+
+
+def _draw_steps(
+    axes: Axes, values: np.ndarray, names: Sequence[str], run: Run | None, clients: np.ndarray | None
+) -> None:
+    """A line with a step per client, named by the last of ``names``; ``clients`` of a single run have names."""
+    colour, dash = canvas.line_style(len(names) - 1)
+    edges = np.linspace(0, 100, len(values) + 1)
+    line = axes.stairs(values, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
+    who = [] if run is None or clients is None else labels(run.client_names, clients)
+    text = {"hovertext": who, "hovertemplate": "client %{hovertext}: %{y:.4g}"} if who else {}
+    canvas.mark(axes, line, name=names[-1], dash=dash, **text)
+
+
+def _label_steps(figure: Figure, axes: Axes, names: Sequence[str], what: str, drawing: Drawing) -> None:
     axes.set_xlim(0, 100)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    canvas.label(axes, "clients, from the worst to the best (%)", f"client {metrics.axis_title(metric)}")
+    canvas.label(
+        axes, f"clients, from the {'fewest to the most' if what == 'updates' else 'worst to the best'} (%)", what
+    )
     canvas.legend_below(figure, axes.patches[: len(names)], names, drawing, columns=2)
-    return canvas.finish(figure, drawing)
+
+
+def has_scores(run: Run) -> bool:
+    """Whether :func:`distribution` can draw the scores of the clients of a run."""
+    return bool(_drawn([run], metrics.main_metric([run])))
 
 
 def _drawn(seeds: Sequence[Run], metric: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Interactive figures of the HTML report: the pictures of the folders, with text over their parts, and the clients.
+"""Interactive figures of the HTML report: the pictures of the folders, with text over their parts.
 
 :func:`interactive` turns a picture into plotly's JSON, ``data`` and ``layout``; plotly checks it here and draws it in
 the browser. Long arrays are base64 (``bdata``) in their full precision. plotly comes with the extra ``report`` and is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,13 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_async.base import lazy
-from fedjax_async.results import client_names, metrics
+from fedjax_async.results.clients import distribution, has_scores, updates_per_client
 from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import DASHES, FAINT, GRID, INK, PALETTE, marked, note_of
-from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.peer_gantt import peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.timeline import MOST_BARS
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -31,8 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
-MOST_CLIENTS = 400  # with one bar each; more are shown as a histogram
-MOST_NAMES = 40  # below the bars
+MOST_CLIENTS = 400  # points of their curves
 MOST_ROWS = 40  # clients of a Gantt chart
 DASH_NAMES = {"-": "solid", ":": "dot"}
 PIXELS = 90  # of the page for an inch of a picture's height
@@ -126,11 +122,16 @@ def _trace(axes: Axes, artist: Any, only: Any) -> Json:
     """A part of a picture as a trace of plotly, at the same place of the axes; ``only``: some of its patches."""
     from matplotlib.collections import LineCollection, PatchCollection, PolyCollection  # noqa: PLC0415 (an extra)
     from matplotlib.lines import Line2D  # noqa: PLC0415
+    from matplotlib.patches import StepPatch  # noqa: PLC0415
 
     if isinstance(artist, Line2D):
         shape = "hv" if artist.get_drawstyle() == "steps-post" else "linear"
         look = {"color": _colours(artist.get_color()), "width": artist.get_linewidth(), "shape": shape}
         return _line(np.stack([np.asarray(each, np.float64) for each in artist.get_data()], axis=1), line=look)
+    if isinstance(artist, StepPatch):  # a point in the middle of each step
+        values, edges, _ = artist.get_data()
+        look = {"color": _colours(artist.get_edgecolor()), "width": artist.get_linewidth(), "shape": "hvh"}
+        return _line(np.stack([(edges[:-1] + edges[1:]) / 2, values], axis=1), line=look, mode="lines+markers")
     if isinstance(artist, PolyCollection):
         outline = _joined([np.asarray(path.vertices) for path in artist.get_paths()])
         fill = {"fill": "toself", "fillcolor": _colours(artist.get_facecolor())}
@@ -189,7 +190,8 @@ def _thinned(trace: Json, most: int) -> Json:
     """The trace with at most so many points, evenly spread, with the first and the last."""
     size = len(trace["x"])
     kept = np.unique(np.linspace(0, size - 1, most).astype(np.int64)) if size > most else slice(None)
-    return trace | {name: np.asarray(trace[name])[kept] for name in ("x", "y", "customdata") if name in trace}
+    columns = [name for name in ("x", "y", "customdata", "hovertext") if name in trace]
+    return trace | {name: np.asarray(trace[name])[kept] for name in columns}
 
 
 def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Json:
@@ -216,100 +218,18 @@ def schedule(run: Run, most: int) -> Shown:
     return Shown("Schedule", interactive(picture, height=150 + 20 * max(len(rows), 6)), note_of(picture))
 
 
-def staleness(run: Run) -> Shown:
-    """The share of the updates applied at each staleness."""
-    picture = staleness_histogram(run)
-    return Shown(f"staleness: {picture.axes[0].get_title(loc='left')}", interactive(picture, **_SMALL))
-
-
-# --- clients ----------------------------------------------------------------------------------------
-
-
-def _bars(x: np.ndarray, y: np.ndarray, colour: str, name: str = "", **more: object) -> Json:
-    return {"type": "bar", "x": x, "y": y, "name": name, "marker": {"color": colour}, **more}
-
-
-def escaped_labels(names: Sequence[str] | None, clients: Sequence[int] | np.ndarray) -> list[str]:
-    """The labels of these clients, for plotly; a long name is cut, and the client's number follows it."""
-    return [html.escape(label) for label in client_names.labels(names, clients)]
-
-
-def hover_names(names: Sequence[str] | None, clients: Sequence[int] | np.ndarray) -> Json:
-    """The names of the clients of these bars for the text that appears over them; empty without names."""
-    return {} if names is None else {"hovertext": escaped_labels(names, clients)}
-
-
-def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str, names: Sequence[str] | None) -> Shown:
-    """A bar per client and column; for more than ``MOST_CLIENTS``, a histogram of each column.
-
-    Names of clients appear over the bars; for at most ``MOST_NAMES`` clients also below them.
-    """
-    colours = (PALETTE[0], PALETTE[4], PALETTE[1])
-    count = len(next(iter(columns.values())))
-    if count <= MOST_CLIENTS:
-        who = np.arange(count)
-        data = [_bars(who, v, c, name, **hover_names(names, who)) for c, (name, v) in zip(colours, columns.items())]
-        below: Json = {} if names is None or count > MOST_NAMES else {"tickvals": who.tolist(), "automargin": True}
-        below |= {"ticktext": escaped_labels(names, who)} if below else {}
-        return Shown(title, plot(data, axis("client", **below), axis(title.partition(",")[0]), barmode=mode, **_SMALL))
-    found = [column[np.isfinite(column)] for column in columns.values()]
-    low, high = min(v.min(initial=math.inf) for v in found), max(v.max(initial=-math.inf) for v in found)
-    if not low <= high:
-        low, high = 0.0, 1.0
-    edges = np.histogram_bin_edges(np.array([low, high]), MOST_BARS)
-    data = [
-        _bars((edges[:-1] + edges[1:]) / 2, np.histogram(v, edges)[0], c, name, width=np.diff(edges), opacity=0.6)
-        for c, name, v in zip(colours, columns, found)
-    ]
-    figure = plot(data, axis(title), axis("clients"), barmode="overlay", **_SMALL)
-    return Shown(
-        title, figure, f"{count:,} clients: how many lie in each of {MOST_BARS} intervals, not a bar for each."
-    )
-
-
-_SMALL: Json = {"height": 320, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
-
-
 def clients(run: Run) -> list[Shown]:
-    """Scores of each client at the last evaluation, if the run has them; updates of each client; staleness.
-
-    Mean, deviation and worst tenth are written below the scores; they are columns of the last evaluation.
-    """
-    shown = []
-    for column in ("accuracy", "loss"):
-        last = {
-            of_model(score)[0]: metrics.percent(score) * np.asarray(values[-1], np.float64)
-            for score, values in run.per_client.items()
-            if len(values) and score in (column, f"own_{column}", f"tuned_{column}")
-        }
-        if any(np.isfinite(values).any() for values in last.values()):
-            title = metrics.axis_title(column).replace("test ", "client test ")
-            bars = _by_client(f"{title}, last evaluation", last, "group", run.client_names)
-            notes = [bars.note, *(_spread_note(run, score) for score in of_metric(client_scores([run]), column))]
-            shown.append(bars._replace(note=" ".join(filter(None, notes))))
-            break  # the loss only where no client has class labels
-    who = np.asarray(run.updates["client"])
-    accepted = np.asarray(run.updates["accepted"], bool)
-    counts = {
-        name: np.bincount(who[chosen], minlength=run.schedule.num_clients).astype(np.float64)
-        for name, chosen in (("accepted", accepted), ("rejected", ~accepted))
-        if name == "accepted" or chosen.any()
-    }
-    shown.append(_by_client("updates per client", counts, "stack", run.client_names))
-    if who.size and run.has_server:
-        shown.append(staleness(run))
-    return shown
-
-
-def _spread_note(run: Run, score: str) -> str:
-    """Mean, deviation and worst tenth of a client's score at the last evaluation, in words."""
-    mean, std, worst = (
-        metrics.percent(score) * float(run.evaluations[f"client_{score}{ending}"][-1])
-        for ending in ("", "_std", "_worst")
-    )
-    model, kind = of_model(score)
-    decimals, unit = (2, " %") if metrics.percent(score) > 1 else (4, "")
-    return (
-        f"{model[0].upper()}{model[1:]}: mean {kind} {mean:.{decimals}f}{unit}, deviation between clients "
-        f"{std:.{decimals}f}, worst tenth {worst:.{decimals}f}."
-    )
+    """Scores of the clients at the last evaluation, if the run has them; updates of each client; staleness."""
+    found = {}
+    if has_scores(run):
+        found["clients, last evaluation"] = distribution({str(run.settings.get("method", "run")): [run]})
+    found["updates per client"] = updates_per_client(run)
+    if run.has_server and len(run.updates["client"]):
+        picture = staleness_histogram(run)
+        found[f"staleness: {picture.axes[0].get_title(loc='left')}"] = picture
+    count = run.schedule.num_clients
+    note = f"{MOST_CLIENTS} of {count:,} clients, evenly spread." if count > MOST_CLIENTS else ""
+    return [
+        Shown(title, interactive(picture, MOST_CLIENTS, height=320), "" if title.startswith("staleness") else note)
+        for title, picture in found.items()
+    ]

@@ -10,18 +10,19 @@ import csv
 import io
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import significance, store, sweep_files, sweep_folder, sweep_table, tables, tuning
-from fedjax_async.results.beside import command_in, labels_in
+from fedjax_async.results.beside import command_in
 from fedjax_async.results.metrics import TARGET
-from fedjax_async.results.reading import IN_COMPARISON, kind_of, listed_in
+from fedjax_async.results.reading import grouped_in, kind_of, listed_in
 from fedjax_async.results.runs import write_comparison
-from fedjax_async.results.sweep_table import USUAL, SweptRun, TableOptions
+from fedjax_async.results.sweep_table import USUAL, TableOptions
 from fedjax_async.results.sweeps import collect
 from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
@@ -37,11 +38,13 @@ DEPTH = 4  # folders inside each other that are searched for results
 Content = dict[str, Any]  # JSON
 
 
-class Seeds(NamedTuple):
-    """Runs that differ only in their seed."""
+class Member(NamedTuple):
+    """A finished run, without its parameters and updates."""
 
     name: str
-    members: list[SweptRun]
+    folder: Path
+    run: Run
+    row: Row  # in the table of runs
 
 
 class FolderContent(NamedTuple):
@@ -49,9 +52,7 @@ class FolderContent(NamedTuple):
 
     path: Path
     kind: str  # "run", "comparison" or "sweep"
-    groups: list[Seeds]  # in the order of drawing
-    folders: dict[str, Path]  # name of a run -> its folder
-    rows: dict[str, Row]  # name of a run -> its row in the table of runs
+    groups: dict[str, list[Member]]  # runs that differ only in their seed, in the order of drawing
     tables: list[Content]
     notes: list[str]
 
@@ -98,25 +99,18 @@ def _read(path: Path, options: TableOptions | None) -> FolderContent:
     if kind == "sweep":
         return _sweep(path, options)
     if kind == "run":
-        swept_run = _swept_run(path, "run")
-        group = Seeds(str(swept_run.run.settings.get("method", "run")), [swept_run])
-        return FolderContent(path, "run", [group], {"run": path}, {"run": _row(swept_run, options)}, [], [])
-    found = sorted(path.glob(IN_COMPARISON))
-    if not found:
-        raise ValueError(f"folder = {str(path)!r}: must hold a finished run, comparison or sweep")
-    return _comparison(path, [manifest.parent for manifest in found], options)
+        member = _member(path, store.load(path), options, "run")
+        return FolderContent(path, kind, {str(member.run.settings.get("method", "run")): [member]}, [], [])
+    return _comparison(path, options)
 
 
-def _swept_run(folder: Path, name: str) -> SweptRun:
-    """The numbers of a saved run, as in a sweep of one run; only the name and the seed of its point are used."""
-    run = store.load(folder)
-    return sweep_table.swept_run(GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
-
-
-def _row(swept_run: SweptRun, options: TableOptions | None) -> Row:
-    """The row of a run in the table of runs."""
+def _member(folder: Path, run: Run, options: TableOptions | None, name: str = "") -> Member:
+    """A saved run; its row is that of a sweep of one run, of which only the name and the seed are used."""
+    point = GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0))))
+    swept_run = sweep_table.swept_run(point, run)
     (row,) = sweep_table.run_rows([swept_run], (options or USUAL).final)
-    return {name: value for name, value in row.items() if name != "run"}
+    shown = {column: value for column, value in row.items() if column != "run"}
+    return Member(name or f"{folder.parent.name}/{folder.name}", folder, swept_run.run, shown)
 
 
 def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
@@ -125,86 +119,95 @@ def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
     options = (given or USUAL)._replace(roles=sweep.roles)
     found = sweep_table.swept_runs(sweep, options.target)
-    grouped = list(sweep_table.by_setting(found).items())
     ranked = tuning.rank(found, options.final, options.roles)
     notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
-    with tempfile.TemporaryDirectory() as scratch:
-        sweep_files.write_tables(found, Path(scratch), options)
-        names = ("runs.csv", "settings.csv", "best.csv", "best.md")
-        fresh, saved = ([_text(Path(folder) / name) for name in names] for folder in (scratch, path))
-        new_pairs = _pairs(Path(scratch))
-    same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
+    compared = ("run", "mean_accuracy", "virtual_time", "bytes_up")
+    write = partial(sweep_files.write_tables, found, options=options)
+    texts, same = _written(path, write, "runs.csv", lambda texts: compared, anew=given is not None)
     if not same and given is None:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
-    kept = same and all(saved) and given is None
-    (runs, settings, best, how), pairs = (saved, _pairs(path)) if kept else (fresh, new_pairs)
-    notes += how.partition("\n\n")[0].splitlines()
-    rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
-    groups = [Seeds(*grouped[index]) for index in ranked.order]
-    folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
-    shown = [table("Best settings", best), table("Settings", settings), *pairs]
-    return FolderContent(path, "sweep", groups, folders, rows, shown, notes)
+    notes += texts["best.md"].partition("\n\n")[0].splitlines()
+    rows: dict[str, Row] = {row["run"]: row for row in _rows(texts["runs.csv"])}
+    groups = {
+        name: [
+            Member(one.point.name, sweep_folder.run_folder(path, one.point), one.run, rows[one.point.name])
+            for one in members
+        ]
+        for name, members in sweep_table.by_setting(found).items()
+    }
+    names = list(groups)
+    in_order = {names[index]: groups[names[index]] for index in ranked.order}
+    shown = _tables(texts, {"Best settings": "best.csv", "Settings": "settings.csv"} | OF_BOTH)
+    return FolderContent(path, "sweep", in_order, shown, notes)
 
 
-def _pairs(path: Path) -> list[Content]:
-    """The tables of clients (if they were evaluated) and of paired tests (from three seeds on)."""
-    files = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}
-    return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
-
-
-def _comparison(path: Path, folders: Sequence[Path], options: TableOptions | None) -> FolderContent:
-    grouped: dict[str, list[SweptRun]] = {}
-    by_name: dict[str, Path] = {}
-    labels = labels_in(path)
-    for folder in folders:
-        swept_run = _swept_run(folder, f"{folder.parent.name}/{folder.name}")
-        by_name[swept_run.point.name] = folder
-        method = str(swept_run.run.settings.get("method", folder.parent.name))
-        grouped.setdefault(labels.get(folder.parent.name, method), []).append(swept_run)
-    for members in grouped.values():
-        members.sort(key=lambda member: member.point.settings.seed)
-    saved = _text(path / "comparison.csv")
-    listed = listed_in(path, grouped)
-    order = [*listed, *(name for name in grouped if name not in listed)]
-    runs = {name: [member.run for member in grouped[name]] for name in listed or order}
-    shown, notes = _methods(path, saved, runs, options)
-    if listed and len(listed) < len(order):
-        notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
-    groups = [Seeds(name, grouped[name]) for name in order]
-    rows = {member.point.name: _row(member, options) for group in groups for member in group.members}
-    return FolderContent(path, "comparison", groups, by_name, rows, shown, notes)
+def _comparison(path: Path, options: TableOptions | None) -> FolderContent:
+    groups = grouped_in(path, lambda folder, run: _member(folder, run, options))
+    listed = listed_in(path, groups)
+    runs = {name: [member.run for member in groups[name]] for name in listed or groups}
+    shown, notes = _methods(path, runs, options)
+    if listed and len(listed) < len(groups):
+        others = [name for name in groups if name not in listed]
+        notes.append("comparison.csv does not list these finished runs: " + ", ".join(others) + ".")
+    return FolderContent(path, "comparison", groups, shown, notes)
 
 
 def _methods(
-    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: TableOptions | None
+    path: Path, runs: Mapping[str, Sequence[Run]], options: TableOptions | None
 ) -> tuple[list[Content], list[str]]:
     """The table of the methods, and notes on it: ``comparison.csv``, or a new table if the file is of other runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
-    with tempfile.TemporaryDirectory() as scratch:
-        target, final, interval, *_ = options or USUAL
-        target = TARGET if target is None else target
-        write_comparison(runs, scratch, plots=False, target=target, final=final, interval=interval)
-        fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
-    if options is not None:
-        return [_compared(fresh), *new_pairs], []
-    common = [name for name in _header(fresh) if name in _header(saved)]
-    chosen = ("time to ", "relative to ", "target", "95%")  # columns that depend on options of the command
-    if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):
-        return [_compared(saved), *_pairs(path)], []
-    return [_compared(fresh), *new_pairs], ["comparison.csv is missing or of other runs: this table is new."]
+    target, final, interval, *_ = options or USUAL
+    target = TARGET if target is None else target
+    write = partial(write_comparison, runs, plots=False, target=target, final=final, interval=interval)
 
+    def compared(texts: Sequence[str]) -> list[str]:
+        """The columns that both tables have, without those that depend on options of the command."""
+        common = [name for name in _header(texts[0]) if name in _header(texts[1])]
+        chosen = ("time to ", "relative to ", "target", "95%")
+        return [name for name in common if not name.startswith(chosen) and "interval" not in name]
 
-def _compared(text: str) -> Content:
-    """The table of the methods, with a note on the target of its times."""
-    shown = table("Methods", text)
-    return shown | {"note": " ".join(filter(None, [shown["note"], TIMES]))} if "target (%)" in _header(text) else shown
+    texts, same = _written(path, write, "comparison.csv", compared, anew=options is not None)
+    notes = [] if same or options is not None else ["comparison.csv is missing or of other runs: this table is new."]
+    methods, *others = _tables(texts, {"Methods": "comparison.csv"} | OF_BOTH)
+    if "target (%)" in _header(texts["comparison.csv"]):
+        methods["note"] = " ".join(filter(None, [methods["note"], TIMES]))
+    return [methods, *others], notes
 
 
 # --- tables -----------------------------------------------------------------------------------------
+
+WRITTEN = ("runs.csv", "settings.csv", "best.csv", "best.md", "comparison.csv", "clients.csv", "pairs.csv")
+OF_BOTH = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}  # if clients were evaluated; from three seeds on
+
+
+def _written(
+    path: Path,
+    write: Callable[[Path], object],
+    key: str,
+    compared: Callable[[Sequence[str]], Sequence[str]],
+    *,
+    anew: bool,
+) -> tuple[dict[str, str], bool]:
+    """The texts of the tables in a folder, and whether they are of its finished runs; else of new ones.
+
+    ``write`` writes new ones. The tables are of the same runs if the file ``key`` has the same rows in the columns
+    ``compared([new, saved])``. ``anew``: take the new ones anyway.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        write(Path(scratch))
+        fresh, saved = ({name: _text(Path(folder) / name) for name in WRITTEN} for folder in (scratch, path))
+    same = _agree(saved[key], fresh[key], compared([fresh[key], saved[key]]))
+    whole = all(saved[name] for name in WRITTEN if fresh[name] and name not in OF_BOTH.values())
+    return saved if same and whole and not anew else fresh, same
+
+
+def _tables(texts: Mapping[str, str], titles: Mapping[str, str]) -> list[Content]:
+    return [table(title, texts[name]) for title, name in titles.items() if texts[name]]
 
 
 def _text(path: Path) -> str:

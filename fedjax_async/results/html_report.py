@@ -7,6 +7,7 @@ and files of the tables and pictures.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ from fedjax_async.results.html_figures import MOST_LINES
 from fedjax_async.results.html_folders import (
     Content,
     FolderContent,
-    Seeds,
     read,
     results_in,
     table_of,
@@ -47,7 +47,7 @@ ALL_POINTS = 100_000  # points of all curves together
 
 def _settings(source: FolderContent) -> Content:
     """The settings that are the same in all runs, a table of those that differ, and the versions."""
-    runs = {member.point.name: member.run for group in source.groups for member in group.members}
+    runs = {member.name: member.run for members in source.groups.values() for member in members}
     texts = {
         name: {key: json.dumps(files.plain(value)) for key, value in run.settings.items()} for name, run in runs.items()
     }
@@ -56,8 +56,8 @@ def _settings(source: FolderContent) -> Content:
     first = next(iter(texts.values()))
     rows = [{"run": name} | {key: each.get(key, tables.NOTHING) for key in differing} for name, each in texts.items()]
     versions: dict[str, int] = {}
-    for folder in source.folders.values():
-        text = json.dumps(json.loads((folder / VERSIONS).read_bytes()))
+    for member in itertools.chain(*source.groups.values()):
+        text = json.dumps(json.loads((member.folder / VERSIONS).read_bytes()))
         versions[text] = versions.get(text, 0) + 1
     return {
         "common": {key: first[key] for key in keys if key not in differing},
@@ -91,24 +91,23 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 def _chosen(
     sources: Sequence[FolderContent], labels: Sequence[str]
-) -> tuple[dict[str, Seeds], list[tuple[str, Path]], list[str]]:
-    """Name -> group with curves; name and folder of each run with details; notes on what the curves leave out."""
+) -> tuple[dict[str, list[Run]], list[tuple[str, Path]], list[str]]:
+    """Name -> runs with curves; name and folder of each run with details; notes on what the curves leave out."""
     share = max(1, MOST_LINES // len(sources))
-    drawn: dict[str, Seeds] = {}
-    members: list[tuple[int, str, Path]] = []
+    drawn: dict[str, list[Run]] = {}
+    places: list[tuple[int, str, Path]] = []
     notes = []
     for label, source in zip(labels, sources, strict=True):
-        for group in source.groups[:share]:
-            name = group.name if len(sources) == 1 else f"{label}: {group.name}"
-            drawn[name] = group
-            for number, member in enumerate(group.members):
-                title = f"{name}, seed {member.run.settings.get('seed', '?')}"
-                members.append((number, title, source.folders[member.point.name]))
+        for group, members in itertools.islice(source.groups.items(), share):
+            name = group if len(sources) == 1 else f"{label}: {group}"
+            drawn[name] = [member.run for member in members]
+            for number, member in enumerate(members):
+                places.append((number, f"{name}, seed {member.run.settings.get('seed', '?')}", member.folder))
         if len(source.groups) > share:
             order = "best" if source.kind == "sweep" else "first"
             notes.append(f"Curves: the {order} {share} of {len(source.groups)} of {label}.")
-    members.sort(key=lambda each: each[0])  # the first seed of each group before the second
-    return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
+    places.sort(key=lambda each: each[0])  # the first seed of each group before the second
+    return drawn, [(name, folder) for _, name, folder in places[:MOST_DETAILS]], notes
 
 
 def content(folders: Sequence[str | Path], options: TableOptions | None = None) -> Content:
@@ -121,18 +120,17 @@ def content(folders: Sequence[str | Path], options: TableOptions | None = None) 
     tabled = target is None or any(source.kind != "run" for source in sources)
     check.require(tabled, "target", target, "left out: only comparisons and sweeps have tables with a target")
     labels = _labels([source.path for source in sources])
-    drawn, details, notes = _chosen(sources, labels)
-    total = sum(len(group.members) for source in sources for group in source.groups)
+    together, details, notes = _chosen(sources, labels)
+    total = sum(len(members) for source in sources for members in source.groups.values())
     left = f"{len(details)} of {total} runs, the first seeds first." if len(details) < total else ""
     most_jobs = min(1_500, ALL_JOBS // len(details))
     kind = "setting" if any(source.kind == "sweep" for source in sources) else "method"
     rows = [
-        ({"folder": label} if len(sources) > 1 else {}) | {kind: group.name} | dict(source.rows[member.point.name])
+        ({"folder": label} if len(sources) > 1 else {}) | {kind: group} | dict(member.row)
         for label, source in zip(labels, sources, strict=True)
-        for group in source.groups
-        for member in group.members
+        for group, members in source.groups.items()
+        for member in members
     ]
-    together = {name: [member.run for member in group.members] for name, group in drawn.items()}
     apart = f"The curves are of {different}." if (different := differences(together)) else ""
     warn_of_differences(together)
     curves, thinned = _curves(together)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedjax_async.base import check, lazy
 from fedjax_async.results import store, sweep_folder
@@ -16,6 +16,7 @@ from fedjax_async.results.compared import Comparison
 from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
 
+Kept = TypeVar("Kept")
 IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
 
 
@@ -51,21 +52,24 @@ def in_order(path: Path, names: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*first, *names]))
 
 
-def comparison_in(folder: str | Path) -> Comparison:
-    """The finished runs of the comparison in ``folder``: method or label -> its runs, by seed.
+def grouped_in(path: Path, keep: Callable[[Path, Run], Kept]) -> dict[str, list[Kept]]:
+    """Method or label -> ``keep(folder, run)`` of the finished runs of the comparison in ``path``, by seed.
 
-    ``ValueError`` if the folder holds none, or if a file of a run is damaged.
+    Only one whole run is in memory at a time. ``ValueError`` if the folder holds none, or for a damaged file of a run.
     """
-    path = check.path("folder", folder)
     manifests, labels = sorted(path.glob(IN_COMPARISON)), labels_in(path)
-    check.require(bool(manifests), "folder", str(folder), "a folder with a finished comparison")
-    found: dict[str, list[Run]] = {}
+    check.require(bool(manifests), "folder", str(path), "a folder with a finished comparison")
+    found: dict[str, list[tuple[int, Kept]]] = {}
     for manifest in manifests:
         run, place = store.load(manifest.parent), manifest.parent.parent.name
-        found.setdefault(labels.get(place, str(run.settings.get("method", place))), []).append(run)
-    for seeds in found.values():
-        seeds.sort(key=lambda run: int(run.settings.get("seed", 0)))
-    return Comparison({name: found[name] for name in in_order(path, found)})
+        name = labels.get(place, str(run.settings.get("method", place)))
+        found.setdefault(name, []).append((int(run.settings.get("seed", 0)), keep(manifest.parent, run)))
+    return {name: [kept for _, kept in sorted(found[name], key=lambda each: each[0])] for name in in_order(path, found)}
+
+
+def comparison_in(folder: str | Path) -> Comparison:
+    """The finished runs of the comparison in ``folder``; see :func:`grouped_in`."""
+    return Comparison(grouped_in(check.path("folder", folder), lambda folder, run: run))
 
 
 def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) -> None:

@@ -89,4 +89,4 @@ def test_a_reader_sorts_switches_and_hides(tmp_path):
     assert found["two"] == {"mean": 3, "band": 0, "seed": 4}  # without seed 0
     assert found["hidden"] == {"mean": 2, "band": 0, "seed": 2}
     assert found["loss"] == ["test loss", "sent, both directions (kB)", 2]
-    assert found["plots"] == [True] * 4
+    assert found["plots"] == [True] * 3

@@ -246,27 +246,35 @@ def test_a_long_schedule_is_cut_and_the_note_says_so():
 
 
 def test_clients_with_and_without_scores(tmp_path):
-    with_scores, without = make_run(), make_run()._replace(per_client={})
-    for name, run in (("with", with_scores), ("without", without)):
-        store.save(run, tmp_path / name)
+    spread = {f"client_accuracy{ending}": np.full(3, 0.5) for ending in ("", "_std", "_worst")}
+    scores = {"accuracy": np.float32([[0.1, 0.2, 0.3], [0, 0, 0], [0.75, np.nan, 0.25]])}
+    run = make_run()
+    with_scores = run._replace(per_client=scores, evaluations=run.evaluations | spread)
+    for name, each in (("with", with_scores), ("without", run._replace(per_client={}))):
+        store.save(each, tmp_path / name)
         (shown,) = content(tmp_path / name)["details"]["runs"]
         titles = [figure["title"] for figure in shown["figures"]]
         assert titles[0] == "Schedule" and titles[-2] == "updates per client" and titles[-1].startswith("staleness")
         assert (len(titles), len(shown["notes"])) == ((4, 1) if name == "with" else (3, 1))
     accuracy, counts, staleness = html_figures.clients(with_scores)
-    np.testing.assert_array_equal(array(accuracy.figure["data"][0]["y"]), [25.0] * 3)
-    accepted, rejected = (array(each["y"]) for each in counts.figure["data"])
-    updates = with_scores.updates
-    np.testing.assert_array_equal(accepted + rejected, np.bincount(updates["client"]))
-    assert rejected.sum() == np.sum(~updates["accepted"]) == 1
+    (line,) = accuracy.figure["data"]
+    assert array(line["y"]).tolist() == [25.0, 75.0] and list(array(line["hovertext"])) == ["2", "0"]
+    accepted, rejected = counts.figure["data"]
+    updates, found = with_scores.updates, np.zeros(3)
+    for each in (accepted, rejected):
+        found[array(each["hovertext"]).astype(int)] += array(each["y"])
+    np.testing.assert_array_equal(found, np.bincount(updates["client"]))
+    assert array(rejected["y"]).sum() == np.sum(~updates["accepted"]) == 1
     shares = array(staleness.figure["data"][0]["customdata"])[:, 2]
     np.testing.assert_allclose(shares, 100 * np.bincount(updates["staleness"]) / len(updates["client"]))
 
 
-def test_many_clients_become_a_histogram():
+def test_many_clients_are_thinned():
     run = make_run()
-    counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[1]
-    assert "1,000 clients" in counts.note and sum(array(counts.figure["data"][0]["y"])) == 1000
+    counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[0]
+    assert counts.note == "400 of 1,000 clients, evenly spread."
+    y = array(counts.figure["data"][0]["y"])
+    assert len(y) == 400 and y[-1] == np.bincount(run.updates["client"][run.updates["accepted"]]).max()
 
 
 def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):

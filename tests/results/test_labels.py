@@ -45,9 +45,9 @@ def test_labels_name_rows_folders_and_evaluations_and_the_runs_keep_their_specs(
     assert contents(tmp_path) == before and {"comparison.csv", "comparison.md", "comparison.tex"} <= before.keys()
     assert "relative to Fed Avg" in text and [row["method"] for row in rows(tmp_path / "comparison.csv")] == [*NAMES]
     found = read(tmp_path)
-    assert [group.name for group in found.groups] == list(NAMES) and found.notes == []
+    assert list(found.groups) == list(NAMES) and found.notes == []
     (tmp_path / "comparison.csv").unlink()
-    assert {group.name for group in read(tmp_path).groups} == set(NAMES)
+    assert set(read(tmp_path).groups) == set(NAMES)
     assert list(comparison_in(tmp_path)) == list(NAMES), "in the order in which they were compared"
 
 
@@ -58,7 +58,7 @@ def test_a_comparison_without_labels_has_no_file_of_them_and_a_later_one_keeps_t
     compare({"Ours": "fedasync"}, out=tmp_path, plots=False, progress=False, **SMALL)
     compare(["fedavg"], out=tmp_path, plots=False, progress=False, **SMALL)
     assert labels_in(tmp_path) == {"Ours": "Ours"}
-    assert {group.name for group in read(tmp_path).groups} == {"asgd", "Ours", "fedavg"}
+    assert set(read(tmp_path).groups) == {"asgd", "Ours", "fedavg"}
     (tmp_path / LABELS).write_text("[1]")
     with pytest.raises(ValueError, match=r"labels\.json: must hold the labels"):
         read(tmp_path)
@@ -173,7 +173,7 @@ def test_a_sweep_shows_labels_in_folders_and_tables(tmp_path, monkeypatch, capsy
     run = tmp_path / "out" / "runs" / "lr=0.05,method=Ours,seed=0"
     assert json.loads((run / "settings.json").read_bytes())["method"] == "fedasync:mixing=0.4"
     assert cli.main([*words, "--collect"]) == 0, "the definition keeps the labels"
-    assert {group.name for group in read(tmp_path / "out").groups} == {
+    assert set(read(tmp_path / "out").groups) == {
         f"lr={lr}, {name}" for lr in (0.05, 0.1) for name in ("Ours", "FedBuff")
     }
 

@@ -132,9 +132,9 @@ def test_the_report_has_the_numbers_of_the_files(tmp_path):
     assert set(names) and not any("fedbuff" in name for name in names)
     run = RUNS["orthofl"][0]
     shown = client_figures(run)[0]
-    assert [trace["name"] for trace in shown.figure["data"]] == ["global model", "own models", "fine-tuned models"]
-    worst = 100 * run.evaluations["client_own_accuracy_worst"][-1]
-    assert f"worst tenth {worst:.2f}." in shown.note
+    models = ("global model", "own models", "fine-tuned models")
+    method = run.settings["method"]
+    assert [trace["name"] for trace in shown.figure["data"]] == [f"{method}, {model}" for model in models]
 
 
 def test_a_column_without_a_curve_is_not_drawn():
