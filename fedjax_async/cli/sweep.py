@@ -21,7 +21,6 @@ from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
-from fedjax_async.results.ray_tasks import finished
 from fedjax_async.results.redrawing import require_energy
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
@@ -206,7 +205,7 @@ def _shown(job: cluster.Job) -> str:
 def _wait(jobs: Sequence[cluster.Job], again: str) -> None:
     """Wait for Ray's tasks; ``ValueError`` after all have ended, if any failed."""
     failed = []
-    for number, (index, reason) in enumerate(finished([job.handle for job in jobs]), 1):
+    for number, (index, reason) in enumerate(cluster.finished([job.handle for job in jobs]), 1):
         failed += [] if reason is None else [f"job {jobs[index].id} ({_shown(jobs[index])}): {reason}"]
         print(f"{number} of {len(jobs)}: job {jobs[index].id} {'failed' if reason else 'is done'}", flush=True)
     how = f"successful in all jobs, but {len(failed)} of {len(jobs)} failed, the first of them {' '.join(failed[:1])}"

@@ -4,10 +4,10 @@ Start with :func:`simulate` and :func:`compare` (``simulation.py``) and :func:`s
 with ``run`` (``running.py``). Order of reading:
 
 1. one run: ``metrics.py``, ``measured.py``, ``tables.py``; its folder: ``files.py``, ``store.py``, ``provenance.py``
-   (with what it was computed, against this process); pictures: ``figure.py``, ``picture.py``, ``curves.py``,
+   (with what it was computed, against this process); pictures: ``figure.py``, ``curves.py``,
    ``timeline.py`` (what charts of a schedule share), ``plots.py``, ``peer_gantt.py``, ``landscape.py``;
 2. several methods and seeds: ``compared.py`` (their names), ``significance.py`` (intervals, tests),
-   ``comparisons.py``, ``nodes_scores.py`` (what the accuracy is without a server), ``clients.py``, ``latex.py`` (tables
+   ``comparisons.py``, ``worlds.py`` (what readers must know), ``clients.py``, ``latex.py`` (tables
    for papers), ``beside.py`` (labels and commands in folders);
 3. ``runs.py``: tables and pictures of runs and comparisons; ``running.py``: train runs, read finished ones, continue
    (``begun.py``); ``claim.py`` locks folders; ``progress.py`` is the bar; ``callbacks.py`` (own functions, the best
@@ -16,7 +16,7 @@ with ``run`` (``running.py``). Order of reading:
    ``privacy.py``: epsilon of a run with noise; ``reading.py`` reads folders back (:func:`load`), ``cards.py`` shows
    results in notebooks, ``redrawing.py`` makes tables and pictures again (:func:`redraw`);
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
-   ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``; jobs: ``cluster.py``, ``ray_tasks.py``, ``array_jobs.py``;
+   ``heat_map.py``, ``sweep_report.py``; jobs on clusters: ``cluster.py``;
 6. an HTML page about all of these: ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``
    (the same pictures, with text over their parts).
 """

@@ -1,9 +1,12 @@
 """The stacks of a sweep as independent jobs: on SLURM or this machine (``submitit``), in Ray, or in a job array.
 
 Each job trains some runs of the sweep that the folder defines, and writes them there. If a job fails or runs out of
-time, start the sweep again: it submits what is missing and skips what is finished. Ray (``ray_tasks.py``) runs a job
-again by itself if its worker is lost. An array (``array_jobs.py``) is for any scheduler that starts a command many
-times.
+time, start the sweep again: it submits what is missing and skips what is finished.
+
+If the worker of a job in Ray is lost (killed, out of memory, its machine gone), Ray runs the job again on any machine
+that is left. These jobs end with the process that submitted them, so that process must wait for them. An array is for
+any scheduler that starts a command many times, such as a cloud's batch service: index k makes call k of ``jobs.json``,
+on any machine that sees the sweep's folder or a copy of it. The same indices may be started again.
 
 The running jobs of a sweep share the lock of its folder, so no other command trains into it meanwhile. Each job also
 locks the folder of its first run. Two submissions cut a sweep into the same stacks, so no two jobs train the same
@@ -12,22 +15,27 @@ stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async.base import check, compiled, lazy, registry
+from fedjax_async.base import check, compiled, disk, lazy, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
-from fedjax_async.results import array_jobs, ray_tasks, sweep_folder
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results.array_jobs import Call
+from fedjax_async.results import files, sweep_folder
 from fedjax_async.results.begun import load_plugins
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train
 
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
+LISTED, LIST_FORMAT = "jobs.json", "fedjax_async jobs 1"  # the calls of an array, in the sweep's folder
+RETRIES = 3  # times that a task of Ray runs again after its worker was lost
+LONGEST = 300  # characters of an error message
+Call = tuple[str, ...]  # the arguments of one job
 # option of --submit -> submitit's parameter
 SUBMITIT = {
     "time": "timeout_min",
@@ -112,11 +120,11 @@ def _submitit(folder: Path, target: str) -> Start:
 
 def _ray(folder: Path, target: str) -> Start:
     options = parse_target(target)[1]
-    ray_tasks.connected()
+    connected()
 
     def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
         in_lanes = [(*call[:3], call[3] or str(options["cpus"]), *call[4:]) for call in calls]
-        return [(str(k), handle) for k, handle in enumerate(ray_tasks.start(train_members, in_lanes, options))]
+        return [(str(k), handle) for k, handle in enumerate(start_tasks(train_members, in_lanes, options))]
 
     return start
 
@@ -124,7 +132,7 @@ def _ray(folder: Path, target: str) -> Start:
 def _array(folder: Path, target: str) -> Start:
     def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
         # jobs may see the folder, or a copy of it, under another path
-        return [(str(index), None) for index in array_jobs.listed(folder, [call[1:] for call in calls])]
+        return [(str(index), None) for index in listed(folder, [call[1:] for call in calls])]
 
     return start
 
@@ -150,7 +158,7 @@ def submit(
     ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs form one array. ``folder`` must be on a disk
     that the nodes share. ``memory_limit`` should be that of the nodes, if it differs from this machine's. Wait for the
     jobs before you start the sweep again: until then their runs look unfinished. With ``ray``, wait in this process
-    (:func:`fedjax_async.results.ray_tasks.finished`); a job has as many ``lanes`` as ``cpus``, unless ``lanes`` is
+    (:func:`finished`); a job has as many ``lanes`` as ``cpus``, unless ``lanes`` is
     given. With ``array`` nothing is started: each job is a call of :func:`train_job`.
 
     Raises: ``ValueError`` with the scheduler's message if it refuses the jobs (an unknown partition), for a folder that
@@ -226,4 +234,96 @@ def train_job(folder: str | Path, index: int) -> str:
     Raises: ``ValueError`` for a folder without such jobs, for an index beyond the last, and for a folder in use.
     """
     root = check.path("folder", folder).resolve()
-    return train_members(str(root), *array_jobs.call_of(root, index))
+    return train_members(str(root), *call_of(root, index))
+
+
+# --- tasks of Ray -------------------------------------------------------------------------------------
+
+
+def connected() -> Any:
+    """Ray's module, connected to the cluster of ``RAY_ADDRESS``, else to this machine's, else to one started here.
+
+    Raises: ``ValueError`` without the extra, and where the cluster cannot be reached.
+    """
+    ray = lazy.optional("ray", "submit = 'ray'")
+    if not ray.is_initialized():
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="warning")
+        except (ConnectionError, RuntimeError) as error:
+            raise ValueError(f"submit = 'ray': must reach a cluster; {_line(error)}") from error
+    return ray
+
+
+def start_tasks(work: Callable[..., object], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]) -> list[Any]:
+    """Start ``work(*call)`` for each call; returns the references to the results.
+
+    ``options``: ``cpus`` of a task (default 1), ``gpus`` (0), ``memory`` in GB, and ``retries`` (3), how often a task
+    runs again after its worker was lost.
+    """
+    wanted: dict[str, Any] = {
+        "num_cpus": options.get("cpus", 1),
+        "num_gpus": options.get("gpus", 0),
+        "max_retries": options.get("retries", RETRIES),
+    }
+    if "memory" in options:
+        wanted["memory"] = int(options["memory"] * 10**9)
+    task = connected().remote(work).options(**wanted)
+    return [task.remote(*call) for call in calls]
+
+
+def finished(references: Sequence[object]) -> Iterator[tuple[int, str | None]]:
+    """Wait for the calls; yields the index of each as it ends, and why it failed, or ``None``."""
+    ray = connected()
+    index = {reference: k for k, reference in enumerate(references)}
+    left = list(references)
+    while left:
+        (first,), left = ray.wait(left, num_returns=1)
+        try:
+            ray.get(first)
+        except ray.exceptions.RayError as error:
+            yield index[first], _line(getattr(error, "cause", None) or error)
+        else:
+            yield index[first], None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:LONGEST] or type(error).__name__
+
+
+# --- an array: ``jobs.json`` lists the calls; index k makes call k ---------------------------------------
+
+
+def _fingerprint(folder: Path) -> str:
+    """A hash of the sweep's definition in the folder."""
+    return hashlib.sha256((folder / sweep_folder.DEFINITION).read_bytes()).hexdigest()
+
+
+def listed(folder: Path, calls: Sequence[Call]) -> list[int]:
+    """Write the calls; returns the index of each. If all are listed for the same sweep already, the list stays."""
+    known = _read(folder) or []
+    if not set(calls) <= set(known):
+        known = list(calls)
+        content = {"format": LIST_FORMAT, "sweep": _fingerprint(folder), "calls": known}
+        disk.write(folder / LISTED, files.json_bytes(content))
+    return [known.index(call) for call in calls]
+
+
+def _read(folder: Path) -> list[Call] | None:
+    """The calls that are listed for the folder's sweep; ``None`` without a list of this sweep."""
+    try:
+        content = json.loads((folder / LISTED).read_bytes())
+        if content["format"] == LIST_FORMAT and content["sweep"] == _fingerprint(folder):
+            return [tuple(map(str, call)) for call in content["calls"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def call_of(folder: str | Path, index: int) -> Call:
+    """The arguments of call ``index``; ``ValueError`` for a folder without such calls and for an index out of range."""
+    calls = _read(Path(folder))
+    if calls is None:
+        how = "hold a sweep that was submitted with --submit array"
+        raise ValueError(f"folder = {str(folder)!r}: must {how}, but it has no {LISTED} of its sweep")
+    check.whole("index", index, 0, len(calls) - 1)
+    return calls[index]

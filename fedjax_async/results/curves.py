@@ -11,11 +11,11 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import metrics, nodes_scores
+from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.measured import shown_unit
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
-from fedjax_async.results.worlds import differences
+from fedjax_async.results.worlds import axis_title, differences
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def measured_curve(
             _draw_seeds(axes, runs[name][:most_seeds], (x, column, size), index, name)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    canvas.label(axes, label, nodes_scores.axis_title(column, every))
+    canvas.label(axes, label, axis_title(column, every))
     bars_at = _final_values(axes, drawn, column)
     (lowest, highest), (low, high) = metrics.limits(column), axes.get_ylim()
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))

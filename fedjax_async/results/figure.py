@@ -1,13 +1,14 @@
 """An empty figure with plain axes; colours, units of axes; picture files with the same bytes each time.
 
-Pictures are :class:`matplotlib.figure.Figure` objects that notebooks show (``picture.py``): no pyplot, no global state,
-no display needed.
+Pictures are :class:`matplotlib.figure.Figure` objects that notebooks show: no pyplot, no global state, no display.
 matplotlib comes with the extra ``plot`` and is imported only when a picture is made.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import numpy as np
 
 from fedjax_async.base import check, disk, lazy
 from fedjax_async.results.claim import require_writable
-from fedjax_async.results.picture import picture_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,7 @@ SCALED = {
 }
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 UNMARKED = 8  # lines without markers; the following ones have markers, so that their shape differs too
+SHOWN = 96.0  # pixels an inch in a notebook: screens with more show the picture sharper, not larger
 PAPER_TEXT = 8  # points
 LABEL = 36  # characters in one line of an axis label
 MARGIN = 4  # characters that a name in a legend loses at a time, until its longest line fits
@@ -251,3 +252,42 @@ def save_formats(figure: Figure, path: Path, drawing: Drawing) -> None:
     """Write the figure in every format of ``drawing``; ``path`` has no file ending."""
     for ending in drawing.formats:
         save_figure(figure, path.parent / f"{path.name}.{ending}")
+
+
+# --- in a notebook ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def picture_class() -> type[Figure]:
+    """The class, which is called ``Figure`` too; ``ImportError`` where matplotlib is missing."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    return type("Figure", (Figure,), {"__module__": __name__, "__doc__": Figure.__doc__, "_repr_png_": _png})
+
+
+def _png(figure: Figure) -> tuple[bytes, dict[str, int]] | None:
+    """The bytes of a PNG and the size in pixels at which a notebook shows it.
+
+    IPython calls it for the last value of a cell. After ``%matplotlib inline`` figures have the formats that the user
+    chose there, and this is None, so that a picture is never shown twice.
+    """
+    if _has_formats(type(figure).__bases__[0]):
+        return None
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    width, height = figure.get_size_inches()
+    return stream.getvalue(), {"width": round(SHOWN * width), "height": round(SHOWN * height)}
+
+
+def _has_formats(kind: type) -> bool:
+    """Whether the notebook shows objects of this kind in some format by a function of its own."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    formatters = {} if shell is None else shell.display_formatter.formatters
+    return any(kind in formatter.type_printers for formatter in formatters.values())
+
+
+def __getattr__(name: str) -> type[Figure]:
+    """``Figure`` as an attribute of this module, where pickle looks for it."""
+    if name != "Figure":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return picture_class()

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import significance, store, sweep_files, sweep_folder, sweep_table, tables, tuning
+from fedjax_async.results import significance, store, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.beside import command_in
 from fedjax_async.results.metrics import TARGET
 from fedjax_async.results.reading import grouped_in, kind_of, listed_in
 from fedjax_async.results.runs import write_comparison
+from fedjax_async.results.sweep_report import write_tables
 from fedjax_async.results.sweep_table import USUAL, TableOptions
 from fedjax_async.results.sweeps import collect
 from fedjax_async.results.tables import Row
@@ -38,7 +39,7 @@ DEPTH = 4  # folders inside each other that are searched for results
 Content = dict[str, Any]  # JSON
 
 
-class Member(NamedTuple):
+class ShownRun(NamedTuple):
     """A finished run, without its parameters and updates."""
 
     name: str
@@ -52,7 +53,7 @@ class FolderContent(NamedTuple):
 
     path: Path
     kind: str  # "run", "comparison" or "sweep"
-    groups: dict[str, list[Member]]  # runs that differ only in their seed, in the order of drawing
+    groups: dict[str, list[ShownRun]]  # runs that differ only in their seed, in the order of drawing
     tables: list[Content]
     notes: list[str]
 
@@ -104,13 +105,13 @@ def _read(path: Path, options: TableOptions | None) -> FolderContent:
     return _comparison(path, options)
 
 
-def _member(folder: Path, run: Run, options: TableOptions | None, name: str = "") -> Member:
+def _member(folder: Path, run: Run, options: TableOptions | None, name: str = "") -> ShownRun:
     """A saved run; its row is that of a sweep of one run, of which only the name and the seed are used."""
     point = GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0))))
     swept_run = sweep_table.swept_run(point, run)
     (row,) = sweep_table.run_rows([swept_run], (options or USUAL).final)
     shown = {column: value for column, value in row.items() if column != "run"}
-    return Member(name or f"{folder.parent.name}/{folder.name}", folder, swept_run.run, shown)
+    return ShownRun(name or f"{folder.parent.name}/{folder.name}", folder, swept_run.run, shown)
 
 
 def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
@@ -124,7 +125,7 @@ def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
     compared = ("run", "mean_accuracy", "virtual_time", "bytes_up")
-    write = partial(sweep_files.write_tables, found, options=options)
+    write = partial(write_tables, found, options=options)
     texts, same = _written(path, write, "runs.csv", lambda texts: compared, anew=given is not None)
     if not same and given is None:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
@@ -132,7 +133,7 @@ def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
     rows: dict[str, Row] = {row["run"]: row for row in _rows(texts["runs.csv"])}
     groups = {
         name: [
-            Member(one.point.name, sweep_folder.run_folder(path, one.point), one.run, rows[one.point.name])
+            ShownRun(one.point.name, sweep_folder.run_folder(path, one.point), one.run, rows[one.point.name])
             for one in members
         ]
         for name, members in sweep_table.by_setting(found).items()

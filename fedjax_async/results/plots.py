@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
-from fedjax_async.results.absences import Absences, absences_of
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
@@ -22,7 +21,9 @@ from fedjax_async.results.timeline import (
     REJECTED,
     STATE_COLOURS,
     WAITING,
+    Absences,
     Jobs,
+    absences_of,
     draw_absences,
     idle_time,
     jobs_of,

@@ -16,7 +16,7 @@ from fedjax_async.results.compared import Comparison
 from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
 
-Kept = TypeVar("Kept")
+OfRun = TypeVar("OfRun")
 IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
 
 
@@ -52,14 +52,14 @@ def in_order(path: Path, names: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*first, *names]))
 
 
-def grouped_in(path: Path, keep: Callable[[Path, Run], Kept]) -> dict[str, list[Kept]]:
+def grouped_in(path: Path, keep: Callable[[Path, Run], OfRun]) -> dict[str, list[OfRun]]:
     """Method or label -> ``keep(folder, run)`` of the finished runs of the comparison in ``path``, by seed.
 
     Only one whole run is in memory at a time. ``ValueError`` if the folder holds none, or for a damaged file of a run.
     """
     manifests, labels = sorted(path.glob(IN_COMPARISON)), labels_in(path)
     check.require(bool(manifests), "folder", str(path), "a folder with a finished comparison")
-    found: dict[str, list[tuple[int, Kept]]] = {}
+    found: dict[str, list[tuple[int, OfRun]]] = {}
     for manifest in manifests:
         run, place = store.load(manifest.parent), manifest.parent.parent.name
         name = labels.get(place, str(run.settings.get("method", place)))

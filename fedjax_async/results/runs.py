@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.results import clients, comparisons, latex, metrics, nodes_scores, store, tables
+from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -17,7 +17,7 @@ from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.worlds import warn_of_differences
+from fedjax_async.results.worlds import note_on_nodes, warn_of_differences
 from fedjax_async.types import Run
 
 
@@ -114,7 +114,7 @@ def write_comparison(
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
-    notes = [note] if (note := nodes_scores.note(runs)) else []
+    notes = [note] if (note := note_on_nodes(runs)) else []
     if "target (%)" in extended[0]:
         goal = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})"
         notes = [goal, *notes]

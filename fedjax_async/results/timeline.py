@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.base import check
+from fedjax_async.base import check, inputs
 from fedjax_async.clock import Outcome, next_dispatch, with_derived_columns
+from fedjax_async.clock.absences import OfflineTimes, offline_times
 from fedjax_async.peers import Delivery, PeerSchedule
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.client_names import labels
@@ -155,6 +156,45 @@ def shares(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     width = math.ceil((int(values.max()) + 1) / MOST_BARS)
     share = 100 * np.bincount(values // width) / values.size
     return np.arange(len(share)) * width + (width - 1) / 2, share, width
+
+
+# --- times offline ------------------------------------------------------------------------------------
+
+
+class Absences(NamedTuple):
+    """``times(client, until) -> float64[M, 2]``; None if all are always online or, as the ``note`` says, unknown."""
+
+    times: OfflineTimes | None
+    note: str = ""
+
+
+NONE = Absences(None)
+
+
+def absences_of(settings: Mapping[str, Any], num_clients: int) -> Absences:
+    """The absences of a run with these settings, as results keep them.
+
+    They are unknown for a model of the user's own, because a folder keeps no code, and for recorded intervals if the
+    file is missing or has changed.
+    """
+    specs = {name: settings.get(name) for name in ("availability", "faults")}
+    if specs["availability"] is None and "groups" not in str(specs["faults"]):
+        return NONE
+    own = settings.get("own") or {}
+    for name, spec in specs.items():
+        if name in own:
+            return Absences(None, f"times offline are not shown: {name} is an object, {spec}")
+    recorded = (settings.get("files") or {}).get("availability", {}).get("sha256", [])
+    try:
+        for path, digest in recorded:
+            if inputs.digest(path) != digest:
+                return Absences(None, f"times offline are not shown: {path} has changed since the run")
+        times = offline_times(
+            specs["availability"], num_clients, faults=specs["faults"], seed=int(settings.get("seed", 0))
+        )
+    except (ValueError, OSError) as error:
+        return Absences(None, f"times offline are not shown: {error}")
+    return Absences(times)
 
 
 # --- charts with a row per client or node -------------------------------------------------------------

@@ -94,7 +94,7 @@ OPTIONAL = {
     "torch": ("torch", "models.weights:_torch", Path("a.pt")),
     "'flwr[simulation]'": ("flwr", "bridges.flower:strategy", "fedbuff", 2, 1),
     "submitit": ("submitit", "results.cluster:_submitit", Path("a"), "local"),
-    "ray": ("ray", "results.ray_tasks:connected"),
+    "ray": ("ray", "results.cluster:connected"),
     "plotly": ("plotly", "results.html_figures:require_plotly"),
     "matplotlib": ("matplotlib", "results.figure:require_matplotlib"),
     "dp-accounting": ("dp_accounting", "results.privacy:require_library"),

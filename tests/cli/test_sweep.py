@@ -195,7 +195,7 @@ def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictu
         return [cluster.Job(str(k), (work.points[k].name,), k) for k in range(2)]
 
     monkeypatch.setattr(cluster, "submit", submit)
-    monkeypatch.setattr(sweep, "finished", lambda handles: iter(ends.pop(0)))
+    monkeypatch.setattr(cluster, "finished", lambda handles: iter(ends.pop(0)))
     arguments = ["sweep", str(file), "--out", str(tmp_path / "out"), "--submit", "ray"]
     assert cli.main(arguments) == 2
     done = capsys.readouterr()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.config.grid import expand
-from fedjax_async.results import cluster, load, ray_tasks, sweep_folder
+from fedjax_async.results import cluster, load, sweep_folder
 from fedjax_async.results.sweeps import collect, plan_sweep, resolved, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +182,7 @@ def test_jobs_of_an_array_that_are_not_there(tmp_path, engine):
 
 
 class FakeRay(types.ModuleType):
-    """What ``ray_tasks`` uses of Ray: calls run immediately, and the last one ends first."""
+    """What ``cluster`` uses of Ray: calls run immediately, and the last one ends first."""
 
     class exceptions:
         RayError = ArithmeticError
@@ -217,7 +217,7 @@ def test_ray_gets_a_task_for_each_stack(tmp_path, monkeypatch, engine):
     assert ray.wanted == {"num_cpus": 2, "num_gpus": 0, "max_retries": 1, "memory": 5 * 10**8}
     assert [(job.id, job.runs) for job in jobs] == [("0", ("lr=0.1", "lr=0.2")), ("1", ("lr=0.3",))]
     assert jobs[0].handle[1] == (str(tmp_path), "0,1", "", "2", "", "")  # as many lanes as processors
-    assert list(ray_tasks.finished([job.handle for job in jobs])) == [(1, None), (0, None)]
+    assert list(cluster.finished([job.handle for job in jobs])) == [(1, None), (0, None)]
     assert collect(tmp_path)[1] == ()
 
 
@@ -227,4 +227,4 @@ def test_a_task_that_fails_says_why(monkeypatch):
     def divide(top: str) -> float:
         return int(top) / 0
 
-    assert list(ray_tasks.finished(ray_tasks.start(divide, [("1",)], {}))) == [(0, "division by zero")]
+    assert list(cluster.finished(cluster.start_tasks(divide, [("1",)], {}))) == [(0, "division by zero")]

@@ -6,7 +6,8 @@ import pytest
 
 from fedjax_async.clock import Until
 from fedjax_async.peers import plan_peers
-from fedjax_async.results import accuracy_curve, loss_curve, nodes_scores, write_comparison
+from fedjax_async.results import accuracy_curve, loss_curve, write_comparison
+from fedjax_async.results.worlds import note_on_nodes
 from tests.results.made_up import make_run
 
 SERVED = make_run()
@@ -31,6 +32,6 @@ def test_axes_and_tables_name_the_nodes_own_models(tmp_path, runs, label, line):
     assert accuracy_curve(runs).axes[0].get_ylabel().split() == label.split()
     assert loss_curve(runs).axes[0].get_ylabel().split() == label.replace("accuracy (%)", "loss").split()
     text = write_comparison(runs, tmp_path, plots=False)
-    assert nodes_scores.note(runs).startswith(line) and bool(nodes_scores.note(runs)) == bool(line)
+    assert note_on_nodes(runs).startswith(line) and bool(note_on_nodes(runs)) == bool(line)
     for shown in (text, (tmp_path / "comparison.md").read_text(), (tmp_path / "comparison.tex").read_text()):
         assert line in shown and ("without a server" in shown) == bool(line)

@@ -16,9 +16,8 @@ from fedjax_async.peers import Delivery, plan_peers
 from fedjax_async.results import Drawing, accuracy_curve, curves, gantt, peer_gantt, save_figure
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import staleness_histogram as histogram
-from fedjax_async.results.absences import absences_of
 from fedjax_async.results.html_figures import schedule as on_page
-from fedjax_async.results.timeline import LOST_AFTER, OFFLINE, STATE_COLOURS, idle_time, jobs_of
+from fedjax_async.results.timeline import LOST_AFTER, OFFLINE, STATE_COLOURS, absences_of, idle_time, jobs_of
 from fedjax_async.types import Run, Schedule
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import array

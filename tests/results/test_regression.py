@@ -12,7 +12,7 @@ from fedjax_async import simulate
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import explain, files, load
-from fedjax_async.results.sweep_files import write_tables
+from fedjax_async.results.sweep_report import write_tables
 from fedjax_async.results.sweep_table import swept_run
 from tests.results.made_up import make_run
 

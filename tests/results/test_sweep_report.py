@@ -15,8 +15,7 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
 from fedjax_async.results.figure import WIDTHS, Drawing
 from fedjax_async.results.heat_map import Cells, cells, heat_map
-from fedjax_async.results.sweep_files import as_columns, parquet_writer
-from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
+from fedjax_async.results.sweep_report import MOST_CURVES, as_columns, curves, parquet_writer, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
     columns_of,
     evaluation_columns,

@@ -14,8 +14,7 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import choose, collect, significance, sweep, tuning, write_sweep
 from fedjax_async.results.heat_map import BEST, CHOSEN, MARKS, ON_TEST, cells, heat_map
-from fedjax_async.results.sweep_files import best
-from fedjax_async.results.sweep_report import curves
+from fedjax_async.results.sweep_report import best, curves
 from fedjax_async.results.sweep_table import by_setting, evaluation_columns, swept_run
 from fedjax_async.results.tuning import chosen_rows, pair_rows, rank, tunings
 from tests.results.folders import rows as read_rows
