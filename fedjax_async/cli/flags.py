@@ -18,7 +18,7 @@ from fedjax_async.cli.output_flags import (
     add_columns,
     add_comparison,
     add_drawing,
-    add_finals,
+    add_final,
     add_outputs,
     add_watching,
 )
@@ -203,7 +203,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     )
     text = "measure the cost of reaching this test accuracy [as in FILE]"
     sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
-    add_finals(sub, "as in FILE, else tail and t")
+    add_final(sub, "as in FILE, else tail")
     add_columns(sub, "settings.tex and best.tex")
     add_drawing(sub, curves=True)
 
@@ -289,7 +289,7 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
         metavar="ACCURACY",
         help="make the tables again with the time to this test accuracy; for comparisons also a METHOD or a percentage",
     )
-    add_finals(sub, "as in the tables of DIR; if given, the tables are made again")
+    add_final(sub, "as in the tables of DIR; if given, the tables are made again")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:

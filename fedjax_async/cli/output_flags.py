@@ -9,7 +9,7 @@ from fedjax_async.cli.parsing import NO_PLOTS, folder, whole
 
 
 def add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
-    """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
+    """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--columns``."""
     usual = baseline or "the first fedavg, else the first"
     parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
@@ -26,7 +26,7 @@ def add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds:
         "a value such as 0.7, a METHOD or label (its final accuracy), or a percentage of the lowest final accuracy, "
         "which changes with the methods [95%%]",
     )
-    add_finals(parser)
+    add_final(parser)
     add_columns(parser, "comparison.tex")
 
 
@@ -41,24 +41,17 @@ def add_columns(parser: argparse.ArgumentParser, table: str) -> None:
     )
 
 
-def add_finals(parser: argparse.ArgumentParser, usual: str = "", *, optional: bool = False) -> None:
-    """Add ``--final`` and ``--interval``; ``usual``: the text of their defaults, if they are not fixed.
+def add_final(parser: argparse.ArgumentParser, usual: str = "", *, optional: bool = False) -> None:
+    """Add ``--final``; ``usual``: the text of its default, if it is not fixed.
 
     ``optional``: a flag that is not given is None.
     """
-    optional = optional or bool(usual)
     parser.add_argument(
         "--final",
-        default=None if optional else "tail",
+        default=None if optional or usual else "tail",
         metavar="WAY",
         help="final accuracy in tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
         f"tail:K (mean of the last K) [{usual or 'tail'}]",
-    )
-    parser.add_argument(
-        "--interval",
-        default=None if optional else "t",
-        metavar="KIND",
-        help=f"95%% confidence interval over seeds: t or bootstrap [{usual or 't'}]",
     )
 
 

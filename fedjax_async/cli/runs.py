@@ -37,7 +37,6 @@ from fedjax_async.results.metrics import (
     window,
 )
 from fedjax_async.results.redrawing import require_energy
-from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision, simulate, train_compared
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.results.worlds import end_text, faults_text
@@ -60,12 +59,6 @@ def plots_of(arguments: argparse.Namespace) -> bool:
         return False
     require_matplotlib("--no-plots")
     return True
-
-
-def check_finals(arguments: argparse.Namespace) -> None:
-    """``ValueError`` for an unknown ``--final`` or ``--interval``; called before any training."""
-    check.optional(lambda field, value: require_final(value), "final", arguments.final)
-    check.optional(check.one_of, "interval", arguments.interval, allowed=INTERVALS)
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -252,7 +245,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings, methods: dict[st
 def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, methods: dict[str, str]) -> None:
     began, arguments.out = time.perf_counter(), out
     baseline_of(methods, arguments.baseline)  # raises before any training
-    check_finals(arguments)
+    require_final(arguments.final)
     require_columns(arguments.columns, more=settings.metrics is not None)
     drawing = drawing_of(arguments)
     require_energy(drawing, [{"energy": settings.energy}])
@@ -282,7 +275,6 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
             baseline=arguments.baseline,
             target=arguments.target,
             final=arguments.final,
-            interval=arguments.interval,
             columns=arguments.columns,
             drawing=drawing,
         )

@@ -27,14 +27,14 @@ def report(arguments: argparse.Namespace) -> None:
     """Write one HTML page about folders of results, and print its path and size."""
     folders = arguments.folders
     beside = Path(folders[0]) if len(folders) == 1 else Path()
-    options = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
+    options = {name: getattr(arguments, name) for name in ("target", "final")}
     path = write_report(folders, arguments.out or beside / "report.html", **options)
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB), open it in any browser")
 
 
 def redrawn(arguments: argparse.Namespace) -> None:
     """Write the tables and pictures of a folder again, and print the tables."""
-    options = {name: getattr(arguments, name) for name in ("baseline", "target", "interval", "columns")}
+    options = {name: getattr(arguments, name) for name in ("baseline", "target", "columns")}
     final = arguments.final or FINAL
     print(redraw(arguments.folder, plots_of(arguments), final=final, drawing=drawing_of(arguments), **options), end="")
     print(f"written: {arguments.folder}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fedjax_async.cli.output_flags import add_columns, add_finals
+from fedjax_async.cli.output_flags import add_columns, add_final
 from fedjax_async.cli.parsing import NO_PLOTS, file, folder, real, whole
 
 REDRAW_EPILOG = """what it does:
@@ -14,7 +14,7 @@ REDRAW_EPILOG = """what it does:
 examples:
   fedjax-async redraw runs/three --x bytes --format pdf --width column
   fedjax-async redraw runs/three --target 0.8 --final last --columns accuracy,time,updates
-  fedjax-async redraw runs/mixing --interval bootstrap --no-plots
+  fedjax-async redraw runs/mixing --final best --no-plots
   fedjax-async redraw runs/one --x update
 
 Of a comparison the methods in comparison.csv are compared, or all without that file. A run has no table of methods: of
@@ -30,7 +30,7 @@ def add_redraw(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--baseline", metavar="METHOD", help=text)
     text = "accuracy to reach; of a comparison also a METHOD or label, or a percentage [95%% for a comparison]"
     sub.add_argument("--target", metavar="ACCURACY", help=text)
-    add_finals(sub, optional=True)
+    add_final(sub, optional=True)
     add_columns(sub, "comparison.tex, settings.tex or best.tex")
     sub.add_argument("--no-plots", **NO_PLOTS)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async.base import check, notices
-from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of, plots_of
+from fedjax_async.cli.runs import callbacks_of, drawing_of, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
 from fedjax_async.config.paths import flat
@@ -22,7 +22,6 @@ from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.redrawing import require_energy
-from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, SweepWork, collect, plan_sweep, resolved, run_work
 from fedjax_async.results.tables import table
@@ -40,7 +39,6 @@ class File(NamedTuple):
     points: list[GridPoint]
     target: float | None = None
     final: str = FINAL
-    interval: str = "t"
     roles: Mapping[str, str] = {}
 
 
@@ -52,23 +50,21 @@ def read(path: str | Path) -> File:
     )
     roles = flat(content.get("roles", {}))
     roles_of(swept(points), roles)  # refuses roles that do not exist
-    target, final, interval = content.get("target"), content.get("final", FINAL), content.get("interval", "t")
-    return _checked(File(resolved(points), target, final, interval, roles))
+    return _checked(File(resolved(points), content.get("target"), content.get("final", FINAL), roles))
 
 
 def _checked(file: File) -> File:
-    """The file; ``ValueError`` for an invalid target, final value or interval."""
+    """The file; ``ValueError`` for an invalid target or final value."""
     if file.target is not None:
         check.positive("target", file.target)
         check.in_range("target", file.target, 0, 1)
     require_final(file.final)
-    check.one_of("interval", file.interval, INTERVALS)
     return file
 
 
 def _with_flags(file: File, arguments: argparse.Namespace) -> File:
     """The file with its options replaced by the flags that were given."""
-    given = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
+    given = {name: getattr(arguments, name) for name in ("target", "final")}
     return _checked(file._replace(**{name: value for name, value in given.items() if value is not None}))
 
 
@@ -156,7 +152,7 @@ def describe(work: SweepWork) -> str:
 
 def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
-    options: dict[str, Any] = {"final": file.final, "interval": file.interval, "drawing": drawing}
+    options: dict[str, Any] = {"final": file.final, "drawing": drawing}
     options["columns"] = arguments.columns
     text = write_sweep(found, out, not arguments.no_plots, target=file.target, **options)
     print(text, end="")
@@ -225,7 +221,7 @@ def _train(arguments: argparse.Namespace, work: SweepWork, file: File) -> None:
 def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
-    check_finals(arguments)
+    check.optional(lambda field, value: require_final(value), "final", arguments.final)
     require_columns(arguments.columns, more=True)
     drawing_of(arguments)  # raises before any training
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)

@@ -14,7 +14,6 @@ SWEEP_EXAMPLE = """\
 seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
 target = 0.7                   # optional: also measure what it takes to reach this test accuracy
 final = "tail"                 # optional, as --final: last, best, tail or tail:K
-interval = "t"                 # optional, as --interval: t or bootstrap
 
 [base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
 method = "fedasync"
@@ -47,7 +46,7 @@ A table of labels in place of a list names the values in folders, tables and pic
   [grid.method]
   Ours = "fedasync:mixing=0.4"
   FedBuff = "fedbuff@buffer:size=5"
-TOML's rules: seeds, target, final and interval stand above the first [table]; an option in the same table as its
+TOML's rules: seeds, target and final stand above the first [table]; an option in the same table as its
 name, such as method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
 
 Every swept setting has a role:

@@ -24,7 +24,7 @@ from fedjax_async.config.of_execution import OfExecution
 from fedjax_async.config.of_method import OfConditions, OfMethod
 from fedjax_async.config.of_training import OfCompression, OfPersonalisation, OfTraining
 
-SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # keys of a sweep's file
+SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final")  # keys of a sweep's file
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 
 

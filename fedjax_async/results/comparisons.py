@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_async.base import check, disk
+from fedjax_async.base import disk
 from fedjax_async.base.notices import ENDED_EARLY, all_rejected
 from fedjax_async.results import metrics, significance, tables
 from fedjax_async.results.compared import baseline_of, specs_in
@@ -23,20 +23,19 @@ ENDED = "ended before budget"
 Values = Callable[[str, str], Sequence[float]]  # (column, final) -> one value per seed
 
 
-def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str, Cell]:
+def final_cells(values: Values, column: str, final: str) -> dict[str, Cell]:
     """Mean and deviation of a final value over the seeds, and the 95 % interval if there are several."""
     found = values(column, final)
-    name = f"95% interval ({kind})"
     return {metrics.final_title(column, final): spread(found)} | (
-        {name: significance.interval(found, kind, metrics.limits(column))} if len(found) > 1 else {}
+        {significance.INTERVAL: significance.interval(found, metrics.limits(column))} if len(found) > 1 else {}
     )
 
 
-def further_finals(values: Values, column: str, final: str, kind: str) -> dict[str, Cell]:
+def further_finals(values: Values, column: str, final: str) -> dict[str, Cell]:
     """The other two final values with their intervals, for the CSV."""
     cells: dict[str, Cell] = {}
     for other in metrics.all_finals(final)[1:]:
-        (title, mean), *rest = final_cells(values, column, other, kind).items()
+        (title, mean), *rest = final_cells(values, column, other).items()
         cells |= {title: mean, **{f"{title} {name}": ends for name, ends in rest}}
     return cells
 
@@ -62,7 +61,6 @@ def comparison(
     baseline: str | None = None,
     target: str | float = metrics.TARGET,
     final: str = FINAL,
-    interval: str = "t",
     *,
     further: bool = False,
 ) -> list[dict[str, Cell]]:
@@ -73,8 +71,7 @@ def comparison(
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is
     ``fedavg`` (also with options, parts or a timing) if it is among them, else the first. ``target`` as in
     :func:`fedjax_async.results.metrics.target_accuracy`, ``final`` as in
-    :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
-    :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
+    :func:`fedjax_async.results.metrics.final_value`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
     rejected, runs that ended before their budget, attackers, and ``malicious`` uploads. If the numbers of gradients and
@@ -82,7 +79,6 @@ def comparison(
     target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
-    check.one_of("interval", interval, significance.INTERVALS)
     baseline = baseline_of(specs_in(runs), baseline)
     every_run = [run for seeds in runs.values() for run in seeds]
     column = metrics.main_metric(every_run)
@@ -100,7 +96,7 @@ def comparison(
     ended = any(ENDED_EARLY in run.counters for run in every_run)
 
     def further_cells(seeds: Sequence[Run]) -> dict[str, Cell]:
-        cells = further_finals(seed_values(seeds), column, final, interval)
+        cells = further_finals(seed_values(seeds), column, final)
         return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
     every = [run.counters for run in every_run]
@@ -113,7 +109,7 @@ def comparison(
     return [
         {
             "method": name,
-            **final_cells(seed_values(seeds), column, final, interval),
+            **final_cells(seed_values(seeds), column, final),
             **(times(name) if labelled else {}),
             **measured_cells(seed_values(seeds), others, final),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
@@ -129,7 +125,7 @@ def comparison(
     ]
 
 
-def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval: str = "t") -> list[dict[str, Any]]:
+def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> list[dict[str, Any]]:
     """Paired tests between methods as in :func:`fedjax_async.results.significance.pairs`; seeds by their settings.
 
     Runs with the same seed have the same partition, minibatches and delays. Accuracies are compared in percent, or
@@ -141,7 +137,7 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
         for name, seeds in runs.items()
     }
     better = column == "accuracy"
-    return significance.pairs({"": values}, interval, larger_is_better=better, limits=metrics.limits(column))
+    return significance.pairs({"": values}, larger_is_better=better, limits=metrics.limits(column))
 
 
 def write_pairs(rows: Sequence[Mapping[str, Any]], folder: Path, title: str) -> str:

@@ -162,9 +162,9 @@ def _methods(
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
-    target, final, interval, *_ = options or USUAL
+    target, final, *_ = options or USUAL
     target = TARGET if target is None else target
-    write = partial(write_comparison, runs, plots=False, target=target, final=final, interval=interval)
+    write = partial(write_comparison, runs, plots=False, target=target, final=final)
 
     def compared(texts: Sequence[str]) -> list[str]:
         """The columns that both tables have, without those that depend on options of the command."""

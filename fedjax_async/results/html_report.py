@@ -31,7 +31,6 @@ from fedjax_async.results.html_folders import (
 from fedjax_async.results.measured import curve_columns, meanings
 from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
-from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.results.worlds import differences, end_text, faults_text, warn_of_differences
 from fedjax_async.types import Run
@@ -187,7 +186,6 @@ def write_report(
     *,
     target: str | float | None = None,
     final: str | None = None,
-    interval: str | None = None,
 ) -> Path:
     """Write one HTML page about ``folders``, each with a finished run, comparison or sweep; returns ``path``.
 
@@ -196,7 +194,7 @@ def write_report(
     The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
     clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
     The same results give the same bytes. The tables of methods and settings in the folder are shown if they belong to
-    its finished runs; otherwise new ones are made with the default options. With ``target``, ``final`` or ``interval``,
+    its finished runs; otherwise new ones are made with the default options. With ``target`` or ``final``,
     as in :func:`fedjax_async.results.comparisons.comparison`, they are always new; a sweep's target is an accuracy in
     (0, 1].
 
@@ -213,13 +211,12 @@ def write_report(
             state = "it is a file" if folder.exists() else "there is no such folder"
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {state}")
     require_writable("file", path)
-    as_saved = target is None and final is None and interval is None
-    options = TableOptions(target, final or FINAL, interval or "t")
+    as_saved = target is None and final is None
+    options = TableOptions(target, final or FINAL)
     named = math.isnan(target_number(target))  # by a method, or not given
     allowed = "an accuracy in (0, 1], or a share such as 95%"
     check.require(named or 0 < target_number(target) <= 1, "target", target, allowed)
     require_final(options.final)
-    check.one_of("interval", options.interval, INTERVALS)
     html_figures.require_plotly()
     require_matplotlib()
     shown = content(found, None if as_saved else options)

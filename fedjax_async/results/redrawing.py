@@ -14,7 +14,6 @@ from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
 from fedjax_async.results.metrics import FINAL, TARGET, require_final
 from fedjax_async.results.runs import redraw_run, write_comparison
-from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import collect
 
@@ -26,7 +25,6 @@ def redraw(
     baseline: str | None = None,
     target: str | float | None = None,
     final: str = FINAL,
-    interval: str | None = None,
     columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
@@ -41,15 +39,14 @@ def redraw(
     """
     path, kind = check.path("folder", folder), reading.require_results(folder)
     require_final(final)
-    check.optional(check.one_of, "interval", interval, allowed=INTERVALS)
     latex.require_columns(columns, more=True)
     if plots:
         require_matplotlib("plots=False")
-    given = {"baseline": baseline, "target": target, "interval": interval, "columns": columns}
-    taken = {"run": (), "sweep": ("target", "interval", "columns"), "comparison": tuple(given)}[kind]
+    given = {"baseline": baseline, "target": target, "columns": columns}
+    taken = {"run": (), "sweep": ("target", "columns"), "comparison": tuple(given)}[kind]
     for name, value in given.items():
         check.require(name in taken or value is None, name, value, f"left out for a {kind}")
-    options: dict[str, Any] = {"final": final, "interval": interval or "t", "columns": columns, "drawing": drawing}
+    options: dict[str, Any] = {"final": final, "columns": columns, "drawing": drawing}
     with claimed(path):
         if kind == "run":
             text = _run(path, plots, final, drawing)

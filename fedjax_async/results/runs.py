@@ -85,7 +85,6 @@ def write_comparison(
     baseline: str | None = None,
     target: str | float = metrics.TARGET,
     final: str = FINAL,
-    interval: str = "t",
     columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
@@ -95,7 +94,7 @@ def write_comparison(
     are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
-    ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
+    and ``final``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the short names
     of its columns, such as ``["accuracy", "time", "updates"]``, or None for all. From three seeds on, ``pairs.csv`` and
     ``pairs.md`` have paired tests of the final value between the methods. Returns the tables as text, with the target
@@ -105,13 +104,13 @@ def write_comparison(
     """
     folder = check.path("folder", folder)
     check.require(folder.is_dir() or not folder.exists(), "folder", str(folder), "a folder, but it is a file")
-    rows = comparisons.comparison(runs, baseline, target, final, interval)
+    rows = comparisons.comparison(runs, baseline, target, final)
     every = [run for seeds in runs.values() for run in seeds]
     latex.require_columns(columns, more=True)
     latex.chosen(
         [name for name in rows[0] if name != "method"], columns
     )  # refuses unknown columns before anything is written
-    extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
+    extended = comparisons.comparison(runs, baseline, target, final, further=True)
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
     notes = [note] if (note := note_on_nodes(runs)) else []
@@ -121,7 +120,7 @@ def write_comparison(
     header = "".join(f"{line}\n\n" for line in notes)
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")
-    pairs = comparisons.method_pairs(runs, final, interval)
+    pairs = comparisons.method_pairs(runs, final)
     metric = metrics.main_metric(every)
     scores = [metric, *validation(every, metric), *measured(every)]
     tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))

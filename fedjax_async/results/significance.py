@@ -14,7 +14,6 @@ from fedjax_async.base import check
 from fedjax_async.results.metrics import mean_and_std, numbers_in
 
 LEVEL = 0.95
-RESAMPLES = 9_999  # of the bootstrap
 FEWEST = 3  # seeds for paired tests
 LEAST = 0.0001  # smaller p values are printed as such
 EXACT = 13  # pairs; up to so many, the Wilcoxon test enumerates all signs, which is exact with ties too
@@ -27,46 +26,31 @@ class Interval(NamedTuple):
     high: float
 
 
-def _t(values: np.ndarray) -> Interval:
-    from scipy import stats  # noqa: PLC0415
-
-    mean, std = mean_and_std(values)
-    half = stats.t.ppf((1 + LEVEL) / 2, values.size - 1) * std / math.sqrt(values.size)
-    return Interval(float(mean - half), float(mean + half))
-
-
-def _bootstrap(values: np.ndarray) -> Interval:
-    if not np.isfinite(values).all():
-        return Interval(math.nan, math.nan)
-    chosen = np.random.default_rng(0).integers(values.size, size=(RESAMPLES, values.size))
-    low, high = np.quantile(values[chosen].mean(axis=1), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Interval(float(low), float(high))
-
-
-INTERVALS = {"t": _t, "bootstrap": _bootstrap}
-
-
 ANY = (-math.inf, math.inf)
+INTERVAL = "95% interval (t)"  # the column of the tables
 
 
 @np.errstate(over="ignore", invalid="ignore")  # losses of a diverged run: the ends are infinite or NaN
-def interval(values: Sequence[float] | np.ndarray, kind: str = "t", limits: tuple[float, float] = ANY) -> Interval:
+def interval(values: Sequence[float] | np.ndarray, limits: tuple[float, float] = ANY) -> Interval:
     """The 95 % interval of the mean of one value per seed; NaN for one value.
 
-    ``kind``: ``t`` is mean ± t s / sqrt(n), with Student's t at n - 1 degrees of freedom and the sample standard
-    deviation s; ``bootstrap`` is the 2.5 and 97.5 percentiles of the means of resampled seeds, with a fixed random
-    seed. The bootstrap is too narrow for few seeds. ``limits``: the range that the mean cannot leave, such as
-    ``metrics.limits`` of the column; the interval is cut off there.
+    It is mean ± t s / sqrt(n), with Student's t at n - 1 degrees of freedom and the sample standard deviation s.
+    ``limits``: the range that the mean cannot leave, such as ``metrics.limits`` of the column; the interval is cut off
+    there.
 
     >>> [round(end, 2) for end in interval([74.0, 75.0, 76.0])]
     [72.52, 77.48]
     >>> [round(end, 2) for end in interval([97.0, 98.0, 99.9], limits=(0.0, 100.0))]
     [94.64, 100.0]
     """
-    check.one_of("interval", kind, INTERVALS)
+    from scipy import stats  # noqa: PLC0415
+
     array = numbers_in("values", values)
-    found = INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
-    return Interval(*(float(end) for end in np.clip(found, *limits)))
+    if array.size == 1:
+        return Interval(math.nan, math.nan)
+    mean, std = mean_and_std(array)
+    half = stats.t.ppf((1 + LEVEL) / 2, array.size - 1) * std / math.sqrt(array.size)
+    return Interval(*(float(end) for end in np.clip([mean - half, mean + half], *limits)))
 
 
 class PValue(float):
@@ -151,7 +135,6 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 @np.errstate(over="ignore", invalid="ignore")
 def pairs(
     groups: Mapping[str, Mapping[str, Mapping[int, float]]],
-    kind: str = "t",
     *,
     larger_is_better: bool = True,
     limits: tuple[float, float] = ANY,
@@ -161,7 +144,6 @@ def pairs(
     Args:
       groups: name -> method -> seed -> value. Within a group, runs with the same seed must have the same data and
         delays. Pairs with fewer than three common seeds are left out.
-      kind: of the interval, as in :func:`interval`.
       limits: the range of the values; intervals of differences are cut off at its length.
       larger_is_better: whether a positive difference means that the first method is better.
 
@@ -185,7 +167,7 @@ def pairs(
                     "second": second,
                     "seeds": len(seeds),
                     "first - second": mean,
-                    f"95% interval ({kind})": interval(differences, kind, (-widest, widest)),
+                    INTERVAL: interval(differences, (-widest, widest)),
                     "better": better,
                     "p (t)": PValue(found.t),
                     "p (Wilcoxon)": PValue(found.wilcoxon),

@@ -196,7 +196,6 @@ def write_sweep(
     *,
     target: float | None = None,
     final: str = FINAL,
-    interval: str = "t",
     columns: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> str:
@@ -217,7 +216,7 @@ def write_sweep(
     With scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
 
     The same results give the same bytes. ``folder``: by default the sweep's own. ``target``: an accuracy in (0, 1];
-    adds the virtual time, updates and bytes until it is reached. ``final`` and ``interval``: as in
+    adds the virtual time, updates and bytes until it is reached. ``final``: as in
     :func:`fedjax_async.results.comparisons.comparison`. ``drawing``: formats, width and title of the pictures.
     """
     folder = sweep.folder if folder is None else check.path("folder", folder)
@@ -227,7 +226,7 @@ def write_sweep(
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
     latex.require_columns(columns, more=True)
     found = swept_runs(sweep, target)
-    options = TableOptions(target, final, interval, sweep.roles, columns)
+    options = TableOptions(target, final, sweep.roles, columns)
     written = write_tables(found, folder, options)
     text = best(found, options)
     if plots:

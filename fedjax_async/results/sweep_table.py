@@ -36,7 +36,6 @@ class TableOptions(NamedTuple):
 
     target: str | float | None = None  # an accuracy in (0, 1]: adds the cost of reaching it
     final: str = FINAL  # as in :func:`fedjax_async.results.metrics.final_value`
-    interval: str = "t"  # as in :func:`fedjax_async.results.significance.interval`
     roles: Mapping[str, str] = {}  # path -> role, where it is not the default: ``config/roles.py``
     columns: Sequence[str] | None = None  # of ``settings.tex``, by their short names: ``latex.py``; None: all
 
@@ -191,7 +190,7 @@ def setting_rows(
     ``further``: add the other two final values.
     """
     columns = columns_of(found)
-    target, final, interval, *_ = options
+    target, final, *_ = options
     reached = "" if target is None else f"to {100 * float(target):g} %"
     wanted: dict[str, tuple[str, float]] = {
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
@@ -211,7 +210,7 @@ def setting_rows(
         row["seeds"] = len(group)
         if has_validation(group):
             row[metrics.final_title(f"validation_{metric}", final)] = spread_of(group, f"validation_{metric}", final)
-        row |= comparisons.final_cells(values_in(group), metric, final, interval)
+        row |= comparisons.final_cells(values_in(group), metric, final)
         if metric == "accuracy":
             row[metrics.final_title("loss", final)] = spread_of(group, "loss", final)
         row |= comparisons.measured_cells(values_in(group), others, final)
@@ -227,6 +226,6 @@ def setting_rows(
             row[comparisons.ENDED] = comparisons.count_of(ENDED_EARLY in each.numbers for each in group)
         if further:
             for column in shown:
-                row |= comparisons.further_finals(values_in(group), column, final, interval)
+                row |= comparisons.further_finals(values_in(group), column, final)
         rows.append(row)
     return rows

@@ -237,7 +237,7 @@ def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
     better = metric == "accuracy"
-    return significance.pairs(worlds, options.interval, larger_is_better=better, limits=metrics.limits(metric))
+    return significance.pairs(worlds, larger_is_better=better, limits=metrics.limits(metric))
 
 
 def pair_names(found: Sequence[SweptRun], options: TableOptions = USUAL) -> dict[int, tuple[str, str]]:

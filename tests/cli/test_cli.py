@@ -83,12 +83,12 @@ def test_compare_writes_table_and_picture(made_at_once, capsys, tmp_path):
 
 
 def test_compare_shows_the_final_value_that_is_asked_for(made_at_once, capsys, tmp_path):
-    asked = ("--final", "best", "--interval", "bootstrap", "--format", "svg,pdf", "--width", "column", "--title", "Two")
+    asked = ("--final", "best", "--format", "svg,pdf", "--width", "column", "--title", "Two")
     out = ok(capsys, "compare", "fedasync", "asgd", *SMALL, "--seeds", "3", *asked, "--out", str(tmp_path))
     names = {f"comparison.{kind}" for kind in ("csv", "md", "tex")} | {"pairs.csv", "pairs.md", "command.txt"}
     names |= {"accuracy.svg", "accuracy.pdf", "runs"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert "accuracy, best (%)" in out and "95% interval (bootstrap)" in out and "Wilcoxon" in out
+    assert "accuracy, best (%)" in out and "95% interval (t)" in out and "Wilcoxon" in out
     header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
     assert all(f"accuracy, {way} (%)" in header for way in ("best", "mean of last tenth", "last"))
     assert "comparison.md, comparison.tex, pairs.csv, pairs.md, pictures" in out
@@ -98,7 +98,6 @@ COMMANDS = (("compare", "asgd"), ("quickstart",), ("sweep", "nothing.toml"))
 BAD_DRAWINGS = {
     ("--final", "first"): "final = 'first': must be last, best, tail (the mean of the last tenth of the evaluations)",
     ("--final", "tail:0"): "final = 'tail:0': must be last",
-    ("--interval", "normal"): "interval = 'normal': must be one of t, bootstrap",
     ("--format", "png,gif"): "format = 'gif': must be one of png, pdf, svg",
     ("--width", "wide"): "width = 'wide': must be one of column, page",
 }

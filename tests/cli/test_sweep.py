@@ -152,13 +152,13 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, n
 
 
 def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, no_pictures, engine):
-    file.write_text('final = "best"\ninterval = "bootstrap"\n' + SMALL)
+    file.write_text('final = "best"\n' + SMALL)
     arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
     out = ok(capsys, "sweep", *arguments)
-    assert all(text in out for text in ("accuracy, best (%)", "95% interval (bootstrap)", "time to 5 % (s)"))
-    flags_of = ("--final", "last", "--interval", "t", "--target", "0.2")
+    assert all(text in out for text in ("accuracy, best (%)", "95% interval (t)", "time to 5 % (s)"))
+    flags_of = ("--final", "last", "--target", "0.2")
     out = ok(capsys, "sweep", *arguments, "--collect", *flags_of)
-    assert all(text in out for text in ("accuracy, last (%)", "95% interval (t)", "time to 20 % (s)"))
+    assert all(text in out for text in ("accuracy, last (%)", "time to 20 % (s)"))
 
 
 def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch, engine):
@@ -225,7 +225,7 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
     assert all(line in shown for line in lines)
     (tmp_path / "mixing.toml").write_text(sweep_file.SWEEP_EXAMPLE)
     file = sweep.read(tmp_path / "mixing.toml")
-    assert len(file.points) == 72 and (file.target, file.final, file.interval) == (0.7, "tail", "t")
+    assert len(file.points) == 72 and (file.target, file.final) == (0.7, "tail")
     assert file.roles == {"method.exponent": "tuned"}
     assert set(tomllib.loads(sweep_file.SWEEP_EXAMPLE)) == set(sweep_file.SWEEP_KEYS)
     prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5, eval_updates=1))

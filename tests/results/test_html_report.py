@@ -22,7 +22,7 @@ from tests.results.page import NASTY, array, columns, content, content_of, save_
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
 SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
-BASELINE, MISSED, BOOTSTRAP = {"baseline": "a"}, {"target": 0.66}, {"interval": "bootstrap", "target": "fedavg"}
+BASELINE, MISSED, BY_METHOD = {"baseline": "a"}, {"target": 0.66}, {"target": "fedavg"}
 
 
 def counted(runs: list[Run], **counters: object) -> list[Run]:
@@ -41,7 +41,7 @@ COMPARISONS = {
     ),
     "a run without clients left": (
         {"a": seeded(SCORES, "a"), "fedavg": counted(seeded(SCORES), **EARLY)},
-        BOOTSTRAP,
+        BY_METHOD,
     ),
     "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
 }
@@ -433,12 +433,11 @@ LAST_DIFFERS = {
 def test_tables_are_made_anew_with_other_options(tmp_path):
     sweep_of, _ = save_sweep(tmp_path / "mixing")
     three = save_comparison(tmp_path / "three", LAST_DIFFERS)
-    options = {"final": "best", "interval": "bootstrap", "target": 0.4}
+    options = {"final": "best", "target": 0.4}
     page = content(sweep_of, three, options=TableOptions(**options))
     for source, title in zip(page["sources"], ("Best settings", "Methods"), strict=True):
         shown = columns(source["tables"][0])
         assert source["tables"][0]["title"] == title and "accuracy, best (%)" in shown
-        assert any("interval (bootstrap)" in name for name in shown)
         assert not any("new" in note for note in source["notes"])
     assert "time to 40 % (s)" in columns(page["sources"][0]["tables"][1])
     assert set(columns(page["sources"][1]["tables"][0])["target (%)"]) == {40.0}
@@ -455,7 +454,7 @@ def test_tables_are_made_anew_with_other_options(tmp_path):
 
 def test_the_command_takes_them(tmp_path):
     folder, _ = save_sweep(tmp_path / "mixing")
-    flags = ("--final", "tail:2", "--interval", "bootstrap", "--target", "0.3")
+    flags = ("--final", "tail:2", "--target", "0.3")
     assert cli.main(("report", str(folder), *flags)) == 0
     shown = columns(content_of(folder / "report.html")["sources"][0]["tables"][0])
     assert {"accuracy, mean of last 2 (%)", "time to 30 % (s)"} <= set(shown)

@@ -63,7 +63,6 @@ def test_a_comparison_is_redrawn_to_the_same_bytes_or_with_other_options(compari
         final="last",
         target="Ours",
         baseline="Ours",
-        interval="bootstrap",
         columns=["time"],
         drawing=drawing,
     )
@@ -113,9 +112,7 @@ def test_a_sweep_is_redrawn(tmp_path, monkeypatch):
     [
         ({"target": 0.7}, "target = 0.7: must be left out for a run"),
         ({"columns": ["time"]}, r"columns = \['time'\]: must be left out for a run"),
-        ({"interval": "t"}, "interval = 't': must be left out for a run"),
         ({"baseline": "fedavg"}, "baseline = 'fedavg': must be left out for a run"),
-        ({"interval": "u"}, "interval = 'u': must be one of t, bootstrap"),
         ({"final": "first"}, "final = 'first': must be last, best"),
         ({"columns": ["time", "time"]}, "columns = .*: must be a list of different names"),
         ({"drawing": Drawing(x="energy")}, "x = 'energy': must be time, update, step or bytes"),

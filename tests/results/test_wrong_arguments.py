@@ -50,7 +50,6 @@ CALLS = [
     (lambda: results.write([{"a": 1}], "t.html"), "file ending = '.html'"),
     (lambda: results.spread([]), "at least one number"),
     (lambda: results.interval([]), "at least one number"),
-    (lambda: results.interval([1.0], "normal"), "interval = 'normal': must be one of t, bootstrap"),
     (lambda: results.write_sweep(SWEEP), "folder = None"),
     (lambda: results.write_sweep(Sweep((), None), TESTS), "at least one finished run"),
     (lambda: swept_runs(SWEEP, target=70), "target = 70"),
@@ -59,7 +58,6 @@ CALLS = [
     (lambda: results.comparison(3), f"runs = 3: must be {OF_METHODS}"),
     (lambda: results.comparison({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
     (lambda: results.comparison({"a": [3]}), "runs['a'] = 'a list': must be a list of its runs"),
-    (lambda: results.comparison(RUNS, interval="z"), "interval = 'z': must be one of t, bootstrap"),
     (lambda: results.relative_time([RUN], "a"), f"runs = 'a list': must be {OF_METHODS}"),
     (lambda: results.final_accuracy(3), "run = 3: must be a Run, as simulate returns"),
     (lambda: results.final_value(RUN, "acc"), "column = 'acc': must be one of time, update"),
@@ -82,7 +80,6 @@ CALLS = [
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
     (lambda: results.write_report([TESTS], "r.html", target="-1"), "target = '-1': must be an accuracy in (0, 1]"),
     (lambda: results.write_report([TESTS], "r.html", final="first"), f"final = 'first': {FINALS}"),
-    (lambda: results.write_report([TESTS], "r.html", interval="z"), "interval = 'z': must be one of t, bootstrap"),
     (lambda: results.write_report([], "r.html"), "folders = []"),
     (lambda: results.write_report([TESTS, TESTS / "."], "r.html"), "different"),
     (
