@@ -20,15 +20,14 @@ from fedjax_async.config import Settings
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of, initial, model_of
 from fedjax_async.config.settings import from_dict
-from fedjax_async.data.memmap import spans
 from fedjax_async.engine.devices import require_backend
-from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.models import arrays_of, filled
 from fedjax_async.results import load, table, write
+from fedjax_async.results.explaining import rows_of, spread_evenly
 from fedjax_async.results.figure import Drawing, require_matplotlib, save_formats
 from fedjax_async.results.files import applicable, csv_bytes
 from fedjax_async.results.landscape import path_picture, plane_picture
-from fedjax_async.results.simulation import precision
+from fedjax_async.results.running import precision
 from fedjax_async.results.store import Occupied, require_folder
 from fedjax_async.types import FederatedData, Model, Params, Run
 
@@ -138,33 +137,15 @@ def _check_distinct(models: list[Params], folders: list[str]) -> None:
 def _subject(model: Model, data: FederatedData, arguments: argparse.Namespace) -> Subject:
     """The examples that the flags choose, spread evenly over their order, and those that curves learn from."""
     part, client = arguments.part, arguments.client
-    rows = _rows(data, part, client)
+    rows = rows_of(data, part, client)
     about = f"the {part} part" + ("" if client is None else f" of client {client}")
     check.require(len(rows) > 0, "part", part, f"a part with examples, but {about} of {data.name} has none")
-    chosen = _spread(rows, arguments.examples)
+    chosen = spread_evenly(rows, arguments.examples)
     pool = (data.test_x, data.test_y) if part == "test" else (data.x, data.y)
     measure = theory.scores(model, len(chosen), labels=data.num_classes is not None)
-    training = _spread(_rows(data, "train", None), LEARNED_FROM)
+    training = spread_evenly(rows_of(data, "train"), LEARNED_FROM)
     text = f"{len(chosen)} of {len(rows)} examples of {about} of {data.name}"
     return Subject(model, measure, _taken(pool, chosen), _taken((data.x, data.y), training), text)
-
-
-def _rows(data: FederatedData, part: str, client: int | None) -> np.ndarray:
-    """Numbers of the rows of a part of the data, of one client or all."""
-    if part == "test" and client is None:
-        return np.arange(len(data.test_y))
-    if part == "test" and data.test_order is None:
-        raise ValueError(f"client = {client}: {data.name} has one test set for all; its clients have train parts only")
-    order, offset, size = (data.order, data.offset, data.size) if part == "train" else held_out_rows(data, part)
-    if client is not None:
-        check.whole("client", client, 0, len(data.size) - 1)
-        offset, size = offset[client : client + 1], size[client : client + 1]
-    return np.asarray(order[spans(offset, size)])
-
-
-def _spread(rows: np.ndarray, most: int) -> np.ndarray:
-    """At most ``most`` of the rows, at equal distances."""
-    return rows if len(rows) <= most else rows[np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)]
 
 
 def _taken(pool: tuple[Any, Any], rows: np.ndarray) -> tuple[jax.Array, jax.Array]:

@@ -19,7 +19,7 @@ from fedjax_async.peers import peer_statistics, peer_waves
 from fedjax_async.results import gantt, peer_gantt, save_figure
 from fedjax_async.results.figure import require_picture
 from fedjax_async.results.progress import planning_bar
-from fedjax_async.results.simulation import precision
+from fedjax_async.results.running import precision
 from fedjax_async.results.timeline import absences_of
 
 # Fields of ``DelayStatistics``, ``WaveStatistics`` and ``PeerStatistics`` -> what is printed behind them.

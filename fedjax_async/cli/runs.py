@@ -20,7 +20,7 @@ from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import simulation, write_comparison
 from fedjax_async.results.begun import unfinished
-from fedjax_async.results.callbacks import Callbacks, chosen
+from fedjax_async.results.callbacks import Callbacks, as_callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import baseline_of, folder_name
 from fedjax_async.results.figure import Drawing, require_matplotlib
@@ -37,7 +37,8 @@ from fedjax_async.results.metrics import (
     window,
 )
 from fedjax_async.results.redrawing import require_energy
-from fedjax_async.results.simulation import precision, simulate, train_compared
+from fedjax_async.results.running import precision
+from fedjax_async.results.simulation import simulate, train_compared
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, NotSaved, Occupied
 from fedjax_async.results.worlds import end_text, faults_text
 from fedjax_async.types import Run
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
     """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for an unknown stream or a missing package."""
-    return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
+    return as_callbacks(None, arguments.stream, arguments.keep_best, arguments.out)
 
 
 def _train(arguments: argparse.Namespace, settings: Settings, train: Callable[..., Run]) -> None:

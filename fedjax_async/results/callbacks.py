@@ -52,7 +52,7 @@ class Callbacks(NamedTuple):
 NO_CALLBACKS = Callbacks()
 
 
-def chosen(
+def as_callbacks(
     callbacks: Iterable[Callback] | None, stream: str | Iterable[str] | None, keep_best: bool, folder: Any
 ) -> Callbacks:
     """Check the arguments of ``simulate`` before anything is compiled, and join them.
@@ -140,7 +140,7 @@ def is_covered_in(folder: Path, callbacks: Callbacks, name: str) -> bool:
 # --- unfinished runs ----------------------------------------------------------------------------------
 
 
-def save(callbacks: Callbacks, checkpoints: Path) -> None:
+def save_callbacks(callbacks: Callbacks, checkpoints: Path) -> None:
     """Save the names of the callbacks of a run that begins."""
     if callbacks != NO_CALLBACKS:
         disk.write(checkpoints / SAVED, files.json_bytes(callbacks.names))
@@ -155,7 +155,7 @@ def resumed(folder: Path, callbacks: Iterable[Callback] | None) -> Callbacks:
     """
     path = folder / CHECKPOINTS / SAVED
     saved = json.loads(path.read_bytes()) if path.is_file() else NO_CALLBACKS.names
-    found = chosen(callbacks, saved["stream"], saved["keep_best"], folder)
+    found = as_callbacks(callbacks, saved["stream"], saved["keep_best"], folder)
     names, have = saved["functions"], found.names["functions"]
     wanted = f"the functions that the run began with, {', '.join(names)}: give them again, resume(..., callbacks=[...])"
     check.require(not names or names == have, "callbacks", have, wanted)

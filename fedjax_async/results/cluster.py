@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from fedjax_async.base import check, compiled, disk, lazy, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
-from fedjax_async.results import callbacks as looking
 from fedjax_async.results import files, sweep_folder
 from fedjax_async.results.begun import load_plugins
+from fedjax_async.results.callbacks import as_callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train
 
@@ -221,7 +221,7 @@ def train_members(
         points = sweep_folder.read_definition(root)
         chosen = [points[int(index)] for index in members.split(",")]
         with claimed(sweep_folder.run_folder(root, chosen[0])):
-            callbacks = looking.chosen(None, stream or None, bool(keep_best), root)
+            callbacks = as_callbacks(None, stream or None, bool(keep_best), root)
             sizes: dict[str, Any] = {"memory_limit": limits["memory_limit"], "lanes": limits["lanes"]}
             work = plan_sweep(chosen, folder=root, callbacks=callbacks, **sizes)
             train(work, root, progress=False)

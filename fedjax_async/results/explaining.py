@@ -33,7 +33,7 @@ from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import ProgressShown, bar, require_progress
 from fedjax_async.results.provenance import causes
-from fedjax_async.results.simulation import precision
+from fedjax_async.results.running import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
 from fedjax_async.results.tables import Row, write
@@ -157,8 +157,11 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     components, data = resolved.components, resolved.components.data
     allowed = "one that fits into memory: the losses are computed on the device"
     check.require(not data.streamed, "dataset", settings.dataset, allowed)
-    part, rows, pool = _rows(data, part)
-    chosen = rows if len(rows) <= examples else rows[np.linspace(0, len(rows), examples, endpoint=False).astype(int)]
+    held_out = rows_of(data, "validation")
+    check.require(len(held_out) > 0 or part != "validation", "part", part, NO_VALIDATION)
+    part = part or ("validation" if len(held_out) else "test")
+    pool = (data.test_x, data.test_y) if part == "test" else (data.x, data.y)
+    chosen = spread_evenly(rows_of(data, part), examples)
     x, y = (np.asarray(values[chosen]) for values in pool)
     classes = data.num_classes if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
     groups = classes if classes is not None and classes <= MOST_CLASSES else None
@@ -190,14 +193,22 @@ def _quiet(report: Progress) -> Progress:
     return reported
 
 
-def _rows(data: FederatedData, part: str | None) -> tuple[str, np.ndarray, tuple[Any, Any]]:
-    """The part that is explained, its rows, and the arrays x and y that they index."""
-    order, offset, size = held_out_rows(data, "validation")
-    held_out = np.asarray(order[spans(offset, size)])
-    if part == "test" or (part is None and len(held_out) == 0):
-        return "test", np.arange(len(data.test_y)), (data.test_x, data.test_y)
-    check.require(len(held_out) > 0, "part", part, NO_VALIDATION)
-    return "validation", held_out, (data.x, data.y)
+def rows_of(data: FederatedData, part: str, client: int | None = None) -> np.ndarray:
+    """The rows of ``train`` or ``validation`` in ``data.x``, of ``test`` in ``data.test_x``; of one client or of all."""
+    if part == "test" and client is None:
+        return np.arange(len(data.test_y))
+    if part == "test" and data.test_order is None:
+        raise ValueError(f"client = {client}: {data.name} has one test set for all; its clients have train parts only")
+    order, offset, size = (data.order, data.offset, data.size) if part == "train" else held_out_rows(data, part)
+    if client is not None:
+        check.whole("client", client, 0, len(data.size) - 1)
+        offset, size = offset[client : client + 1], size[client : client + 1]
+    return np.asarray(order[spans(offset, size)])
+
+
+def spread_evenly(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most ``most`` of the rows, at equal distances."""
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)]
 
 
 def _explanation(run: Run, again: Run, components: Components, facts: Any, part: str, class_sizes: Any) -> Explanation:

@@ -24,7 +24,7 @@ from fedjax_async.config.settings import Settings, from_dict
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import bound
 from fedjax_async.local.dp_sgd import uses_of_an_example
-from fedjax_async.results.simulation import precision
+from fedjax_async.results.running import precision
 from fedjax_async.results.store import load
 from fedjax_async.server.privacy import Uploads
 from fedjax_async.types import Run, Schedule

@@ -10,18 +10,27 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async.base import disk
+import jax
+
+from fedjax_async.base import check, disk
 from fedjax_async.config import Experiment, Settings, sweeping
 from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import completed
 from fedjax_async.results import begun, files, provenance, store, streams
-from fedjax_async.results import callbacks as looking
-from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
+from fedjax_async.results.callbacks import (
+    NO_CALLBACKS,
+    Callbacks,
+    is_covered,
+    save_callbacks,
+    stream_again,
+    watch_of,
+)
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.progress import ProgressShown, bar
@@ -75,7 +84,7 @@ def run(
         if begin is not None and member not in finished:
             begin(member)
         chosen, one = NO_CALLBACKS if member in finished else callbacks, runs[member]
-        watches.append(looking.watch_of(chosen, experiment, one.folder, one.name))
+        watches.append(watch_of(chosen, experiment, one.folder, one.name))
         return watches[-1]
 
     def finish(member: int, run: Run) -> None:
@@ -102,6 +111,13 @@ def _say_where(folder: Path | None, updates: int) -> None:
     """Say from where a run with checkpoints in its folder goes on."""
     if folder is not None and (done := completed(folder / CHECKPOINTS)):
         print(f"{folder}: goes on from update {done[-1]:,} of {updates:,}")
+
+
+def precision(*settings: Settings) -> AbstractContextManager[Any]:
+    """JAX's 64-bit mode if the runs compute in float64; ``ValueError`` if only some of them do."""
+    wide = [each.compute == "float64" for each in settings]
+    check.require(all(wide) or not any(wide), "compute", "float64", "that of all runs of a sweep or of none")
+    return jax.enable_x64(True) if any(wide) else nullcontext()
 
 
 # --- runs in folders of their own ---------------------------------------------------------------------
@@ -194,12 +210,12 @@ def _read(
         return None
     if not provenance.has_numbers(folder, overwrite=overwrite):
         return None
-    if not looking.is_covered(run := store.load(folder), callbacks, one.name):
+    if not is_covered(run := store.load(folder), callbacks, one.name):
         return None
     advice = "--again, in Python again=True, trains it once more"
     remarks = "".join(f"; {each}" for each in provenance.remarks(folder, settings))
     print(f"{folder}: this run is finished already and was read ({advice}){remarks}")
-    looking.stream_again(run, callbacks, folder, one.name)
+    stream_again(run, callbacks, folder, one.name)
     if plots:
         draw_missing(run, folder, drawing)
     disk.sweep_up(folder)
@@ -224,7 +240,7 @@ def _begin(one: OneRun, settings: dict[str, Any], callbacks: Callbacks, *, repla
         checkpoints.mkdir(parents=True, exist_ok=True)
         disk.write(checkpoints / "settings.json", files.json_bytes(settings))
         begun.save_plugins(checkpoints)
-        looking.save(callbacks, checkpoints)
+        save_callbacks(callbacks, checkpoints)
 
 
 def _holds(path: Path, settings: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results.begun import as_begun, load_plugins, unfinished
 from fedjax_async.results.beside import commanded, labelled
-from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, chosen, resumed, watch_of
+from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, as_callbacks, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
 from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
-from fedjax_async.results.running import OneRun, require_rooms, run_kept
+from fedjax_async.results.running import OneRun, precision, require_rooms, run_kept
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.store import CHECKPOINTS, require_comparison
 from fedjax_async.types import Run
@@ -102,7 +102,7 @@ def simulate(
     with nullcontext() if folder is None else claimed(folder):
         settings = settings if folder is None or overwrite else as_begun(settings, [folder])
         if callbacks is not None or stream is not None or keep_best is not False:
-            options["callbacks"] = chosen(callbacks, stream, keep_best, folder)
+            options["callbacks"] = as_callbacks(callbacks, stream, keep_best, folder)
         run = run_alone(_prepared(settings, probes, progress), folder, **options)
     notices.warn_about({"": run.counters})
     return run
@@ -208,7 +208,7 @@ def compare(
         overwrite=overwrite,
         again=again,
         progress=progress,
-        callbacks=chosen(callbacks, stream, keep_best, folder),
+        callbacks=as_callbacks(callbacks, stream, keep_best, folder),
         write=partial(write_comparison, plots=plots),
     )
 
@@ -301,8 +301,3 @@ def _in_memory(experiment: Experiment, callbacks: Callbacks, progress: ProgressS
         meter.close()
         if watch is not None:
             watch.close()
-
-
-def precision(settings: Settings) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode if the run computes in float64."""
-    return jax.enable_x64(True) if settings.compute == "float64" else nullcontext()

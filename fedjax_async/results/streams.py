@@ -55,9 +55,9 @@ class CsvStream:
     Lines that the file has already are kept up to the first one that differs or that a killed process left unfinished.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines = _whole_lines(path)  # with the header
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self._path = require_place("csv", folder) / CSV
+        self._lines = _whole_lines(self._path)  # with the header
         self._count = 0  # how many of them belong to this run
 
     def __call__(self, evaluation: Evaluation) -> None:
@@ -97,19 +97,14 @@ def _whole_lines(path: Path) -> list[bytes]:
     return [line for line in found if line.endswith(b"\n")]
 
 
-def _csv(folder: Path | None, run: str) -> Stream:
-    require_place("csv", folder)
-    return CsvStream(Path(folder or "") / CSV)
-
-
 # --- TensorBoard --------------------------------------------------------------------------------------
 
 
 class TensorBoardStream:
     """A scalar for each score of an evaluation; evaluations that earlier processes wrote are not written again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self._folder = require_place("tensorboard", folder) / EVENTS
         self._writer: Any = None
         self._written: set[tuple[int, float]] = set()
 
@@ -137,11 +132,6 @@ def written_events(folder: Path) -> set[tuple[int, float]]:
     loader = package("tensorboard", "tensorboard.backend.event_processing.event_file_loader").EventFileLoader
     events = [event for path in sorted(folder.glob("*tfevents*")) for event in loader(str(path)).Load()]
     return {(int(event.step), float(event.wall_time)) for event in events if event.HasField("summary")}
-
-
-def _tensorboard(folder: Path | None, run: str) -> Stream:
-    require_place("tensorboard", folder)
-    return TensorBoardStream(Path(folder or "") / EVENTS)
 
 
 # --- Weights & Biases ---------------------------------------------------------------------------------
@@ -188,13 +178,14 @@ class WandbStream:
             self._run.finish(exit_code=0 if complete else 1)
 
 
-def _wandb(folder: Path | None, run: str) -> Stream:
-    return WandbStream(folder, run)
-
-
 # --- by name ------------------------------------------------------------------------------------------
 
-STREAMS: dict[str, Callable[[Path | None, str], Stream]] = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
+# Name -> what makes a stream of the folder of a run, or None, and the name of the run.
+STREAMS: dict[str, Callable[[Path | None, str], Stream]] = {
+    "csv": CsvStream,
+    "tensorboard": TensorBoardStream,
+    "wandb": WandbStream,
+}
 PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}  # stream -> the module that it needs
 OF_FOLDERS = ("csv", "tensorboard")
 
@@ -204,9 +195,10 @@ def package(stream: str, module: str) -> Any:
     return lazy.optional(module, f"the stream {stream!r}")
 
 
-def require_place(name: str, folder: object) -> None:
-    """``ValueError`` for a stream that writes files if there is no folder."""
+def require_place(name: str, folder: Any) -> Path:
+    """The folder; ``ValueError`` for a stream that writes files if there is none."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
+    return Path(folder or "")
 
 
 def require_streams(names: Sequence[str], folder: object) -> None:

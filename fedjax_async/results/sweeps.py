@@ -5,11 +5,8 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
-
-import jax
 
 from fedjax_async.base import check, notices
 from fedjax_async.config import sweeping
@@ -20,12 +17,11 @@ from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
-from fedjax_async.results import callbacks as looking
 from fedjax_async.results import provenance, store, streams, sweep_folder
-from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
+from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, as_callbacks, is_covered_in, stream_again
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
-from fedjax_async.results.running import OneRun, run
+from fedjax_async.results.running import OneRun, precision, run
 from fedjax_async.results.store import CHECKPOINTS, is_finished
 from fedjax_async.types import Run
 
@@ -92,13 +88,6 @@ def resolved(points: Iterable[GridPoint]) -> list[GridPoint]:
     return [point._replace(settings=resolved_settings(point.settings)) for point in points]
 
 
-def precision(points: Sequence[GridPoint]) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode for a sweep in float64; ``ValueError`` if only some of its runs are in float64."""
-    wide = [point.settings.compute == "float64" for point in points]
-    check.require(all(wide) or not any(wide), "compute", "float64", "that of all runs of a sweep or of none")
-    return jax.enable_x64(True) if any(wide) else nullcontext()
-
-
 def plan_sweep(
     points: Sequence[GridPoint],
     *,
@@ -121,14 +110,14 @@ def plan_sweep(
     for name, value in (("memory_limit", memory_limit), ("lanes", lanes)):
         if value is not None:
             check.whole(name, value)
-    with precision(points), planning_bar(len(points), progress) as part:
+    with precision(*(point.settings for point in points)), planning_bar(len(points), progress) as part:
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
         groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
         return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     folder = check.path("folder", folder)
     finished = _finished(points, folder, callbacks)
-    with precision(points):  # as the runs were computed
+    with precision(*(point.settings for point in points)):  # as the runs were computed
         _remark(points, finished, folder)
     left = (group.left(finished) for group in groups)
     return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
@@ -141,7 +130,7 @@ def _finished(points: Sequence[GridPoint], folder: Path, callbacks: Callbacks | 
         run_folder = sweep_folder.run_folder(folder, point)
         if not is_finished(run_folder, as_dict(point.settings)):
             return False
-        return callbacks is None or looking.is_covered_in(run_folder, callbacks, point.name)
+        return callbacks is None or is_covered_in(run_folder, callbacks, point.name)
 
     return frozenset(index for index, point in enumerate(points) if whole(point))
 
@@ -184,7 +173,7 @@ def begin_streams(folder: Path, work: SweepWork) -> None:
         run_folder = sweep_folder.run_folder(folder, point)
         if index in work.finished:
             if work.callbacks.streams:
-                looking.stream_again(store.load(run_folder), work.callbacks, run_folder, point.name)
+                stream_again(store.load(run_folder), work.callbacks, run_folder, point.name)
         elif not known or (run_folder / store.MANIFEST).is_file():  # a run of other settings or callbacks
             streams.clear(run_folder)
 
@@ -206,7 +195,7 @@ def train(work: SweepWork, folder: Path | None, *, progress: ProgressShown = Non
 
     options: dict[str, Any] = {"checkpoints": None if folder is None else folder / CHECKPOINTS, "probes": work.probes}
     options |= {"finished": work.finished, "callbacks": work.callbacks, "progress": progress}
-    with precision(work.points):
+    with precision(*(point.settings for point in work.points)):
         run(runs, work.groups, on_finished=save, **options)
     return kept
 
@@ -262,7 +251,7 @@ def sweep(
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
     out = None if out is None else check.path("out", out)
-    looking_on = looking.chosen(callbacks, stream, keep_best, out)
+    callbacks_of_runs = as_callbacks(callbacks, stream, keep_best, out)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     require_progress(progress)
     with claimed(out):
@@ -272,7 +261,7 @@ def sweep(
             expanded = expanded if overwrite else sweep_folder.as_begun(expanded, out)
             sweep_folder.require_room(out, expanded, probes, overwrite=overwrite)
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
-        work = plan_sweep(expanded, folder=out, probes=probes, callbacks=looking_on, **options)
+        work = plan_sweep(expanded, folder=out, probes=probes, callbacks=callbacks_of_runs, **options)
         found = run_work(work._replace(roles={**(roles or {})}), folder=out, progress=progress)
     notices.warn_about(found.counters)
     return found
