@@ -284,12 +284,6 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="file of the page [DIR/report.html, or report.html for several folders]",
     )
-    sub.add_argument(
-        "--target",
-        metavar="ACCURACY",
-        help="make the tables again with the time to this test accuracy; for comparisons also a METHOD or a percentage",
-    )
-    add_final(sub, "as in the tables of DIR; if given, the tables are made again")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:

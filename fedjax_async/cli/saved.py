@@ -27,8 +27,7 @@ def report(arguments: argparse.Namespace) -> None:
     """Write one HTML page about folders of results, and print its path and size."""
     folders = arguments.folders
     beside = Path(folders[0]) if len(folders) == 1 else Path()
-    options = {name: getattr(arguments, name) for name in ("target", "final")}
-    path = write_report(folders, arguments.out or beside / "report.html", **options)
+    path = write_report(folders, arguments.out or beside / "report.html")
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB), open it in any browser")
 
 

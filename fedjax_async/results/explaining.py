@@ -194,7 +194,7 @@ def _quiet(report: Progress) -> Progress:
 
 
 def rows_of(data: FederatedData, part: str, client: int | None = None) -> np.ndarray:
-    """The rows of ``train`` or ``validation`` in ``data.x``, of ``test`` in ``data.test_x``; of one client or of all."""
+    """The rows of ``train`` or ``validation`` in ``data.x``, of ``test`` in ``data.test_x``; of a client, or of all."""
     if part == "test" and client is None:
         return np.arange(len(data.test_y))
     if part == "test" and data.test_order is None:

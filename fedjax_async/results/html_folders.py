@@ -19,11 +19,10 @@ from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import significance, store, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.beside import command_in
-from fedjax_async.results.metrics import TARGET
 from fedjax_async.results.reading import grouped_in, kind_of, listed_in
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_report import write_tables
-from fedjax_async.results.sweep_table import USUAL, TableOptions
+from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.results.sweeps import collect
 from fedjax_async.results.tables import Row
 from fedjax_async.types import Run
@@ -84,50 +83,47 @@ def _below(path: Path, depth: int) -> list[Path]:
     ]
 
 
-def read(folder: str | Path, options: TableOptions | None = None) -> FolderContent:
-    """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged.
-
-    ``options``: make new tables with these; None: show those in the folder, or new ones with the defaults.
-    """
+def read(folder: str | Path) -> FolderContent:
+    """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
     path = Path(folder)
-    found = _read(path, options)
+    found = _read(path)
     commands = command_in(path).splitlines()
     return found._replace(notes=[*found.notes, *(f"Command: {line}" for line in commands[-MOST_COMMANDS:])])
 
 
-def _read(path: Path, options: TableOptions | None) -> FolderContent:
+def _read(path: Path) -> FolderContent:
     kind = kind_of(path)
     if kind == "sweep":
-        return _sweep(path, options)
+        return _sweep(path)
     if kind == "run":
-        member = _member(path, store.load(path), options, "run")
-        return FolderContent(path, kind, {str(member.run.settings.get("method", "run")): [member]}, [], [])
-    return _comparison(path, options)
+        shown = _shown(path, store.load(path), "run")
+        return FolderContent(path, kind, {str(shown.run.settings.get("method", "run")): [shown]}, [], [])
+    return _comparison(path)
 
 
-def _member(folder: Path, run: Run, options: TableOptions | None, name: str = "") -> ShownRun:
+def _shown(folder: Path, run: Run, name: str = "") -> ShownRun:
     """A saved run; its row is that of a sweep of one run, of which only the name and the seed are used."""
     point = GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0))))
     swept_run = sweep_table.swept_run(point, run)
-    (row,) = sweep_table.run_rows([swept_run], (options or USUAL).final)
+    (row,) = sweep_table.run_rows([swept_run])
     shown = {column: value for column, value in row.items() if column != "run"}
     return ShownRun(name or f"{folder.parent.name}/{folder.name}", folder, swept_run.run, shown)
 
 
-def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
+def _sweep(path: Path) -> FolderContent:
     sweep, missing = collect(path)
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
-    options = (given or USUAL)._replace(roles=sweep.roles)
-    found = sweep_table.swept_runs(sweep, options.target)
+    options = TableOptions(roles=sweep.roles)
+    found = sweep_table.swept_runs(sweep)
     ranked = tuning.rank(found, options.final, options.roles)
     notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
     compared = ("run", "mean_accuracy", "virtual_time", "bytes_up")
     write = partial(write_tables, found, options=options)
-    texts, same = _written(path, write, "runs.csv", lambda texts: compared, anew=given is not None)
-    if not same and given is None:
+    texts, same = _written(path, write, "runs.csv", lambda texts: compared)
+    if not same:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
     notes += texts["best.md"].partition("\n\n")[0].splitlines()
     rows: dict[str, Row] = {row["run"]: row for row in _rows(texts["runs.csv"])}
@@ -144,27 +140,22 @@ def _sweep(path: Path, given: TableOptions | None) -> FolderContent:
     return FolderContent(path, "sweep", in_order, shown, notes)
 
 
-def _comparison(path: Path, options: TableOptions | None) -> FolderContent:
-    groups = grouped_in(path, lambda folder, run: _member(folder, run, options))
+def _comparison(path: Path) -> FolderContent:
+    groups = grouped_in(path, _shown)
     listed = listed_in(path, groups)
     runs = {name: [member.run for member in groups[name]] for name in listed or groups}
-    shown, notes = _methods(path, runs, options)
+    shown, notes = _methods(path, runs)
     if listed and len(listed) < len(groups):
         others = [name for name in groups if name not in listed]
         notes.append("comparison.csv does not list these finished runs: " + ", ".join(others) + ".")
     return FolderContent(path, "comparison", groups, shown, notes)
 
 
-def _methods(
-    path: Path, runs: Mapping[str, Sequence[Run]], options: TableOptions | None
-) -> tuple[list[Content], list[str]]:
+def _methods(path: Path, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Content], list[str]]:
     """The table of the methods, and notes on it: ``comparison.csv``, or a new table if the file is of other runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
-    target, final, *_ = options or USUAL
-    target = TARGET if target is None else target
-    write = partial(write_comparison, runs, plots=False, target=target, final=final)
 
     def compared(texts: Sequence[str]) -> list[str]:
         """The columns that both tables have, without those that depend on options of the command."""
@@ -172,8 +163,8 @@ def _methods(
         chosen = ("time to ", "relative to ", "target", "95%")
         return [name for name in common if not name.startswith(chosen) and "interval" not in name]
 
-    texts, same = _written(path, write, "comparison.csv", compared, anew=options is not None)
-    notes = [] if same or options is not None else ["comparison.csv is missing or of other runs: this table is new."]
+    texts, same = _written(path, partial(write_comparison, runs, plots=False), "comparison.csv", compared)
+    notes = [] if same else ["comparison.csv is missing or of other runs: this table is new."]
     methods, *others = _tables(texts, {"Methods": "comparison.csv"} | OF_BOTH)
     if "target (%)" in _header(texts["comparison.csv"]):
         methods["note"] = " ".join(filter(None, [methods["note"], TIMES]))
@@ -187,24 +178,19 @@ OF_BOTH = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}  # if clients 
 
 
 def _written(
-    path: Path,
-    write: Callable[[Path], object],
-    key: str,
-    compared: Callable[[Sequence[str]], Sequence[str]],
-    *,
-    anew: bool,
+    path: Path, write: Callable[[Path], object], key: str, compared: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[dict[str, str], bool]:
     """The texts of the tables in a folder, and whether they are of its finished runs; else of new ones.
 
     ``write`` writes new ones. The tables are of the same runs if the file ``key`` has the same rows in the columns
-    ``compared([new, saved])``. ``anew``: take the new ones anyway.
+    ``compared([new, saved])``.
     """
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch))
         fresh, saved = ({name: _text(Path(folder) / name) for name in WRITTEN} for folder in (scratch, path))
     same = _agree(saved[key], fresh[key], compared([fresh[key], saved[key]]))
     whole = all(saved[name] for name in WRITTEN if fresh[name] and name not in OF_BOTH.values())
-    return saved if same and whole and not anew else fresh, same
+    return saved if same and whole else fresh, same
 
 
 def _tables(texts: Mapping[str, str], titles: Mapping[str, str]) -> list[Content]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,9 +28,7 @@ from fedjax_async.results.html_folders import (
     table_of,
 )
 from fedjax_async.results.measured import curve_columns, meanings
-from fedjax_async.results.metrics import FINAL, require_final, target_number
 from fedjax_async.results.provenance import VERSIONS
-from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.results.worlds import differences, end_text, faults_text, warn_of_differences
 from fedjax_async.types import Run
 
@@ -109,15 +106,12 @@ def _chosen(
     return drawn, [(name, folder) for _, name, folder in places[:MOST_DETAILS]], notes
 
 
-def content(folders: Sequence[str | Path], options: TableOptions | None = None) -> Content:
+def content(folders: Sequence[str | Path]) -> Content:
     """Everything that the page shows, as its JSON; ``ValueError`` as in :func:`write_report`."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     found = {path.resolve(): path for folder in folders for path in results_in(folder)}
-    sources = [read(path, options) for path in found.values()]
-    target = None if options is None else options.target
-    tabled = target is None or any(source.kind != "run" for source in sources)
-    check.require(tabled, "target", target, "left out: only comparisons and sweeps have tables with a target")
+    sources = [read(path) for path in found.values()]
     labels = _labels([source.path for source in sources])
     together, details, notes = _chosen(sources, labels)
     total = sum(len(members) for source in sources for members in source.groups.values())
@@ -180,13 +174,7 @@ def _embedded(value: object) -> str:
     return text
 
 
-def write_report(
-    folders: Sequence[str | Path],
-    path: str | Path,
-    *,
-    target: str | float | None = None,
-    final: str | None = None,
-) -> Path:
+def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Write one HTML page about ``folders``, each with a finished run, comparison or sweep; returns ``path``.
 
     Of a folder that only holds folders with results, such as ``runs``, these are shown.
@@ -194,9 +182,8 @@ def write_report(
     The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
     clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
     The same results give the same bytes. The tables of methods and settings in the folder are shown if they belong to
-    its finished runs; otherwise new ones are made with the default options. With ``target`` or ``final``,
-    as in :func:`fedjax_async.results.comparisons.comparison`, they are always new; a sweep's target is an accuracy in
-    (0, 1].
+    its finished runs; otherwise new ones are made with the default options. :func:`fedjax_async.results.redraw` writes
+    those in the folder with others, such as another target or final value.
 
     Raises: ``ValueError`` if plotly or matplotlib (extra ``report``) is missing, the path does not end in ``.html`` or
     cannot be written, or a folder holds no finished run.
@@ -211,15 +198,9 @@ def write_report(
             state = "it is a file" if folder.exists() else "there is no such folder"
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep, but {state}")
     require_writable("file", path)
-    as_saved = target is None and final is None
-    options = TableOptions(target, final or FINAL)
-    named = math.isnan(target_number(target))  # by a method, or not given
-    allowed = "an accuracy in (0, 1], or a share such as 95%"
-    check.require(named or 0 < target_number(target) <= 1, "target", target, allowed)
-    require_final(options.final)
     html_figures.require_plotly()
     require_matplotlib()
-    shown = content(found, None if as_saved else options)
+    shown = content(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page_of(shown))
     return path

@@ -14,7 +14,6 @@ from fedjax_async.config.grid import GridPoint, expand
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import html_report, store, sweep_folder, write_comparison, write_sweep
 from fedjax_async.results.files import plain
-from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.types import Run
 from tests.results.made_up import make_run
@@ -51,9 +50,9 @@ def save_sweep(folder: Path, finished: int | None = None, target: float | None =
     return folder, points
 
 
-def content(*folders: Path, options: TableOptions | None = None) -> dict[str, Any]:
+def content(*folders: Path) -> dict[str, Any]:
     """The JSON in the page about these folders, without writing it."""
-    return plain(html_report.content(folders, options))
+    return plain(html_report.content(folders))
 
 
 def content_of(path: Path) -> dict[str, Any]:

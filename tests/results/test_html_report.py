@@ -11,10 +11,9 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
-from fedjax_async.results import figure, html_figures, html_report, metrics, store, write_report
+from fedjax_async.results import figure, html_figures, html_report, metrics, redraw, store, write_report
 from fedjax_async.results.html_folders import table
 from fedjax_async.results.measured import curve_columns
-from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.types import Run
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run, make_schedule
@@ -422,7 +421,7 @@ def test_validation_scores_are_in_table_picture_and_page(tmp_path):
     assert [array(each["y"])[-1] for each in traces(page, "validation_accuracy", "time", "mean")] == found
 
 
-# --- another final value, interval or target than the folders' own tables ------------------------------
+# --- another final value or target --------------------------------------------------------------------
 
 LAST_DIFFERS = {
     name: seeded([[0.1, 0.5, last + 0.01 * seed] for seed in range(3)], name)
@@ -430,31 +429,15 @@ LAST_DIFFERS = {
 }
 
 
-def test_tables_are_made_anew_with_other_options(tmp_path):
+def test_tables_that_were_made_again_with_other_options_are_shown(tmp_path):
     sweep_of, _ = save_sweep(tmp_path / "mixing")
     three = save_comparison(tmp_path / "three", LAST_DIFFERS)
-    options = {"final": "best", "target": 0.4}
-    page = content(sweep_of, three, options=TableOptions(**options))
+    for folder in (sweep_of, three):
+        redraw(folder, plots=False, final="best", target=0.4)
+    page = content(sweep_of, three)
     for source, title in zip(page["sources"], ("Best settings", "Methods"), strict=True):
         shown = columns(source["tables"][0])
         assert source["tables"][0]["title"] == title and "accuracy, best (%)" in shown
         assert not any("new" in note for note in source["notes"])
     assert "time to 40 % (s)" in columns(page["sources"][0]["tables"][1])
     assert set(columns(page["sources"][1]["tables"][0])["target (%)"]) == {40.0}
-    assert "accuracy, mean of last tenth (%)" in (sweep_of / "settings.csv").read_text(), "the folder is left alone"
-    (alone, *_) = three.glob("runs/asgd/*")
-    for folder, target, says in (
-        (alone, 0.5, "left out"),
-        (sweep_of, "95%", "an accuracy in .* sweep"),
-    ):
-        with pytest.raises(ValueError, match=f"target = {target!r}: must be {says}"):
-            write_report([folder], tmp_path / "other.html", target=target)
-    assert not (tmp_path / "other.html").exists()
-
-
-def test_the_command_takes_them(tmp_path):
-    folder, _ = save_sweep(tmp_path / "mixing")
-    flags = ("--final", "tail:2", "--target", "0.3")
-    assert cli.main(("report", str(folder), *flags)) == 0
-    shown = columns(content_of(folder / "report.html")["sources"][0]["tables"][0])
-    assert {"accuracy, mean of last 2 (%)", "time to 30 % (s)"} <= set(shown)

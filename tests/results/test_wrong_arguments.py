@@ -78,8 +78,6 @@ CALLS = [
     (lambda: results.table([{"a": 1.0}], decimals=2.5), "decimals = 2.5: must be a whole number"),
     (lambda: results.write_report(["runs/one"], 3), "path = 3: must be a path"),
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
-    (lambda: results.write_report([TESTS], "r.html", target="-1"), "target = '-1': must be an accuracy in (0, 1]"),
-    (lambda: results.write_report([TESTS], "r.html", final="first"), f"final = 'first': {FINALS}"),
     (lambda: results.write_report([], "r.html"), "folders = []"),
     (lambda: results.write_report([TESTS, TESTS / "."], "r.html"), "different"),
     (
