@@ -17,6 +17,7 @@ from fedjax_async.base import check
 from fedjax_async.config.settings import DEFAULTS
 from fedjax_async.results import metrics, tables
 from fedjax_async.results.compared import Comparison
+from fedjax_async.results.comparisons import finals_of
 from fedjax_async.results.figure import FAINT, PALETTE, axis
 from fedjax_async.results.sweep_table import setting_rows, swept_runs
 from fedjax_async.results.sweeps import Sweep
@@ -51,7 +52,7 @@ def changed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _run(run: Run) -> str:
     metric = metrics.main_metric([run])
     scores = [metric, "loss"] if metric != "loss" else ["loss"]
-    found = {metrics.final_title(name): metrics.percent(name) * metrics.final_value(run, name) for name in scores}
+    found = {metrics.final_title(name): finals_of([run], name)[0] for name in scores}
     rows = [{"": name, " ": f"{value:.4g}"} for name, value in found.items()]
     rows += [{"": name, " ": f"{run.counters[name]:,}"} for name in ("updates", "server_steps") if name in run.counters]
     rows += [{"": "virtual seconds", " ": f"{run.evaluations['time'][-1]:,.0f}"}]
@@ -65,9 +66,8 @@ def _comparison(runs: Mapping[str, Sequence[Run]]) -> str:
     metric = metrics.main_metric(every)
     rows = []
     for name, seeds in runs.items():
-        values = [metrics.percent(metric) * metrics.final_value(run, metric) for run in seeds]
         updates = tables.mean_std([metrics.progress_in(run, "update")[-1] for run in seeds], 0)
-        final = tables.mean_std(values, 2 if metric == "accuracy" else 4)
+        final = tables.mean_std(finals_of(seeds, metric), 2 if metric == "accuracy" else 4)
         rows.append({"method": name, metrics.final_title(metric): final, "updates": updates})
     settings = [changed(run.settings) for run in every]
     common = {key: value for key, value in settings[0].items() if all(each.get(key) == value for each in settings)}

@@ -13,6 +13,7 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.client_names import COLUMN, labels, markdown_rows, shown_name, titled, with_names
+from fedjax_async.results.comparisons import finals_of
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import MODELS, client_scores, meanings, of_metric, of_model
 from fedjax_async.results.metrics import FINAL
@@ -55,8 +56,7 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
             row: dict[str, Cell] = {what: name, "model": model, **({"score": kind} if every else {})}
             for title, ending in columns.items():
                 column = f"client_{score}{ending}"
-                values = [metrics.percent(column) * metrics.final_value(run, column, final) for run in seeds]
-                row[title] = metrics.spread(values)
+                row[title] = metrics.spread(finals_of(seeds, column, final))
             rows.append(row)
     return rows
 

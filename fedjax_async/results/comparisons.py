@@ -17,43 +17,70 @@ from fedjax_async.results.tables import Cell, spread_or_count
 from fedjax_async.types import Run
 
 MOST_PAIRS = 10  # printed
-ALL_REJECTED = "runs with all rejected"  # columns of the tables if there are any
-ENDED = "ended before budget"
+ALL_REJECTED = "runs with all rejected"  # a column if there are any
 
-Values = Callable[[str, str], Sequence[float]]  # (column, final) -> one value per seed
+CellsOf = Callable[[Sequence[Run]], dict[str, Cell]]  # the runs of a row, one per seed -> some of its cells
 
 
-def final_cells(values: Values, column: str, final: str) -> dict[str, Cell]:
+def finals_of(seeds: Sequence[Run], column: str, final: str = FINAL) -> list[float]:
+    """The final value of each run, in percent for accuracies."""
+    return [metrics.percent(column) * metrics.final_value(run, column, final) for run in seeds]
+
+
+def final_cells(seeds: Sequence[Run], column: str, final: str) -> dict[str, Cell]:
     """Mean and deviation of a final value over the seeds, and the 95 % interval if there are several."""
-    found = values(column, final)
+    found = finals_of(seeds, column, final)
     return {metrics.final_title(column, final): spread(found)} | (
         {significance.INTERVAL: significance.interval(found, metrics.limits(column))} if len(found) > 1 else {}
     )
 
 
-def further_finals(values: Values, column: str, final: str) -> dict[str, Cell]:
+def further_finals(seeds: Sequence[Run], column: str, final: str) -> dict[str, Cell]:
     """The other two final values with their intervals, for the CSV."""
     cells: dict[str, Cell] = {}
     for other in metrics.all_finals(final)[1:]:
-        (title, mean), *rest = final_cells(values, column, other).items()
+        (title, mean), *rest = final_cells(seeds, column, other).items()
         cells |= {title: mean, **{f"{title} {name}": ends for name, ends in rest}}
     return cells
 
 
-def measured_cells(values: Values, columns: Sequence[str], final: str) -> dict[str, Cell]:
+def spreads_of(seeds: Sequence[Run], columns: Sequence[str], final: str) -> dict[str, Cell]:
     """The final value of each of ``columns``, such as the training loss, as mean and deviation over the seeds."""
-    return {metrics.final_title(column, final): spread(values(column, final)) for column in columns}
+    return {metrics.final_title(column, final): spread(finals_of(seeds, column, final)) for column in columns}
 
 
-def seed_values(runs: Sequence[Run]) -> Values:
-    """The final values of the runs of one method or setting, in percent for accuracies."""
-    return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
-
-
-def count_of(holds: Iterable[bool]) -> str:
+def _count_of(holds: Iterable[bool]) -> str:
     """For how many of the runs it holds: ``2 of 3``."""
     holds = list(holds)
     return f"{sum(holds)} of {len(holds)}"
+
+
+def parts_of(every: Sequence[Run], final: str, counters: Sequence[str]) -> dict[str, CellsOf]:
+    """What the rows of a table of methods and of a table of settings have in common, by name.
+
+    ``every``: the runs of the whole table. Counters, costs and early ends that no run has get no column.
+    """
+    column, others = metrics.main_metric(every), measured(every)
+    counted = [name for name in counters if any(run.counters.get(name) for run in every)]
+    costs = {title: cost for title, cost in COSTS.items() if all(cost[0] in run.evaluations for run in every)}
+    ends: dict[str, Callable[[Run], bool]] = {
+        "stopped early": lambda run: run.stopped is not None,
+        "ended before budget": lambda run: ENDED_EARLY in run.counters,
+    }
+    ends = {title: holds for title, holds in ends.items() if any(map(holds, every))}
+    lost = any(all_rejected(run.counters) for run in every)
+    return {
+        "final": lambda seeds: final_cells(seeds, column, final),
+        "measured": lambda seeds: spreads_of(seeds, others, final),
+        "counted": lambda seeds: {name: spread([run.counters.get(name, 0) for run in seeds]) for name in counted},
+        "costs": lambda seeds: {
+            title: spread([factor * run.evaluations[cost][-1] for run in seeds])
+            for title, (cost, factor) in costs.items()
+        },
+        "sent": lambda seeds: {"sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds])},
+        "rejected": lambda seeds: {ALL_REJECTED: sum(all_rejected(run.counters) for run in seeds)} if lost else {},
+        "ends": lambda seeds: {title: _count_of(map(holds, seeds)) for title, holds in ends.items()},
+    }
 
 
 def comparison(
@@ -84,45 +111,25 @@ def comparison(
     column = metrics.main_metric(every_run)
     labelled = column == "accuracy"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)
-    others = [*validation(every_run, column), *measured(every_run)]
-
-    def times(name: str) -> dict[str, Cell]:
-        return {
-            "time to target (s)": spread_or_count(relative.time[name]),
-            f"relative to {baseline}": spread_or_count(relative.ratio[name]),
-        }
-
-    early = any(run.stopped is not None for run in every_run)
-    ended = any(ENDED_EARLY in run.counters for run in every_run)
-
-    def further_cells(seeds: Sequence[Run]) -> dict[str, Cell]:
-        cells = further_finals(seed_values(seeds), column, final)
-        return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
-
-    every = [run.counters for run in every_run]
-    names = ("unused", "rejected", "dropped_stale", "attackers", "malicious")
-    counted = [name for name in names if any(counters.get(name) for counters in every)]
-    if any(counters.get("gradients") != counters.get("local_steps") for counters in every):
-        counted = ["local_steps", "gradients", *counted]
-    lost = any(map(all_rejected, every))
-    costs = [(title, *cost) for title, cost in COSTS.items() if all(cost[0] in run.evaluations for run in every_run)]
-    return [
-        {
-            "method": name,
-            **final_cells(seed_values(seeds), column, final),
-            **(times(name) if labelled else {}),
-            **measured_cells(seed_values(seeds), others, final),
-            "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
-            **{name: spread([run.counters.get(name, 0) for run in seeds]) for name in counted},
-            **({ALL_REJECTED: sum(all_rejected(run.counters) for run in seeds)} if lost else {}),
-            "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
-            **{title: spread([factor * run.evaluations[cost][-1] for run in seeds]) for title, cost, factor in costs},
-            **({"stopped early": count_of(run.stopped is not None for run in seeds)} if early else {}),
-            **({ENDED: count_of(ENDED_EARLY in run.counters for run in seeds)} if ended else {}),
-            **(further_cells(seeds) if further else {}),
-        }
-        for name, seeds in runs.items()
-    ]
+    names = ["unused", "rejected", "dropped_stale", "attackers", "malicious"]
+    if any(run.counters.get("gradients") != run.counters.get("local_steps") for run in every_run):
+        names = ["local_steps", "gradients", *names]
+    parts = parts_of(every_run, final, names)
+    rows: list[dict[str, Cell]] = []
+    for name, seeds in runs.items():
+        row: dict[str, Cell] = {"method": name, **parts["final"](seeds)}
+        if labelled:
+            row["time to target (s)"] = spread_or_count(relative.time[name])
+            row[f"relative to {baseline}"] = spread_or_count(relative.ratio[name])
+        row |= spreads_of(seeds, validation(every_run, column), final) | parts["measured"](seeds)
+        row["updates"] = spread([metrics.progress_in(run, "update")[-1] for run in seeds])
+        for part in ("counted", "rejected", "sent", "costs", "ends"):
+            row |= parts[part](seeds)
+        if further:
+            row |= further_finals(seeds, column, final)
+            row |= {"target (%)": spread(100 * relative.target)} if labelled else {}
+        rows.append(row)
+    return rows
 
 
 def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> list[dict[str, Any]]:
@@ -133,7 +140,7 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> list[
     """
     column = metrics.main_metric(run for seeds in runs.values() for run in seeds)
     values = {
-        name: dict(zip((int(run.settings["seed"]) for run in seeds), seed_values(seeds)(column, final), strict=True))
+        name: dict(zip((int(run.settings["seed"]) for run in seeds), finals_of(seeds, column, final), strict=True))
         for name, seeds in runs.items()
     }
     better = column == "accuracy"

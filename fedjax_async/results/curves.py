@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
+from fedjax_async.results.comparisons import finals_of
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.measured import shown_unit
 from fedjax_async.results.metrics import FINAL, SeedCurve, Spread
@@ -89,7 +90,7 @@ def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
     return Drawn(
         metrics.mean_curve(seeds, x, column, factor, final),
         metrics.mean_curve(seeds, x, column, factor) if averaged else None,
-        metrics.spread([factor * metrics.final_value(run, column, final) for run in seeds]),
+        metrics.spread(finals_of(seeds, column, final)),
     )
 
 

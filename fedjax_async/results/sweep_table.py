@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.base.notices import ENDED_EARLY, all_rejected
+from fedjax_async.base.notices import all_rejected
 from fedjax_async.config.grid import GridPoint, labels, swept
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import comparisons, files, metrics, tables
-from fedjax_async.results.measured import COSTS, measured, shared_columns
+from fedjax_async.results.measured import shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING, Cell
@@ -165,11 +165,12 @@ def by_setting(found: Sequence[SweptRun]) -> dict[str, list[SweptRun]]:
 
 def spread_of(group: Sequence[SweptRun], metric: str, final: str = FINAL) -> metrics.Spread:
     """The final ``accuracy`` (in percent) or ``loss`` of one setting, as mean and deviation over its seeds."""
-    return metrics.spread(values_in(group)(metric, final))
+    return metrics.spread(comparisons.finals_of(runs_of(group), metric, final))
 
 
-def values_in(group: Sequence[SweptRun]) -> comparisons.Values:
-    return comparisons.seed_values([each.run for each in group])
+def runs_of(group: Iterable[SweptRun]) -> list[Run]:
+    """The runs themselves."""
+    return [each.run for each in group]
 
 
 def metric_of(found: Iterable[SweptRun]) -> str:
@@ -198,34 +199,25 @@ def setting_rows(
         **({f"MB {reached}": (TARGETS["bytes"], 1e-6)} if reached else {}),
         "staleness": ("staleness_mean", 1.0),
     }
-    wanted |= {title: cost for title, cost in COSTS.items() if all(cost[0] in each.numbers for each in found)}
-    counted = ("unused", "rejected", "dropped_stale", "attackers", "malicious", "lost", "late", "duplicates")
-    wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
-    metric = metric_of(found)
-    shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
-    rows, others = [], measured(each.run for each in found)
+    counters = ("unused", "rejected", "dropped_stale", "attackers", "malicious", "lost", "late", "duplicates")
+    metric, parts = metric_of(found), comparisons.parts_of(runs_of(found), final, counters)
+    rows = []
     for group in by_setting(found).values():
-        values = group[0].point.shown(columns).items()
+        values, seeds = group[0].point.shown(columns).items(), runs_of(group)
         row: dict[str, Cell] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
         row["seeds"] = len(group)
         if has_validation(group):
-            row[metrics.final_title(f"validation_{metric}", final)] = spread_of(group, f"validation_{metric}", final)
-        row |= comparisons.final_cells(values_in(group), metric, final)
+            row |= comparisons.spreads_of(seeds, [f"validation_{metric}"], final)
+        row |= parts["final"](seeds)
         if metric == "accuracy":
-            row[metrics.final_title("loss", final)] = spread_of(group, "loss", final)
-        row |= comparisons.measured_cells(values_in(group), others, final)
+            row |= comparisons.spreads_of(seeds, ["loss"], final)
+        row |= parts["measured"](seeds)
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers.get(name, 0) for each in group])
-        row["sent (MB)"] = tables.spread([metrics.progress_in(each.run, "bytes")[-1] / 1e6 for each in group])
-        if any(each.numbers["all_rejected"] for each in found):
-            row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
-        if any(each.run.stopped is not None for each in found):
-            row["stopped early"] = comparisons.count_of(each.run.stopped is not None for each in group)
-        if any(ENDED_EARLY in each.numbers for each in found):
-            row[comparisons.ENDED] = comparisons.count_of(ENDED_EARLY in each.numbers for each in group)
-        if further:
-            for column in shown:
-                row |= comparisons.further_finals(values_in(group), column, final)
+        for part in ("costs", "counted", "sent", "rejected", "ends"):
+            row |= parts[part](seeds)
+        for column in (("accuracy", "loss") if metric == "accuracy" else ("loss",)) if further else ():
+            row |= comparisons.further_finals(seeds, column, final)
         rows.append(row)
     return rows

@@ -11,6 +11,7 @@ from fedjax_async.config.grid import setting_title
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import metrics, significance
+from fedjax_async.results.comparisons import finals_of
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import (
     USUAL,
@@ -20,10 +21,10 @@ from fedjax_async.results.sweep_table import (
     columns_of,
     has_validation,
     metric_of,
+    runs_of,
     setting_rows,
     spread_of,
     swept_runs,
-    values_in,
 )
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING, Cell
@@ -232,7 +233,7 @@ def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[
     worlds: dict[str, dict[str, dict[int, float]]] = {}
     for index, (where, name) in pair_names(found, options).items():
         seeds = [each.point.settings.seed for each in groups[index]]
-        scores = dict(zip(seeds, values_in(groups[index])(metric, options.final), strict=True))
+        scores = dict(zip(seeds, finals_of(runs_of(groups[index]), metric, options.final), strict=True))
         worlds.setdefault(where, {})[name] = scores
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
