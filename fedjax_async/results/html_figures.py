@@ -206,15 +206,17 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
 
 
 def schedule(run: Run, most: int) -> Shown:
-    """The Gantt chart of the first clients or nodes, with at most ``most`` jobs, or events and messages together."""
+    """The Gantt chart of the first clients or nodes, with about ``most`` jobs, or events and messages together."""
     plan = run.schedule
     begin = plan.dispatch_time if run.has_server else plan.start
     if not run.has_server:
         most = max(1, most * len(begin) // (len(begin) + len(plan.push_event)))
     rows = np.unique(plan.client)[:MOST_ROWS]
     mine = np.sort(begin[np.isin(plan.client, rows)])
-    until = float(mine[most]) if len(mine) > most else float(run.evaluations["time"][-1])
-    picture = (gantt if run.has_server else peer_gantt)(run, rows.tolist(), until)
+    end = float(run.evaluations["time"][-1])
+    until = end if len(mine) <= most else float(mine[most])
+    until = until or float(np.min(mine, where=mine > 0, initial=end))  # those that begin at 0 are always shown
+    picture = (gantt if run.has_server else peer_gantt)(run, rows.tolist(), until or None)
     return Shown("Schedule", interactive(picture, height=150 + 20 * max(len(rows), 6)), note_of(picture))
 
 

@@ -102,7 +102,7 @@ def _read(path: Path) -> FolderContent:
 
 
 def _shown(folder: Path, run: Run, name: str = "") -> ShownRun:
-    """A saved run; its row is that of a sweep of one run, of which only the name and the seed are used."""
+    """A saved run; its row is that of a sweep of this run alone."""
     point = GridPoint(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0))))
     swept_run = sweep_table.swept_run(point, run)
     (row,) = sweep_table.run_rows([swept_run])

@@ -144,7 +144,7 @@ def _draw_events(
 
 
 def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[str, Line2D]:
-    """A line per message; returns a line for the legend of each of their fates."""
+    """A line per message; returns a line for the legend of each of their ends."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415
     from matplotlib.lines import Line2D  # noqa: PLC0415
 

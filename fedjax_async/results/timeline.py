@@ -44,7 +44,7 @@ STATE_COLOURS = {
     "withheld": PALETTE[5],
     UNUSED: "#A6CEE3",
 }
-# Name of a message's fate -> the outcomes that it stands for, colour of the lines, whether they are dotted.
+# Name of a message's end -> the outcomes that it stands for, colour of the lines, whether they are dotted.
 MESSAGES: dict[str, tuple[tuple[Delivery, ...], str, bool]] = {
     "mixed": ((Delivery.MIXED,), PALETTE[0], False),
     "superseded by a newer one": ((Delivery.SUPERSEDED,), PALETTE[4], False),
@@ -119,7 +119,7 @@ def away(plan: PeerSchedule, node: int, until: float) -> np.ndarray:
 
 
 class Lines(NamedTuple):
-    """The lines of the messages of one fate: from the sender's row when it is sent to the receiver's on arrival."""
+    """Lines of messages with the same end: from the sender's row when they are sent to the receiver's on arrival."""
 
     colour: str
     dotted: bool
@@ -128,7 +128,7 @@ class Lines(NamedTuple):
 
 
 def lines_of(plan: PeerSchedule, row_of: np.ndarray, sent: np.ndarray) -> dict[str, Lines]:
-    """Fate -> its lines, for the messages bool[M] in ``sent`` between nodes with a row; ``row_of``: int[N], or -1.
+    """End -> its lines, for the messages bool[M] in ``sent`` between nodes with a row; ``row_of``: int[N], or -1.
 
     The line of a lost message ends on the way.
     """

@@ -426,6 +426,9 @@ def test_a_long_plan_is_cut_and_the_note_says_so():
     bars = sum(len(array(each["base"])) for each in shown.figure["data"] if each["type"] == "bar")
     assert 0 < bars <= 110 / (1 + len(PLAN.receiver) / len(PLAN.client))
     assert re.fullmatch(r"the first [\d.]+ of [\d.]+ seconds", shown.note)
+    least = on_page(run_of(PLAN), 2)  # fewer than begin at time 0
+    bars = [array(each["base"]) for each in least.figure["data"] if each["type"] == "bar"]
+    assert np.concatenate(bars).tolist() == [0.0] * PLAN.num_clients
 
 
 def ends_of(figure):
