@@ -104,6 +104,7 @@ def test_an_interrupted_run_without_checkpoints_leaves_no_folder(capsys, tmp_pat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweeping, "execute_group", cut)
+    monkeypatch.setattr(simulation, "execute", cut)  # of a run in memory
     for command, says in (
         (("run", *SMALL, "--out", "deep/out"), "there is no checkpoint (see --checkpoint)"),
         (("compare", "fedasync", *SMALL, "--out", "deep/out"), "no run was finished"),
