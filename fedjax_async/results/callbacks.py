@@ -88,7 +88,7 @@ def watch_of(callbacks: Callbacks, experiment: Experiment, folder: Path | None, 
 # --- finished runs ------------------------------------------------------------------------------------
 
 
-def evaluations_of(run: Run, name: str) -> Iterable[Evaluation]:
+def _evaluations_of(run: Run, name: str) -> Iterable[Evaluation]:
     """The evaluations of a finished run, as callbacks get them, with ``again`` set."""
     table, last = run.evaluations, len(run.evaluations["time"]) - 1
     derived = client_columns(run.per_client)  # made of the clients' scores at the end of a run
@@ -113,7 +113,7 @@ def is_covered(run: Run, callbacks: Callbacks, name: str) -> bool:
     if not callbacks.functions:
         return not by_function
     last = len(run.evaluations["time"]) - 1
-    for evaluation in evaluations_of(run, name):
+    for evaluation in _evaluations_of(run, name):
         if [found for function in callbacks.functions if (found := asked(function, evaluation)) is not None]:
             return evaluation.number == last
     return not by_function
@@ -124,7 +124,7 @@ def stream_again(run: Run, callbacks: Callbacks, folder: Path, name: str) -> Non
     labelled = "accuracy" in files.applicable(run.evaluations)
     for each in callbacks.streams:
         stream = streams.STREAMS[each](folder, name)
-        for evaluation in evaluations_of(run, name):
+        for evaluation in _evaluations_of(run, name):
             scores = evaluation.scores if labelled else without_accuracies(evaluation.scores)
             asked(stream, evaluation._replace(scores=scores))
         stream.close(True)

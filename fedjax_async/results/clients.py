@@ -34,7 +34,7 @@ def _every(runs: Runs) -> list[Run]:
     return [run for seeds in runs.values() for run in seeds]
 
 
-def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Cell]]:
+def _client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Cell]]:
     """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
 
     Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
@@ -68,13 +68,13 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
     ``worst client``, at the last evaluation. If no run has scores of single clients, the files are removed, and the
     text is empty.
     """
-    rows = client_rows(runs, final, what)
+    rows = _client_rows(runs, final, what)
     if not rows:
         for ending in ("csv", "md"):
             (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
     scored = []
-    for row in client_rows(runs, final, what, every=True):
+    for row in _client_rows(runs, final, what, every=True):
         means = [value.mean for value in row.values() if isinstance(value, metrics.Spread)]
         scored += [row] if files.applicable({str(row["score"]): means}) else []
     tables.write([row | _worst(runs[str(row[what])], row) for row in scored], folder / f"{NAME}.csv")
@@ -163,15 +163,15 @@ def worst_rows(runs: Runs, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
     return rows
 
 
-def ordered_clients(run: Run, score: str) -> np.ndarray:
+def _ordered_clients(run: Run, score: str) -> np.ndarray:
     """The clients with test rows, from the worst score at the last evaluation to the best; int64."""
     values = np.asarray(run.per_client[score][-1], np.float64)
     return _worst_first(values, score)[: np.count_nonzero(~np.isnan(values))]
 
 
 def ordered_scores(run: Run, score: str) -> np.ndarray:
-    """The scores of :func:`ordered_clients`; float64, accuracies in percent."""
-    return metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64)[ordered_clients(run, score)]
+    """The scores of :func:`_ordered_clients`; float64, accuracies in percent."""
+    return metrics.percent(score) * np.asarray(run.per_client[score][-1], np.float64)[_ordered_clients(run, score)]
 
 
 def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
@@ -192,7 +192,7 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
         model = of_model(score)[0]
         names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
         alone = runs[name][0] if len(each) == 1 else None
-        _draw_steps(axes, mean, names, alone, None if alone is None else ordered_clients(alone, score))
+        _draw_steps(axes, mean, names, alone, None if alone is None else _ordered_clients(alone, score))
     _label_steps(figure, axes, names, f"client {metrics.axis_title(metric)}", drawing)
     return canvas.finish(figure, drawing)
 

@@ -132,7 +132,7 @@ def _ray(folder: Path, target: str) -> Start:
 def _array(folder: Path, target: str) -> Start:
     def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
         # jobs may see the folder, or a copy of it, under another path
-        return [(str(index), None) for index in listed(folder, [call[1:] for call in calls])]
+        return [(str(index), None) for index in _listed(folder, [call[1:] for call in calls])]
 
     return start
 
@@ -234,7 +234,7 @@ def train_job(folder: str | Path, index: int) -> str:
     Raises: ``ValueError`` for a folder without such jobs, for an index beyond the last, and for a folder in use.
     """
     root = check.path("folder", folder).resolve()
-    return train_members(str(root), *call_of(root, index))
+    return train_members(str(root), *_call_of(root, index))
 
 
 # --- tasks of Ray -------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256((folder / sweep_folder.DEFINITION).read_bytes()).hexdigest()
 
 
-def listed(folder: Path, calls: Sequence[Call]) -> list[int]:
+def _listed(folder: Path, calls: Sequence[Call]) -> list[int]:
     """Write the calls; returns the index of each. If all are listed for the same sweep already, the list stays."""
     known = _read(folder) or []
     if not set(calls) <= set(known):
@@ -319,7 +319,7 @@ def _read(folder: Path) -> list[Call] | None:
     return None
 
 
-def call_of(folder: str | Path, index: int) -> Call:
+def _call_of(folder: str | Path, index: int) -> Call:
     """The arguments of call ``index``; ``ValueError`` for a folder without such calls and for an index out of range."""
     calls = _read(Path(folder))
     if calls is None:

@@ -30,7 +30,7 @@ MOST_TITLE = 58  # characters in a line above the curves
 MOST_BANDS = 6  # methods; the bands of more would cover each other
 
 
-class Drawn(NamedTuple):
+class _Drawn(NamedTuple):
     """The curves and the final value of one method."""
 
     curve: SeedCurve  # running mean over as many evaluations as the final value averages
@@ -84,10 +84,10 @@ def loss_curve(
     return measured_curve(runs, "loss", x, final=final, drawing=drawing)
 
 
-def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
+def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> _Drawn:
     factor = metrics.percent(column)
     averaged = any(metrics.window(final, len(run.evaluations[column])) > 1 for run in seeds)
-    return Drawn(
+    return _Drawn(
         metrics.mean_curve(seeds, x, column, factor, final),
         metrics.mean_curve(seeds, x, column, factor) if averaged else None,
         metrics.spread(finals_of(seeds, column, final)),
@@ -173,7 +173,7 @@ def _draw_seeds(axes: Axes, seeds: Sequence[Run], axis: tuple[str, str, float], 
         canvas.mark(axes, line, legendgroup=str(index), **about, **hover)
 
 
-def _covering(drawn: Mapping[str, Drawn]) -> list[int]:
+def _covering(drawn: Mapping[str, _Drawn]) -> list[int]:
     """The curves that equal an earlier one in every point: drawn with gaps, through which the earlier one is seen."""
     curves = [each.curve for each in drawn.values()]
 
@@ -189,7 +189,7 @@ def _line_style(index: int) -> dict[str, Any]:
     return {"color": colour, "linestyle": dash, "marker": canvas.marker(index), "markersize": 4}
 
 
-def _final_values(axes: Axes, drawn: Mapping[str, Drawn], column: str) -> np.ndarray:
+def _final_values(axes: Axes, drawn: Mapping[str, _Drawn], column: str) -> np.ndarray:
     """Marker and bar of each final value: at its line's end or, for many, side by side; returns x, float64[names]."""
     lines = axes.get_lines()[: len(drawn)]
     ends = np.array([np.asarray(line.get_xdata())[-1] for line in lines])
@@ -208,7 +208,7 @@ def _final_values(axes: Axes, drawn: Mapping[str, Drawn], column: str) -> np.nda
     return x
 
 
-def _names(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], bars_at: np.ndarray, drawing: Drawing) -> None:
+def _names(figure: Figure, axes: Axes, drawn: Mapping[str, _Drawn], bars_at: np.ndarray, drawing: Drawing) -> None:
     """Write the names at the right edge or, if they are long, below; with a sample of each line if colours repeat."""
     lines = axes.get_lines()[: len(drawn)]
     y = np.array([each.end.mean for each in drawn.values()])

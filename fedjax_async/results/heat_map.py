@@ -140,7 +140,7 @@ def _map(
     return Cells((names[0], rows), (names[1], columns), mean, std, title, marks)
 
 
-class FigureLayout(NamedTuple):
+class _FigureLayout(NamedTuple):
     """How a figure of several maps is laid out, in inches unless said otherwise."""
 
     across: int  # maps side by side
@@ -206,7 +206,7 @@ def _fit_label(figure: Figure, bar: Any) -> None:
         figure.set_figheight(figure.get_figheight() + missing / figure.dpi)
 
 
-def _sizes(maps: Sequence[Cells], drawing: Drawing) -> FigureLayout:
+def _sizes(maps: Sequence[Cells], drawing: Drawing) -> _FigureLayout:
     """As many maps side by side as fit into 12 inches or a paper's width, at most ceil(sqrt(number of maps))."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
     paper = drawing.width is not None
@@ -232,7 +232,7 @@ def _sizes(maps: Sequence[Cells], drawing: Drawing) -> FigureLayout:
     longest = max(len(line) for text in texts for line in text.split("\n")) + 1
     text = min(8.0, max(3.5, 72 * of_cell / (0.62 * longest)))
     high = 0.7 + 0.15 * len(maps[0].title.split(", ")) * bool(maps[0].title) + 0.42 * max(rows, 1 if paper else 3)
-    return FigureLayout(across, total, down * high + (0.9 if below else 0.5), text, below)
+    return _FigureLayout(across, total, down * high + (0.9 if below else 0.5), text, below)
 
 
 def _wrapped(name: str) -> str:

@@ -56,7 +56,7 @@ def axis(title: str, **more: object) -> Json:
     return {"title": {"text": title}, "gridcolor": GRID, **line, **more}
 
 
-def plot(data: Sequence[Json], x: Json, y: Json, **layout: object) -> Json:
+def _plot(data: Sequence[Json], x: Json, y: Json, **layout: object) -> Json:
     """``data`` and ``layout`` as JSON, checked by plotly."""
     make = require_plotly().graph_objects.Figure
     plain = {"template": "none", "font": {"color": INK, "size": 12}, "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}
@@ -85,7 +85,7 @@ def interactive(picture: Figure, most_points: int | None = None, **layout: objec
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0}
     usual = {"barmode": "overlay", "legend": legend, "height": round(PIXELS * picture.get_figheight())}
     across, up = _axis(axes, "x"), _axis(axes, "y")
-    return plot(data, across, up, **usual | layout)
+    return _plot(data, across, up, **usual | layout)
 
 
 def _axis(axes: Axes, name: str) -> Json:

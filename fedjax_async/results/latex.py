@@ -90,7 +90,7 @@ def chosen(titles: Sequence[str], columns: Sequence[str] | None) -> tuple[list[s
     return [by_name[name] for name in columns if name in by_name], [name for name in columns if name not in by_name]
 
 
-def directions(titles: Sequence[str], scores: Sequence[str], final: str = FINAL) -> dict[str, bool]:
+def _directions(titles: Sequence[str], scores: Sequence[str], final: str = FINAL) -> dict[str, bool]:
     """Column -> whether smaller is better, for the costs and for the final values of the ``scores``."""
     of_scores = {final_title(score, final): smaller_is_better(score) for score in scores}
     costs = {title: True for title in titles if title.startswith(LESS)}
@@ -173,7 +173,7 @@ def latex(
     """
     titles = [title for title in dict.fromkeys(name for row in rows for name in row) if title not in heads]
     shown, absent = chosen(titles, columns)
-    decimals, smaller = tables.decimals_of(rows), directions(shown, scores, final)
+    decimals, smaller = tables.decimals_of(rows), _directions(shown, scores, final)
     bold: set[tuple[int, str]] = set()
     alike: set[int] = set()
     of_world = worlds or [None] * len(rows)

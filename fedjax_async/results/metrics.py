@@ -252,7 +252,7 @@ def target_number(target: str | float | None) -> float:
         return math.nan
 
 
-def final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:
+def _final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:
     """Method -> the final accuracy of each seed, float64[seeds]; ``final`` as in :func:`final_value`."""
     return {name: np.array([final_accuracy(run, final) for run in seeds]) for name, seeds in runs.items()}
 
@@ -277,7 +277,7 @@ def relative_time(
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
-    goals = target_accuracy(final_accuracies(runs, final), target, specs_in(runs))
+    goals = target_accuracy(_final_accuracies(runs, final), target, specs_in(runs))
     time = {
         name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
         for name, seeds in runs.items()

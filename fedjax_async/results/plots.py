@@ -213,7 +213,7 @@ def _check_columns(
     check.require(shape == schedule.client.shape, "scores", shape, expected)
 
 
-def text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str, Any]:
+def _text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str, Any]:
     """What the page writes over jobs in this state.
 
     ``about``, float32[J, 8]: client, number, version, local steps; begin, end and application in seconds; staleness;
@@ -233,7 +233,7 @@ def text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str
 def _draw_jobs(
     figure: Figure, axes: Axes, jobs: Jobs, y: np.ndarray, until: float, about: np.ndarray, who: np.ndarray | None
 ) -> None:
-    """Bars in the rows ``y``, ticks and the colour scale; ``about`` and ``who``: as in :func:`text_over`, per job."""
+    """Bars in the rows ``y``, ticks and the colour scale; ``about`` and ``who``: as in :func:`_text_over`, per job."""
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.patches import Rectangle  # noqa: PLC0415
 
@@ -251,7 +251,7 @@ def _draw_jobs(
     bars = axes.add_collection(PatchCollection(boxes, facecolor=faces, linewidth=0))
     for state in (*BY_STALENESS, *STATE_COLOURS):
         if len(mine := np.flatnonzero(jobs.state == state)):
-            over = text_over(state, about[mine], None if who is None else who[mine])
+            over = _text_over(state, about[mine], None if who is None else who[mine])
             canvas.mark(axes, bars, name=state, only=mine, **over)
     seen = jobs.applied <= until
     came = axes.vlines(jobs.applied[seen] / size, y[seen] - 0.45, y[seen] + 0.45, color=canvas.INK, linewidth=0.9)

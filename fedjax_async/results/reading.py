@@ -46,7 +46,7 @@ def listed_in(path: Path, names: Collection[str]) -> list[str]:
     return [line[0] for line in lines[1:] if line and line[0] in names]
 
 
-def in_order(path: Path, names: Collection[str]) -> list[str]:
+def _in_order(path: Path, names: Collection[str]) -> list[str]:
     """All ``names``: first those that the table lists, then labels in the order in which they were compared."""
     first = [*listed_in(path, names), *(label for label in labels_in(path).values() if label in names)]
     return list(dict.fromkeys([*first, *names]))
@@ -64,7 +64,9 @@ def grouped_in(path: Path, keep: Callable[[Path, Run], OfRun]) -> dict[str, list
         run, place = store.load(manifest.parent), manifest.parent.parent.name
         name = labels.get(place, str(run.settings.get("method", place)))
         found.setdefault(name, []).append((int(run.settings.get("seed", 0)), keep(manifest.parent, run)))
-    return {name: [kept for _, kept in sorted(found[name], key=lambda each: each[0])] for name in in_order(path, found)}
+    return {
+        name: [kept for _, kept in sorted(found[name], key=lambda each: each[0])] for name in _in_order(path, found)
+    }
 
 
 def comparison_in(folder: str | Path) -> Comparison:

@@ -252,7 +252,7 @@ def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], object
         )
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of the run saved in ``folder``; ``ValueError`` if there is none."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -280,7 +280,7 @@ def runs_inside(folder: Path, file: str = MANIFEST) -> str:
     return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 
 
-def read_checked(folder: Path, name: str, digest: str) -> bytes:
+def _read_checked(folder: Path, name: str, digest: str) -> bytes:
     """The content of a saved run's file; ``ValueError`` if it is missing or has another checksum than ``digest``."""
     try:
         content = (folder / name).read_bytes()
@@ -296,8 +296,8 @@ def is_finished(folder: Path, settings: Mapping[str, object]) -> bool:
     if not (folder / MANIFEST).is_file():
         return False
     try:
-        digests = read_manifest(folder)["sha256"]
-        contents = {name: read_checked(folder, name, digest) for name, digest in digests.items()}
+        digests = _read_manifest(folder)["sha256"]
+        contents = {name: _read_checked(folder, name, digest) for name, digest in digests.items()}
     except ValueError:  # incomplete, changed or foreign
         return False
     return not differing(contents["settings.json"], settings)
@@ -310,8 +310,8 @@ def load(folder: str | Path) -> Run:
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
     """
     folder = check.path("folder", folder)
-    manifest = read_manifest(folder)
-    content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
+    manifest = _read_manifest(folder)
+    content = {name: _read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
     updates = Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"]))
     probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}
     stopped = Stopped(**json.loads(content[STOPPED])) if STOPPED in content else None

@@ -39,7 +39,7 @@ class Stream(Protocol):
     def close(self, complete: bool) -> None: ...
 
 
-def scalars(evaluation: Evaluation) -> dict[str, Any]:
+def _scalars(evaluation: Evaluation) -> dict[str, Any]:
     """The scores that are single numbers, sorted by name."""
     return {
         name: evaluation.scores[name] for name in sorted(evaluation.scores) if np.ndim(evaluation.scores[name]) == 0
@@ -56,13 +56,13 @@ class CsvStream:
     """
 
     def __init__(self, folder: Path | None, name: str) -> None:
-        self._path = require_place("csv", folder) / CSV
+        self._path = _require_place("csv", folder) / CSV
         self._lines = _whole_lines(self._path)  # with the header
         self._count = 0  # how many of them belong to this run
 
     def __call__(self, evaluation: Evaluation) -> None:
         columns = {"evaluation": evaluation.number, "time": evaluation.time, "update": evaluation.update}
-        columns |= {"step": evaluation.step, **scalars(evaluation)}
+        columns |= {"step": evaluation.step, **_scalars(evaluation)}
         header, line = files.csv_bytes({name: np.array([v]) for name, v in columns.items()}).splitlines(keepends=True)
         for each in (header, line)[0 if evaluation.number == 0 else 1 :]:
             self._put(each)
@@ -104,7 +104,7 @@ class TensorBoardStream:
     """A scalar for each score of an evaluation; evaluations that earlier processes wrote are not written again."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
-        self._folder = require_place("tensorboard", folder) / EVENTS
+        self._folder = _require_place("tensorboard", folder) / EVENTS
         self._writer: Any = None
         self._written: set[tuple[int, float]] = set()
 
@@ -114,7 +114,7 @@ class TensorBoardStream:
             self._writer = package("tensorboard", "tensorboard.summary").Writer(str(self._folder))
         if (evaluation.update, evaluation.time) in self._written:
             return
-        for name, value in scalars(evaluation).items():
+        for name, value in _scalars(evaluation).items():
             self._writer.add_scalar(name, float(value), evaluation.update, wall_time=evaluation.time)
         self._writer.flush()
 
@@ -153,7 +153,7 @@ class WandbStream:
         if self._run is None:
             self._run = self._begun(dict(evaluation.settings))
         position = {"time": evaluation.time, "update": evaluation.update, "server_step": evaluation.step}
-        self._run.log(position | {n: float(v) for n, v in scalars(evaluation).items()}, step=evaluation.number)
+        self._run.log(position | {n: float(v) for n, v in _scalars(evaluation).items()}, step=evaluation.number)
         self._ledger["evaluations"] = evaluation.number + 1
         if self._folder is not None:
             disk.write(self._folder / LEDGER, files.json_bytes(self._ledger))
@@ -195,7 +195,7 @@ def package(stream: str, module: str) -> Any:
     return lazy.optional(module, f"the stream {stream!r}")
 
 
-def require_place(name: str, folder: Any) -> Path:
+def _require_place(name: str, folder: Any) -> Path:
     """The folder; ``ValueError`` for a stream that writes files if there is none."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
     return Path(folder or "")
@@ -205,7 +205,7 @@ def require_streams(names: Sequence[str], folder: object) -> None:
     """``ValueError`` for an unknown stream, a missing package, or no folder; called before anything is compiled."""
     for name in names:
         registry.find("stream", STREAMS, name)
-        require_place(name, folder)
+        _require_place(name, folder)
         if name in PACKAGES:
             package(name, PACKAGES[name])
 

@@ -81,7 +81,7 @@ def best(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
 
 
-def as_latex(
+def _as_latex(
     found: Sequence[SweptRun],
     rows: Sequence[tables.Row],
     tests: Sequence[tables.Row],
@@ -133,7 +133,7 @@ def write_tables(found: Sequence[SweptRun], folder: Path, options: TableOptions 
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
     title, tests = metrics.final_title(metric_of(found), final), tuning.pair_rows(found, options)
     for name, chosen in (("settings.tex", False), ("best.tex", True)):
-        disk.write(folder / name, as_latex(found, summary, tests, options, chosen=chosen).encode())
+        disk.write(folder / name, _as_latex(found, summary, tests, options, chosen=chosen).encode())
         written.append(name)
     written += ["pairs.csv", "pairs.md"] if comparisons.write_pairs(tests, folder, title) else []
     written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []

@@ -129,10 +129,10 @@ def choose(sweep: Sweep, final: str = FINAL, roles: Roles | None = None) -> list
 
 def rank(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None = None) -> Ranked:
     """The chosen settings of all tunings, then the second of each, and so on; see :func:`tunings`."""
-    return ranked(tunings(found, final, roles), metric_of(found), final)
+    return _ranked(tunings(found, final, roles), metric_of(found), final)
 
 
-def ranked(made: Sequence[Tuning], metric: str, final: str) -> Ranked:
+def _ranked(made: Sequence[Tuning], metric: str, final: str) -> Ranked:
     """The order of the settings of all tunings."""
     on_test = any(tuning.part == "test" for tuning in made)
     title = metrics.final_title(metric if on_test else f"validation_{metric}", final)
@@ -182,7 +182,7 @@ def explained(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     each = f"; separately for each {of['compared']}" if of["compared"] else ""
     within = f"; within each world ({of['world']})" if of["world"] else ""
     part = {tuning.part for tuning in made if tuning.trials > 1}
-    metric = plain(ranked(made, metric_of(found), options.final).metric)
+    metric = plain(_ranked(made, metric_of(found), options.final).metric)
     by = metric if part == {"validation"} else f"test {metric}"
     lines = [
         f"Best of {count} settings by the {by}, averaged over {over}; ties by the smaller standard deviation.",
