@@ -49,8 +49,8 @@ def resumed(settings, folder, line):
 
 
 def swept(settings):
-    """The run as the second of a sweep."""
-    return list(sweep(settings, {"lr": [0.05, settings["lr"]]}, progress=False).runs)[1]
+    """The run as the second of a stack."""
+    return list(sweep(settings, {"lr": [0.05, settings["lr"]]}, lanes=1, progress=False).runs)[1]
 
 
 def close(have, want, start, line):

@@ -7,8 +7,8 @@ before anything is compiled, and shows how large the run will be.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,15 +26,19 @@ from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, P
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
-from fedjax_async.engine.adaptive import WavesExecutor
+from fedjax_async.engine.adaptive import alone, side_by_side
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import Client, Components, Hyper, Server, abstract, bound, row_of
+from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
 from fedjax_async.engine.record import EngineResult
+from fedjax_async.engine.run import Ready
+from fedjax_async.engine.tables import StackShape, rows_of
+from fedjax_async.engine.watching import Observer
 from fedjax_async.local import part_mean, rows_at_a_time
 from fedjax_async.types import Array, Facts, Key, Model, Params, Probe, Run, Schedule
 
-EXECUTORS = {"waves": WavesExecutor, "reference": ReferenceExecutor}
+EXECUTORS: dict[str, Callable[..., Any]] = {"waves": alone, "reference": ReferenceExecutor}
 JOBS = 8  # jobs of a client; a policy knows their mean duration beforehand
 Replan = Callable[[Decisions], Schedule]
 
@@ -54,6 +58,7 @@ class WithPolicy(NamedTuple):
     prior: Prior
     replan: Replan
     facts: Facts
+    loss: bool  # whether the policy sees losses
     growing: _GrowingPlan
 
     def evaluations(self, e: Experiment) -> Evaluations:
@@ -61,43 +66,46 @@ class WithPolicy(NamedTuple):
         growing = self.growing.evaluations
         if growing is None:
             return WITH_SERVER.evaluations(e)._replace(complete=False)
-        updates, steps = growing.counts()
-        return Evaluations(growing.points.time, updates, steps, growing.complete)
+        points = growing.points
+        return Evaluations(points.time, points.position, points.steps, growing.complete)
 
     def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The scores as they are."""
         return WITH_SERVER.columns(e, row, scores)
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:
-        """As in a planned run."""
-        return WITH_SERVER.shared(e)
+        """As in a planned run, and what the policy records and may change."""
+        return *WITH_SERVER.shared(e), self.facts.every_closes, self.loss
 
     @property
-    def lay_out(self) -> None:
-        """One after the other: the plans grow at different moments."""
-        return None
+    def lay_out(self) -> Callable[..., Ready]:
+        """Their planners wait for each other."""
+        return _side_by_side
 
     def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
-        """Of the nominal plan."""
-        return WITH_SERVER.num_bytes(e, rows, **options)
+        """Of the nominal plan, and of the uploads that wait."""
+        return WITH_SERVER.num_bytes(e, rows, **options) + 2 * in_flight(e.schedule) * tree.num_bytes(e.params)
 
     def run(self, e: Experiment, **options: Any) -> EngineResult:
         """Run with the executor of the engine; ``options``: those of the executor."""
-        s = e.settings
-        evaluations = self.growing.evaluations = GrowingPoints(every_of(s), s.time)
-        self.growing.schedule = None
         policy = self.policy(self.prior)
+        return self.plan(e, policy, EXECUTORS[e.settings.engine](self.outset(e, policy), **options))
+
+    def outset(self, e: Experiment, policy: Policy) -> Outset:
+        """What the run knows when it begins."""
+        s = e.settings
+        self.growing.evaluations, self.growing.schedule = GrowingPoints(every_of(s), s.time), None
         model, data = e.components.model, e.components.data
         rows = rows_at_a_time(int(data.size.sum(dtype=np.int64)), len(data.size))
         probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(model, rows))} if policy.loss else {})
-        outset = Outset(
+        return Outset(
             components=e.components,
             nominal=e.schedule,
             facts=self.facts,
             local_steps=self.prior.local_steps,
             params=e.params,
             key=e.key,
-            evaluations=evaluations,
+            evaluations=self.growing.evaluations,
             in_flight=in_flight(e.schedule),
             asks=policy.sends is not None or policy.sizes,
             all_arrive=all_arrive(s, policy),
@@ -106,7 +114,10 @@ class WithPolicy(NamedTuple):
             per_client=s.per_client,
             norm_limit=e.norm_limit,
         )
-        executor: Any = EXECUTORS[s.engine](outset, **options)
+
+    def plan(self, e: Experiment, policy: Policy, executor: Any) -> EngineResult:
+        """Plan the run while ``executor`` executes it."""
+        s, evaluations = e.settings, self.growing.evaluations
         decisions = Decisions(policy, executor)
         schedule = self.growing.schedule = self.replan(decisions)
         spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
@@ -122,6 +133,26 @@ class WithPolicy(NamedTuple):
         schedule, points = self.growing.schedule, self.growing.evaluations.points
         run = WITH_SERVER.recorded(e._replace(schedule=schedule, points=points), result)
         return run._replace(probes=_until_its_end(run))
+
+
+def _side_by_side(each: Sequence[Experiment], **options: Any) -> Ready:
+    """Runs that share programs; they begin once ``Ready.make`` has said how large the tables are."""
+    data, batching, kinds = (
+        [e.components.data for e in each],
+        each[0].settings.batching,
+        list[Any](e.kind for e in each),
+    )
+    x64 = bool(jnp.result_type(float) == jnp.float64)
+    shape = StackShape(len(each), len(data[0].size), 0, 0, 0, rows=rows_of(data))
+
+    def run(shape: StackShape, *, observers: Sequence[Observer | None], **more: Any) -> list[EngineResult]:
+        given = [(kind, e, kind.policy(kind.prior)) for kind, e in zip(kinds, each)]
+        outsets = [kind.outset(e, policy) for kind, e, policy in given]
+        plans = [partial(kind.plan, e, policy) for kind, e, policy in given]
+        with jax.enable_x64(x64):  # each thread has its own setting
+            return side_by_side(outsets, plans, observers, Execution(batching=batching, **options, **more), shape)
+
+    return Ready(sum(e.total for e in each), shape, lambda shape, models: partial(run, shape))
 
 
 class Looking(NamedTuple):
@@ -171,7 +202,9 @@ def adaptive(run: Resolved, looking: Looking, nominal: Experiment, steps: Planne
     for field, needed, known in zip(("updates", "server_steps"), used, (only_updates, only_steps)):
         allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
         check.require(not needed or known, "method", str(s.method), allowed)
-    return nominal._replace(kind=WithPolicy(looking.model, looking.prior, replan, facts, _GrowingPlan()))
+    return nominal._replace(
+        kind=WithPolicy(looking.model, looking.prior, replan, facts, looking.policy.loss, _GrowingPlan())
+    )
 
 
 def checked_policy(model: Any, prior: Prior) -> Policy:

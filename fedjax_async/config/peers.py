@@ -35,7 +35,7 @@ from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
 from fedjax_async.engine.peer_tables import peer_shape
 from fedjax_async.engine.record import EngineResult
-from fedjax_async.engine.run import Ready
+from fedjax_async.engine.run import Ready, run_stack
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers
@@ -103,7 +103,8 @@ def _stack(global_tests: str, each: Sequence[Experiment], **options: Any) -> Rea
     ]  # fmt: skip
     layout = peer_layout_of(members, batching=each[0].settings.batching, **options)
     shape = peer_shape(layout)._replace(rows=rows_of([e.components.data for e in each]))
-    return Ready(len(layout.source), shape, lambda shape, models: make_peer_stack(members, layout, shape))
+    make = partial(make_peer_stack, members, layout)
+    return Ready(len(layout.source), shape, lambda shape, models: partial(run_stack, make(shape)))
 
 
 class PeerResolved(NamedTuple):

@@ -29,7 +29,7 @@ from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import Ready, run_waves
+from fedjax_async.engine.run import Ready, run_stack, run_waves
 from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import rows_of
@@ -66,8 +66,8 @@ class Kind(Protocol):
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
 
     @property
-    def lay_out(self) -> Callable[..., Ready] | None:
-        """``lay_out(experiments, max_width=, lanes=)``: runs that share programs, side by side; None: one by one."""
+    def lay_out(self) -> Callable[..., Ready]:
+        """``lay_out(experiments, max_width=, lanes=)``: runs that share programs, side by side."""
 
     def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
         """Device memory of one run besides its examples, roughly; ``rows``: jobs that are trained at a time."""
@@ -120,8 +120,7 @@ class WithServer(NamedTuple):
 
     def evaluations(self, e: Experiment) -> Evaluations:
         """Evaluations count arrivals and the server steps that they close."""
-        position = e.points.position
-        return Evaluations(e.points.time, position, np.concatenate([[0], np.cumsum(e.schedule.closes)])[position])
+        return Evaluations(e.points.time, e.points.position, e.points.steps)
 
     def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The scores as they are."""
@@ -176,7 +175,7 @@ def _stack(each: Sequence[Experiment], **options: Any) -> Ready:
     layout = layout_of(members, batching=s.batching, **options)
     shape = shape_of(layout)._replace(rows=rows_of([e.components.data for e in each]))
     make = partial(make_stack, members, layout, per_client=s.per_client)
-    return Ready(len(layout.run), shape, lambda shape, models: make(shape, models=models))
+    return Ready(len(layout.run), shape, lambda shape, models: partial(run_stack, make(shape, models=models)))
 
 
 def _member(e: Experiment) -> Member:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,16 +31,16 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 MEMORY_SHARE = 0.5
-# Updates between checkpoints, if a folder for them is given: of a stack, and of a run that is trained alone.
-CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
-CHECKPOINT_SECONDS = 300.0  # also between checkpoints of a stack: 2,000 updates of long jobs may take hours
+# Updates between checkpoints of a stack, if a folder for them is given.
+CHECKPOINT_UPDATES = 2000
+CHECKPOINT_SECONDS = 300.0  # also between checkpoints: 2,000 updates of long jobs may take hours
 
 
 class SweepGroup(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
-    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; one each with a policy
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side
     lanes: int  # each trains one stack at a time
     batches: int  # batches of a stack trained at the same time, if there are fewer stacks than lanes; 0: see ``alone``
     num_bytes: int  # estimated device memory in use at a time; 0: not estimated
@@ -83,7 +81,7 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
         s.compute,
         s.engine,
     )
-    return e.kind.shared(e), s.policy is None, p.client, p.model, names, shapes, options
+    return e.kind.shared(e), p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -113,24 +111,12 @@ def plan_groups(
     for i, experiment in enumerate(experiments):
         apart = (i,) if experiment.settings.engine == "reference" else ()
         found.setdefault((*_shared(experiment), *apart), []).append(i)
-    groups = []
-    for members in found.values():
-        each = {i: experiments[i] for i in members}
-        several = experiments[members[0]].kind.lay_out is not None
-        groups.append((_stacked if several else _one_by_one)(each, memory_limit, lanes))
-    return groups
+    return [_stacked({i: experiments[i] for i in members}, memory_limit, lanes) for members in found.values()]
 
 
 def alone(i: int, e: Experiment) -> SweepGroup:
     """The group of run ``i`` alone, trained as its settings say."""
     return SweepGroup((i,), ((i,),), 1, 0, 0, (e.total,), _about(e.settings))
-
-
-def _one_by_one(members: Mapping[int, Experiment], limit: int | None, lanes: int | None) -> SweepGroup:
-    """Runs with a policy: one after the other, with the same programs; each uses all lanes."""
-    needed = max(map(_num_bytes, members.values()))
-    check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
-    return _in_turn(members, lanes or default_lanes(), needed)
 
 
 def _in_turn(members: Mapping[int, Experiment], lanes: int, needed: int) -> SweepGroup:
@@ -221,25 +207,15 @@ def execute_group(
     prepared = {i: made(i) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
     some = prepared[group.members[0]]
-    if group.alone:
+    if group.alone or some.settings.engine == "reference":  # the oracle has neither lanes nor checkpoints
         ((i, e),) = prepared.items()
-        on_finished(i, execute(e, progress=progress, checkpoints=folder, watch=watches[i]))
-        return
-    lay_out = some.kind.lay_out
-    if lay_out is None or some.settings.engine == "reference":
-        before = 0
-        for i, e in prepared.items():
-            report = None if progress is None else _part(progress, before, group.updates)
-            changed, kept = _by_itself(e, group.batches, folder)
-            on_finished(i, execute(changed, progress=report, checkpoints=kept, watch=watches[i]))
-            if kept is not None:
-                shutil.rmtree(kept, ignore_errors=True)
-            before += e.total
+        kept = folder if group.alone else None
+        on_finished(i, execute(e, progress=progress, checkpoints=kept, watch=watches[i]))
         return
     stacks = [[prepared[i] for i in stack] for stack in group.stacks]
 
     def ready(stack: Sequence[Experiment]) -> Ready:
-        return lay_out(stack, max_width=_max_width(stack[0]), lanes=group.batches)
+        return some.kind.lay_out(stack, max_width=_max_width(stack[0]), lanes=group.batches)
 
     laid_out = [ready(stack) for stack in stacks]
     done = [ready([made(i) for i in stack]) for stack in group.done]
@@ -260,28 +236,6 @@ def execute_group(
             on_finished(i, watches[i].finish(e.recorded(outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
-
-
-def _by_itself(e: Experiment, lanes: int, folder: Path | None) -> tuple[Experiment, Path | None]:
-    """The run as it is executed alone with ``lanes`` lanes, and the folder of its checkpoints.
-
-    The oracle has neither. The results of the run keep its own settings.
-    """
-    if e.settings.engine == "reference":
-        return e, None
-    every = None if folder is None else CHECKPOINT_EVENTS
-    changed = dataclasses.replace(e.settings, lanes=lanes, checkpoint=every)
-    return e._replace(settings=changed), None if folder is None else _checkpoints(folder, [e], lanes)
-
-
-def _part(progress: Progress, before: int, total: int) -> Progress:
-    """The progress callback of one of several runs, after ``before`` updates of other runs."""
-
-    def report(done: int, of: int, **status: float) -> None:
-        del of
-        progress(before + done, total, **status)
-
-    return report
 
 
 def _max_width(e: Experiment) -> int | None:

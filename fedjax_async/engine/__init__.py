@@ -8,18 +8,19 @@ trained together, planned on the host), ``tables.py`` (what the device reads), `
 and leaves its results; all kinds of runs train by it), ``sending.py`` and ``serving.py`` (the server), ``programs.py``
 and ``compiling.py`` (the compiled programs), ``stack_facts.py`` (what these depend on), ``defaults.py`` (how much is
 trained at a time), ``stacking.py`` and ``stack.py`` (runs laid out and compiled, and what the loop calls of them),
-``trainers.py``, ``loop.py``, ``execution.py`` and ``run.py`` (the loop). ``evaluation.py``, ``measures.py``,
-``scoring.py`` (their programs), ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its evaluations
-over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py`` and
-``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
+``trainers.py``, ``loop.py``, ``execution.py`` and ``run.py`` (the loop). ``evaluation.py``, ``scores.py``,
+``measures.py``, ``scoring.py`` (their programs), ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands
+its evaluations over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py``
+and ``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
 differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
 is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.
 
 The plan of an adaptive run grows while the run executes. Such runs begin with :class:`WavesExecutor` (``adaptive.py``),
-which the planner calls: ``outset.py`` (what is known at the start), ``extension.py`` (what is new in the plan, dealt to
-slots, lanes and rows), ``growing_stack.py`` (the part on the device) and ``told.py`` (what the planner is told, also
-from a checkpoint). ``adaptive_reference.py`` is their oracle.
+which the planner calls: ``outset.py`` (what is known at the start), ``growing_runs.py`` (runs side by side),
+``extension.py`` (what is new in the plan of a run, dealt to slots, lanes and rows), ``growing_layout.py`` (what is new
+in the plans of all runs), ``growing_stack.py`` (the part on the device) and ``told.py`` (what a planner is told, also
+from a checkpoint). An extension is executed as a planned stack is. ``adaptive_reference.py`` is their oracle.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
 client: layout, tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. What differs

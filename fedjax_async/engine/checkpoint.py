@@ -19,10 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async.base import check, disk, identity, notices
 from fedjax_async.engine.surroundings import numerics, rounding, surroundings
+from fedjax_async.types import Tree
 
 FORMAT = "fedjax_async checkpoint 3"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
@@ -104,23 +106,27 @@ class Keeper:
             ) from error
         self._last, self._saved = position, time.monotonic()
 
-    def require_count(self, saved: int, wanted: int) -> None:
-        """``ValueError`` unless a checkpoint has as many arrays as the run, which another version may not have."""
-        if saved != wanted:
-            raise ValueError(
-                f"checkpoint = {str(self.folder)!r}: must be of a version with the same state, but it has {saved} "
-                f"arrays and this run {wanted}: remove the folder to start again, or use the version that wrote it"
-            )
+    def fitted(self, saved: Sequence[Any], wanted: Tree, more: int = 0) -> Tree:
+        """The first of the ``saved`` leaves in place of those of ``wanted``.
 
-    def require_types(self, saved: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """``ValueError`` unless restored arrays have the dtypes of the run's own, which 64-bit mode changes."""
-        for have, want in zip(saved, wanted, strict=True):
+        ``ValueError`` unless there are ``more`` leaves than ``wanted`` has, since another version may have another
+        state, and unless they have its dtypes, which 64-bit mode changes.
+        """
+        leaves, structure = jax.tree.flatten(wanted)
+        if len(saved) != len(leaves) + more:
+            raise ValueError(
+                f"checkpoint = {str(self.folder)!r}: must be of a version with the same state, but it has "
+                f"{len(saved)} arrays and this run {len(leaves) + more}: remove the folder to start again, or use the "
+                "version that wrote it"
+            )
+        for have, want in zip(saved, leaves):
             if have.dtype != want.dtype:
                 raise ValueError(
                     f"checkpoint = {str(self.folder)!r}: must be of this run, but it has numbers of {have.dtype} and "
                     f"this process {want.dtype}: set JAX_ENABLE_X64 as when the run began, or remove the folder to "
                     "start again"
                 )
+        return jax.tree.unflatten(structure, saved[: len(leaves)])
 
     def clear(self) -> None:
         """Remove the folder: the run is finished and saved."""

@@ -1,15 +1,10 @@
-"""When the global model is evaluated, the evaluation itself, and the scores of a stack of runs.
-
-An evaluation never changes the run. The scores stay on the device, so that the loop does not wait for them.
-"""
+"""When the global model is evaluated, and the evaluation itself. An evaluation never changes the run."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +40,8 @@ class EvaluationPoints(NamedTuple):
 
     position: np.ndarray  # int64[V]
     time: np.ndarray  # float64[V]
+    # int64[V], server steps closed by then, which follow from the schedule; empty if not known, or without a server
+    steps: np.ndarray = np.zeros(0, np.int64)
 
 
 class Every(NamedTuple):
@@ -103,7 +100,7 @@ def points_among(
     if sum(value is not None for value in every) > 1:
         given = ", ".join(f"eval_{name} = {value}" for name, value in every._asdict().items() if value is not None)
         raise ValueError(f"{given}: give at most one of them")
-    total = len(arrived)
+    total, closed = len(arrived), np.concatenate([[0], np.cumsum(closes)])
     end = float(horizon if horizon is not None else (arrived[-1] if total else 0.0))
     if every.updates is not None or every.steps is not None:
         gap = every.updates if every.updates is not None else every.steps
@@ -113,7 +110,7 @@ def points_among(
         position = after[int(gap or 1) - 1 :: int(gap or 1)]
         position = np.unique(np.concatenate([[0], position, [total]]))
         time = np.concatenate([[0.0], arrived])[position]
-        return EvaluationPoints(position, time)
+        return EvaluationPoints(position, time, closed[position])
     if every.at is not None:
         for moment in every.at:
             check.real_non_negative("eval_at", moment)
@@ -129,7 +126,7 @@ def points_among(
     time = np.concatenate([[0.0], inner, [end]])
     position = at_or_before(arrived, time)
     position[0], position[-1] = 0, total
-    return EvaluationPoints(position, time)
+    return EvaluationPoints(position, time, closed[position])
 
 
 def owners(data: FederatedData) -> np.ndarray:
@@ -235,58 +232,6 @@ def make_validate(model: Model, labels: bool, batch_size: int = BATCH) -> Callab
     return validate
 
 
-class Scores:
-    """When each run of a stack is evaluated, and the results.
-
-    ``positions``: per run, the positions of its arrivals. ``ranks``: bounds of the ranks, if the program that receives
-    uploads applies whole ranks. A run is then evaluated at the end of a rank; the rank has no other arrival of the run.
-    """
-
-    def __init__(
-        self, points: Sequence[EvaluationPoints], positions: Sequence[np.ndarray], ranks: np.ndarray | None = None
-    ) -> None:
-        self._points = points
-        self._due: dict[int, list[tuple[int, int]]] = {}
-        for run, (own, arrivals) in enumerate(zip(points, positions)):
-            for local in np.unique(own.position).tolist():
-                stop = int(arrivals[local - 1]) + 1 if local else 0
-                if ranks is not None:
-                    stop = int(ranks[np.searchsorted(ranks, stop)])
-                self._due.setdefault(stop, []).append((run, local))
-        self.stops = sorted(self._due)
-        self.at: dict[tuple[int, int], dict[str, Any]] = {}
-
-    def cuts(self, *bounds: int) -> list[tuple[int, int]]:
-        """The ranges ``(low, high)`` between consecutive ``bounds``, in order, split at every evaluation inside."""
-        first, last = bisect_right(self.stops, bounds[0]), bisect_left(self.stops, bounds[-1])
-        inner = self.stops[first:last]
-        return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
-
-    def due(self, position: int) -> bool:
-        """Whether any run is evaluated after the first ``position`` arrivals of the stack."""
-        return position in self._due
-
-    def evaluate(self, position: int, evaluate: Callable[[list[tuple[int, int]]], list[dict[str, Any]]]) -> None:
-        """Evaluate all runs that are due after the first ``position`` arrivals: ``evaluate([(run, its arrivals)])``."""
-        due = self._due.get(position, [])
-        self.at |= zip(due, evaluate(due) if due else [])
-
-    def latest(self) -> float:
-        """The newest accuracy that is already computed, NaN if there is none. Never waits for the device."""
-        for scores in reversed(self.at.values()):
-            if getattr(scores["accuracy"], "is_ready", lambda: True)():
-                found = np.asarray(scores["accuracy"])
-                tested = found[~np.isnan(found)]  # without a server: the mean of the nodes that have test rows
-                return float(tested.mean()) if len(tested) else float("nan")
-        return float("nan")
-
-    def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
-        """The first ``rows`` evaluations of a run, by name of the score: arrays [rows] and, per client, [rows, N]."""
-        fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
-        names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
-
-
 def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
     """How many of ``runs`` are evaluated side by side: as many as ``TOGETHER`` bytes hold, and a divisor of ``runs``.
 
@@ -330,12 +275,10 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
     return OwnTests._make((rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float)))))
 
 
-def now_of(
-    points: EvaluationPoints, schedule: Schedule, position: int, real: DTypeLike
-) -> tuple[np.ndarray, np.ndarray]:
+def now_of(points: EvaluationPoints, position: int, real: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Virtual time, in dtype ``real``, and server steps closed, at the evaluation after ``position`` arrivals."""
-    time = points.time[np.searchsorted(points.position, position)]
-    return np.asarray(time, real), np.asarray(np.count_nonzero(schedule.closes[:position]), np.int32)
+    row = np.searchsorted(points.position, position)
+    return np.asarray(points.time[row], real), np.asarray(points.steps[row], np.int32)
 
 
 def make_own(model: Model, labels: bool) -> Callable[..., dict[str, Array]]:

@@ -1,22 +1,20 @@
 """An extension as work for the device (host, NumPy): what an adaptive run's plan has gained since the last look.
 
-Between two looks the planner has sent some messages and applied some arrivals. These become a layout of their own,
-whose positions begin at 0. Start models and trained uploads outlive this layout. A start model keeps its slot until its
-upload is received. A job under way may be trained together with others before it arrives; its upload then waits in its
-row. So an adaptive run needs few waves, however often the policy looks.
+Between two looks the planner has sent some messages and applied some arrivals. ``growing_layout.py`` lays them out.
+Start models and trained uploads outlive this layout. A start model keeps its slot until its upload is received. A job
+under way may be trained together with others before it arrives; its upload then waits in its row. So an adaptive run
+needs few waves, however often the policy looks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock import Outcome, Record
 from fedjax_async.clock.record import DROPPED, NEVER_CAME
-from fedjax_async.engine.batches import Batch, Lanes, Segment, segments_of
-from fedjax_async.engine.layout import Layout, MergedSlots
 from fedjax_async.types import Schedule
 
 # A job with an outcome in _THROUGH can no longer arrive; with one in _IN_VAIN, its client has trained it to the end.
@@ -42,20 +40,27 @@ class OpenJob:
 
 
 class ExtensionWork(NamedTuple):
-    """What the device does for an extension.
+    """What the device does for an extension; *positions* are those of the run's own jobs, from 0 on.
 
-    The first ``received`` positions of ``layout`` are received. The others are jobs under way that are trained before
-    they arrive. ``dealt.turns[g]`` is trained right before the positions ``dealt.bounds[g] .. bounds[g+1]-1`` are
-    received.
+    The first ``received`` positions are received. The others are jobs under way that are trained before they arrive.
+    Turn g is trained right before the positions ``bounds[g] .. bounds[g+1]-1`` are received.
     """
 
-    layout: Layout
+    schedule: Schedule  # the jobs involved, as if every position were an arrival
     received: int
     applied: np.ndarray  # bool[E'], false: trained in vain
     jobs: np.ndarray  # int64[received], the job of each received position
     first: int  # arrivals applied before
     at: np.ndarray  # int64[n + 1], the position of each of the n applied arrivals, then ``received``
-    sends: bool  # whether messages leave before the first position
+    turns: list[dict[int, list[int]]]  # the positions that each lane trains
+    bounds: np.ndarray  # int64[G + 1]
+    lane: np.ndarray  # int32[E']
+    row: np.ndarray  # int32[E'], of the lane's store
+    start_slot: np.ndarray  # int32[E']
+    # one entry per message
+    written: np.ndarray  # int64[M], how many positions are received before
+    write_slot: np.ndarray  # int32[M]
+    write_job: np.ndarray  # int64[M], job of ``schedule``
 
 
 class Growing:
@@ -67,13 +72,10 @@ class Growing:
     """
 
     def __init__(
-        self, local_steps: np.ndarray, *, personal: bool, stateful: bool, batching: str, max_width: int, lanes: int,
-        rows: int,
-    ) -> None:  # fmt: skip
+        self, local_steps: np.ndarray, *, personal: bool, stateful: bool, max_width: int, lanes: int, rows: int
+    ) -> None:
         self._local_steps, self._personal, self._stateful = local_steps, personal, stateful
-        self.batching, self.rows, self._width = batching, rows, max_width
-        powers = tuple(1 << k for k in range((max_width - 1).bit_length()))
-        self.widths = (rows,) if batching == "loop" else (*powers, max_width)
+        self._width = max_width
         self._jobs = self._arrivals = 0
         self._numbers = np.zeros(len(local_steps), np.int64)
         self._open: dict[int, OpenJob] = {}
@@ -82,22 +84,20 @@ class Growing:
         self._readers: dict[int, int] = {}  # message -> jobs that start from it
         self._free_slots: list[int] = []
         self._free_rows = [list(range(rows)) for _ in range(lanes)]
-        self.slots = self.useful_steps = self.executed_steps = self.waves = self.batches = 0
+        self.slots = self.useful_steps = self.waves = 0
 
     def extend(self, record: Record, wanted: int | None = None) -> ExtensionWork:
         """The work for what is new in ``record``; ``wanted``: a job under way that must be trained now."""
         first, old = self._arrivals, self._jobs
         walked = self._walk(record)
         self._forget(record)
-        trained = _Dealt(self, walked, old, record, wanted)
-        positions = [*walked.seen, *trained.ahead]
-        layout = self._layout(walked, trained, positions)
-        applied = np.ones(len(positions), np.bool_)
-        applied[: len(walked.arrival)] = np.array(walked.arrival) >= 0
-        at = np.append(np.flatnonzero(applied[: len(walked.seen)]), len(walked.seen))
-        jobs = np.array([one.job for one in walked.seen], np.int64)
-        sends = any(position == 0 for position, _, _ in walked.writes)
-        return ExtensionWork(layout, len(walked.seen), applied, jobs, first, at, sends)
+        return self._work(first, walked, _Dealt(self, walked, old, record, wanted))
+
+    def nothing(self) -> ExtensionWork:
+        """The work of an extension in which other runs have gained something."""
+        none = np.zeros(0, np.int64)
+        walked = _Walked([], [], [], [], none.astype(np.float64), none.astype(np.bool_), none)
+        return self._work(self._arrivals, walked, _Dealt(self, walked, self._jobs, None, None))
 
     def where(self, job: int) -> tuple[int, int]:
         """``(lane, row)`` of a job that is trained and not yet received."""
@@ -174,32 +174,18 @@ class Growing:
 
     # --- what is trained, and the rows ------------------------------------------------------------
 
-    def batch_of(self, todo: list[OpenJob], positions: list[int], order: list[int]) -> list[Batch]:
-        """Deal jobs to the lanes, each to the lane with the fewest local steps so far; appends to ``order``."""
-        shares: list[list[tuple[OpenJob, int]]] = [[] for _ in self._free_rows]
-        loads = [0] * len(shares)
+    def deal(self, todo: list[OpenJob], positions: list[int]) -> dict[int, list[int]]:
+        """Deal jobs to the lanes, each to the lane with the fewest local steps so far; the positions of each lane."""
+        shares: dict[int, list[int]] = {}
+        loads = [0] * len(self._free_rows)
         for one, position in zip(todo, positions, strict=True):
-            able = [k for k, free in enumerate(self._free_rows) if free and len(shares[k]) < self._width]
+            able = [k for k, free in enumerate(self._free_rows) if free and len(shares.get(k, ())) < self._width]
             lane = min(able, key=loads.__getitem__)
             one.lane, one.row = lane, self._free_rows[lane].pop()
-            shares[lane].append((one, position))
+            shares.setdefault(lane, []).append(position)
             loads[lane] += one.steps
-        batches = []
-        for lane, share in enumerate(shares):
-            if not share:
-                continue
-            if self.batching == "vmap":
-                share.sort(key=lambda each: -each[0].steps)
-            steps = np.array([one.steps for one, _ in share])
-            segments = [Segment(self.rows, 0, int(steps.max()))]
-            if self.batching == "vmap":
-                segments = segments_of(steps, self.widths)
-            batches.append(Batch(lane, len(order), len(share), segments))
-            order += [position for _, position in share]
-            vmapped = sum(one.width * (one.last - one.first) for one in segments)
-            self.executed_steps += vmapped if self.batching == "vmap" else int(steps.sum())
-        self.waves, self.batches = self.waves + 1, self.batches + len(batches)
-        return batches
+        self.waves += 1
+        return shares
 
     def room(self, *, spare: bool) -> int:
         """How many jobs can be trained now so that one row stays free; with ``spare``, rows for a full wave."""
@@ -226,9 +212,10 @@ class Growing:
         ]  # fmt: skip
         return sorted(found, key=lambda one: (record.upload_time[one.job], one.client))
 
-    # --- the layout -------------------------------------------------------------------------------
+    # --- as columns -------------------------------------------------------------------------------
 
-    def _layout(self, walked: _Walked, dealt: _Dealt, positions: list[OpenJob]) -> Layout:
+    def _work(self, first: int, walked: _Walked, dealt: _Dealt) -> ExtensionWork:
+        positions = [*walked.seen, *dealt.ahead]
         involved = list({one.job: one for one in [*positions, *(one for _, one, _ in walked.writes)]}.values())
         local = {one.job: k for k, one in enumerate(involved)}
         count, received = len(positions), len(walked.seen)
@@ -263,32 +250,21 @@ class Growing:
             corrupt=np.array([one.corrupt for one in involved], np.bool_),
             copies=nothing.astype(np.int8),
         )
-        written = np.array([position for position, _, _ in walked.writes], np.int64)
-        write_job = np.array([local[one.job] for _, one, _ in walked.writes], np.int64)
-        slots = MergedSlots(
-            count=self.slots,
+        return ExtensionWork(
+            schedule,
+            received,
+            applied=came | (np.arange(count) >= received),
+            jobs=np.array([one.job for one in walked.seen], np.int64),
+            first=first,
+            at=np.append(np.flatnonzero(came), received),
+            turns=dealt.turns,
+            bounds=dealt.bounds,
+            lane=dealt.lane,
+            row=dealt.row,
             start_slot=np.array([*walked.slots, *(self._slot[one.message] for one in dealt.ahead)], np.int32),
-            ranks=np.arange(count + 1),
-            write_bounds=np.searchsorted(written, np.arange(count + 2)),
+            written=np.array([position for position, _, _ in walked.writes], np.int64),
             write_slot=np.array([slot for _, _, slot in walked.writes], np.int32),
-            write_client=schedule.client[write_job],
-            write_run=np.zeros(len(written), np.int32),
-            write_job=write_job,
-        )
-        every = np.arange(count)
-        return Layout(
-            schedules=[schedule],
-            run=np.zeros(count, np.int32),
-            source=every,
-            positions=[every],
-            waves=dealt.bounds,
-            dealt=Lanes(dealt.bounds, dealt.turns, np.array(dealt.order, np.int32), dealt.lane, dealt.row),
-            slots=slots,
-            batching=self.batching,
-            widths=self.widths if self.batching == "loop" else (),
-            capacity=self.rows if self.batching == "loop" else self._width,
-            useful_steps=self.useful_steps,
-            executed_steps=self.executed_steps,
+            write_job=np.array([local[one.job] for _, one, _ in walked.writes], np.int64),
         )
 
 
@@ -307,22 +283,24 @@ class _Walked(NamedTuple):
 class _Dealt:
     """The jobs of an extension dealt to lanes, turn by turn, and the rows that they take."""
 
-    def __init__(self, growing: Growing, walked: _Walked, old: int, record: Record, wanted: int | None) -> None:
+    def __init__(self, growing: Growing, walked: _Walked, old: int, record: Any, wanted: int | None) -> None:
         seen = walked.seen
-        self.turns: list[list[Batch]] = []
-        self.order: list[int] = []
+        self.turns: list[dict[int, list[int]]] = []
         self.ahead: list[OpenJob] = []
-        bounds, low, addresses = [0], 0, list[tuple[int, int]]()
+        bounds, low = [0], 0
+        addresses, ahead = list[tuple[int, int]](), list[tuple[int, int]]()  # lane and row, when they are trained
         later = growing.under_way(record) if wanted is not None or any(one.row < 0 for one in seen) else []
         asked = [one for one in later if one.job == wanted]
 
-        def train(todo: list[OpenJob], positions: list[int]) -> list[Batch]:
+        def train(todo: list[OpenJob], positions: list[int]) -> dict[int, list[int]]:
             """Train ``todo``, and as many jobs under way as there is room for."""
             room = growing.room(spare=True) - len(todo)
             more = [one for one in later if is_ready(one) and one not in asked][: max(0, room)]
             positions = positions + [len(seen) + len(self.ahead) + k for k in range(len(more))]
+            shares = growing.deal(todo + more, positions)
             self.ahead += more
-            return growing.batch_of(todo + more, positions, self.order)
+            ahead.extend((one.lane, one.row) for one in self.ahead[len(ahead) :])
+            return shares
 
         def is_ready(one: OpenJob) -> bool:
             return one.row < 0 and (one.job < old or one.sent <= low)
@@ -332,7 +310,7 @@ class _Dealt:
                 ready = [p for p in range(low, len(seen)) if is_ready(seen[p])][: max(1, growing.room(spare=False))]
                 self.turns.append(train([seen[p] for p in ready], ready))
             else:
-                self.turns.append([])
+                self.turns.append({})
             high = low
             while high < len(seen) and seen[high].row >= 0:
                 high += 1
@@ -347,7 +325,7 @@ class _Dealt:
             self.ahead += asked
             self.turns.append(train(asked, [position]))
             bounds.append(low)
-        addresses += [(one.lane, one.row) for one in self.ahead]
+        addresses += ahead
         self.bounds = np.array(bounds, np.int64)
         self.lane = np.array([lane for lane, _ in addresses], np.int32)
         self.row = np.array([row for _, row in addresses], np.int32)

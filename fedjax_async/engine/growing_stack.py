@@ -1,4 +1,4 @@
-"""An adaptive run on the device: tables of an extension, compiled programs, and the state between extensions.
+"""Runs whose plans grow, on the device: the stack of the newest extension, and the state between extensions.
 
 Programs are compiled for one size of the tables and slots. If an extension needs more, the size grows to the next power
 of two and the programs are compiled again.
@@ -7,6 +7,7 @@ of two and the programs are compiled again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,21 +16,18 @@ import numpy as np
 
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine import programs
-from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.devices import to_devices, together
-from fedjax_async.engine.evaluation import differs
-from fedjax_async.engine.extension import ExtensionWork
+from fedjax_async.engine.growing_layout import Room
 from fedjax_async.engine.kernels import Carry, ClientJobs, JobBuffers
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.measures import Inputs, inputs_of
-from fedjax_async.engine.outset import Outset
-from fedjax_async.engine.probes import Probes
-from fedjax_async.engine.scoring import Measuring, evaluated
-from fedjax_async.engine.stack import Member, Stack, measured
+from fedjax_async.engine.loop import advance
+from fedjax_async.engine.scores import Scores
+from fedjax_async.engine.stack import Member, Stack
 from fedjax_async.engine.stack_facts import StackFacts, following, power_above
-from fedjax_async.engine.stacking import held_out
-from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, make_tables, padded_length
+from fedjax_async.engine.stacking import placed
+from fedjax_async.engine.tables import StackShape, event_columns, padded_length, pooled
 from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.watching import Watcher
 from fedjax_async.engine.widths import ladder
 from fedjax_async.types import Tree
 
@@ -45,180 +43,164 @@ class Held(NamedTuple):
 
 
 class GrowingStack:
-    """A run on the device whose plan grows.
+    """Runs on the device whose plans grow. Call :meth:`begin` first.
 
-    ``rows``: rows of the store of each lane. ``models``: whether to compile the program that copies the model. Call
-    :meth:`begin` first.
+    ``facts``: as far as they are known. ``in_flight``: the most jobs that are expected to be under way at a time.
+    ``least``: the least sizes of the tables. ``models``: whether to compile the program that copies a model.
     """
 
-    def __init__(self, outset: Outset, member: Member, facts: StackFacts, lanes: int, rows: int, models: bool) -> None:
-        self._o, self._member, self._facts = outset, member, facts
-        self._lanes, self._rows, self._models = lanes, rows, models
-        self._trainers: Any = None  # Trainers, once programs are compiled
-        self._shape: Any = None  # StackShape, from the first extension on
-        self.stack: Any = None
-        self.tables: Any = None
-        self.held: Any = None
+    def __init__(
+        self, facts: StackFacts, room: Room, in_flight: int, least: StackShape, *, per_client: bool, models: bool
+    ) -> None:
+        self._facts, self._room, self._in_flight, self._least = facts, room, in_flight, least
+        self._per_client, self._models = per_client, models
+        self.stack: Any = None  # Stack, from the first extension on, as the next two
+        self._trainers: Any = None  # Trainers
+        self._carry: Any = None  # Carry
+
+    @property
+    def held(self) -> Held:
+        """What the device holds."""
+        return Held(self._carry, tuple(self._trainers.buffers))
 
     # --- tables and programs ----------------------------------------------------------------------
 
-    def begin(self, work: ExtensionWork, probes: Probes) -> None:
-        """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`put`."""
-        o, data = self._o, self._o.components.data
-        shape = self._shape = self._needed(work)
-        self._facts = following(self._facts, work.layout)
-        given = ([data], [o.key], [o.components.hyper], [o.norm_limit], [work.applied], [probes])
-        tables = make_tables(work.layout, shape, *given, every_closes=self._facts.every_closes)
-        totals = {"updates": o.facts.updates, "server_steps": o.facts.server_steps}
-        self.tables = tables._replace(**to_devices({n: np.array([v], np.int32) for n, v in totals.items()}, None))
-        own = o.per_client and differs(o.components, o.params)
-        tests = held_out([self._member], per_client=o.per_client, own=own, sharding=None)
-        inputs: list[Inputs | None] = [None]
-        if o.measures.wants_anything():
-            inputs = to_devices(inputs_of([data], [o.nominal], [o.measures], o.per_client), None)
-        uncompiled: Any = None
-        params = to_devices(o.params, None)
-        parts = ([self._member], work.layout, shape, self.tables, params, tests, uncompiled)
-        self.stack = Stack(*parts, num_bytes=0, inputs=inputs)
-        self._compile(work)
-        carry = self.stack.programs.start(self.tables, params)
-        self.held = Held(carry, tuple(_zeros(self._store) for _ in range(self._lanes)))
+    def begin(self, layout: Layout, members: Sequence[Member]) -> None:
+        """Allocate for the first extension, compile, and send its first messages.
 
-    def _compile(self, work: ExtensionWork) -> None:
-        o, stack, layout, shape = self._o, self.stack, work.layout, self._shape
-        parts = (o.components.rule, o.components.client)
-        shapes = programs.shapes_of(*parts, layout, shape, self.tables, stack.params, self._facts)
-        scratch = self._store = shapes.buffers
-        if not layout.whole:  # vmap writes its i-th job to row i of the buffers, so the results are copied to the store
+        ``members``: the runs, with the probes and what is applied of the extension, and their nominal schedules.
+        """
+        shape, facts = self._needed(layout)
+        self.stack = placed(members, layout, shape, facts, per_client=self._per_client)._replace(grows=True)
+        self._compile()
+        self._carry = self.stack.start()
+        _, self._begins = pooled([m.components.data.order for m in members])
+        room, tables, empty = self._room, self.stack.tables, partial(self.stack.buffers, self._carry)
+
+        def train(*given: Any) -> JobBuffers:
+            trained: JobBuffers = self.stack.train(*given)
+            return trained
+
+        def keep(*given: Any) -> JobBuffers:
+            kept: JobBuffers = self.stack.programs.keep(*given)
+            return kept
+
+        if layout.whole:
+            self._trainers = Trainers(room.lanes, tables, train, empty)
+        else:
+            self._trainers = Trainers(room.lanes, tables, train, empty, None, keep, partial(_zeros, self._store))
+
+    def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
+        """The sizes and facts of the extensions so far and of this one."""
+        least, facts = (self._least, self._facts) if self.stack is None else (self.stack.shape, self.stack.facts)
+        spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
+        needed = StackShape(
+            runs=len(layout.schedules),
+            num_clients=layout.schedules[0].num_clients,
+            capacity=layout.capacity,
+            positions=padded_length(max(len(layout.run), LEAST) + max(layout.capacity, self._room.rows), 1),
+            slot_count=padded_length(layout.slots.count + spare, 1 << (self._in_flight + 1).bit_length()),
+            writes=padded_length(len(layout.slots.write_slot), LEAST),
+        )
+        shape = StackShape(*map(max, zip(needed, least)))
+        return shape, following(facts, layout, shape)
+
+    def _compile(self) -> None:
+        """All programs but those that train at once: see :meth:`_compile_widths`."""
+        shapes = programs.shapes_of(self.stack)
+        if not self.stack.layout.whole:
 
             def stored(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-                return jax.ShapeDtypeStruct((self._rows, *leaf.shape[1:]), leaf.dtype)
+                return jax.ShapeDtypeStruct((self._room.rows, *leaf.shape[1:]), leaf.dtype)
 
-            self._store = jax.tree.map(stored, scratch)._replace(before=(), work=())
-        y = o.components.data.test_y
-        own, labels = stack.tests[0][3] is not None, bool(np.issubdtype(y.dtype, np.integer))
-        compiled = programs.compile_programs(
-            *parts,
-            o.components.model,
-            layout,
-            shape,
-            self.tables,
-            stack.params,
-            stack.tests[0],
-            stack.inputs[0],
-            shapes._replace(buffers=self._store),
-            what=Measuring(o.measures._replace(training=None), own, o.per_client, labels, len(y), 1),
-            facts=self._facts,
-            models=self._models,
-        )
-        self.stack = stack._replace(programs=compiled, shape=shape)
+            self._store = jax.tree.map(stored, shapes.buffers)._replace(before=(), work=())
+            shapes = shapes._replace(store=self._store)
+        self._shapes = shapes
+        self.stack = self.stack._replace(programs=programs.compile_programs(self.stack, shapes, models=self._models))
 
-        def train(width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
-            return compiled.train[width](tables, carry.readable, buffers, span)
+    def _compile_widths(self) -> None:
+        """The widths of batches that no program has yet."""
+        batches = [batch for turn in self.stack.layout.dealt.turns for batch in turn]
+        widths = {segment.width for batch in batches for segment in batch.segments} - self.stack.programs.train.keys()
+        kind, batching = ClientJobs(self.stack.members[0].components.client), self._room.batching
+        if widths:
+            given = self.stack.tables, self._shapes.carry, self._shapes.buffers
+            self.stack.programs.train.update(programs.compiled_training(kind, sorted(widths), batching, *given))
 
-        self.close()
-        empty = [np.zeros(0, np.int32)] * 3
-        every = Lanes(np.zeros(1), [[Batch(lane, 0, 0, []) for lane in range(self._lanes)]], *empty)
-        self._trainers = Trainers(every, self.tables, train, lambda: _zeros(scratch))
-        if self.held is not None and layout.whole:
-            self._trainers.buffers = list(self.held.stores)
-
-    def _needed(self, work: ExtensionWork) -> StackShape:
-        layout = work.layout
-        positions = padded_length(len(layout.run) + max(layout.capacity, self._rows), LEAST)
-        writes = padded_length(len(layout.slots.write_slot), LEAST)
-        spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
-        slots = padded_length(layout.slots.count + spare, 1 << (self._o.in_flight + 1).bit_length())
-        needed = StackShape(1, len(self._o.local_steps), layout.capacity, positions, slots, writes)
-        return needed if self._shape is None else StackShape(*map(max, zip(needed, self._shape)))
-
-    def measure_up(self, work: ExtensionWork) -> None:
+    def measure_up(self, layout: Layout) -> None:
         """Record what an extension needs. It is not executed: the checkpoint has its results."""
-        self._shape = self._needed(work)
-        self._facts = following(self._facts, work.layout)
+        shape, facts = self._needed(layout)
+        self.stack = self.stack._replace(shape=shape, facts=facts)
 
-    def take_over(self, held: Held, work: ExtensionWork, probes: Probes) -> None:
-        """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
-        self.held = to_devices(held, None)
-        self.put(work, probes)
-        self._compile(work)
-
-    def fit(self, work: ExtensionWork, probes: Probes) -> None:
+    def fit(self, layout: Layout, members: Sequence[Member], held: Held | None = None) -> None:
         """Put an extension on the device.
 
-        If it needs longer tables, more slots or more messages at a time, the programs are compiled again.
+        If it needs longer tables, more slots or more messages at a time, the programs are compiled again. ``held``: the
+        state of a checkpoint that was taken after this extension, and after those given to :meth:`measure_up`.
         """
-        needed, facts = self._needed(work), following(self._facts, work.layout)
-        grows, self._facts = (needed, facts) != (self._shape, self._facts), facts
-        if needed != self._shape:
-            self._shape = needed
-            carry, stores = self.held
-            longer = {"slots": needed.slot_count, "records": needed.positions, "probes": needed.positions}
-            carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
-            self.held = Held(carry, stores)
-        self.put(work, probes)
-        if grows:
-            self._compile(work)
+        shape, facts, before = *self._needed(layout), self.stack
+        self.stack = before._replace(shape=shape, facts=facts)
+        if held is not None:
+            self._carry, stores = to_devices(held, None)
+            self._trainers.go_on(stores)
+        elif shape != before.shape:
+            longer = {"slots": shape.slot_count, "records": shape.positions, "probes": shape.positions}
+            lengthened = {name: _longer(getattr(self._carry, name), length) for name, length in longer.items()}
+            self._carry = self._carry._replace(**lengthened)
+        self._put(layout, members)
+        if held is not None or (shape, facts) != (before.shape, before.facts):
+            self._compile()
 
-    def put(self, work: ExtensionWork, probes: Probes) -> None:
-        """Move the tables of an extension to the device; ``probes``: their arrivals numbered within the extension."""
+    def _put(self, layout: Layout, members: Sequence[Member]) -> None:
+        """Move the tables of an extension to the device."""
+        stack = self.stack
         columns = event_columns(
-            work.layout,
-            self._shape,
-            [self._o.components.data],
-            [work.applied],
-            [probes],
-            begins=[0],
-            every_closes=self._facts.every_closes,
+            layout,
+            stack.shape,
+            [m.components.data for m in members],
+            stack.facts.every_closes,
+            [m.applied for m in members],
+            [m.probes for m in members],
+            self._begins,
         )
-        self.tables = self.tables._replace(**together(columns))
-        if self._trainers is not None:
-            self._trainers.on(self.tables)
+        self.stack = stack._replace(layout=layout, members=members, tables=stack.tables._replace(**together(columns)))
+        self._trainers.on(self.stack.tables)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def send(self, work: ExtensionWork, carry: Carry) -> Carry:
-        """Send the messages that are due before the first position."""
-        known = None if self._facts.messages is None else power_above(work.layout.slots.write_bounds[1:2])
-        sent: Carry = programs.send(self._o.components.rule, self._facts, known)(self.tables, carry)
+    def execute(self, scores: Scores, watcher: Watcher, on_bad: str, *, sends: bool) -> None:
+        """Train, receive and evaluate the extension that was put; waits for the device.
+
+        ``sends``: whether the messages that are due before the first position are still to be sent.
+        """
+        self._compile_widths()
+        stack: Stack = self.stack
+        evaluate = stack.evaluator(watcher, self._trainers)
+        carry = self._sent(self._carry) if sends else self._carry
+        scores.evaluate(0, partial(evaluate, carry))
+        self._carry = advance(stack, evaluate, carry, self._trainers, scores, watcher, on_bad=on_bad)
+        jax.block_until_ready([store.norm for store in self._trainers.buffers])
+
+    def _sent(self, carry: Carry) -> Carry:
+        due, facts = self.stack.layout.slots.write_bounds[1:2], self.stack.facts
+        if not due[0]:
+            return carry
+        known = None if facts.messages is None else power_above(due)
+        sent: Carry = programs.send(self.stack.members[0].components.rule, facts, known)(self.stack.tables, carry)
         return sent
 
-    def train(
-        self, layout: Layout, turn: list[Batch], carry: Carry, stores: Sequence[JobBuffers]
-    ) -> tuple[JobBuffers, ...]:
-        """Train the batches of a turn; returns the stores with their uploads."""
-        if layout.whole:  # the buffers of the lanes are the stores
-            return tuple(self._trainers.train(turn, carry))
-        compiled = self.stack.programs.train
-        for width in {segment.width for batch in turn for segment in batch.segments} - compiled.keys():
-            one = programs.train(ClientJobs(self._o.components.client), width, "vmap", None)
-            span, buffers = np.zeros(4, np.int32), self._trainers.buffers[0]
-            compiled[width] = one.lower(self.tables, carry.readable, buffers, span).compile()
-        left, kept = self._trainers.train(turn, carry), list(stores)
-        for batch in turn:
-            rows = np.full(layout.capacity, self._rows, np.int32)
-            rows[: batch.jobs] = layout.dealt.row[layout.dealt.train_order[batch.first : batch.first + batch.jobs]]
-            kept[batch.lane] = programs.keep()(kept[batch.lane], left[batch.lane], rows)
-        return tuple(kept)
-
-    def evaluate(self, carry: Carry, now: tuple[float, int]) -> dict[str, Any]:
-        """The scores at ``now`` (virtual time, server steps closed)."""
-        stack, real = self.stack._replace(tables=self.tables), self.tables.time.dtype
-        moment = np.asarray(now[0], real), np.asarray(now[1], np.int32)
-        seen = evaluated(carry, stack.tests[0][3] is not None)
-        found: dict[str, Any] = stack.programs.evaluate(self.tables, seen, np.int32(0), moment, *stack.tests[0])
-        return found | measured(stack, carry, 0, moment)
-
-    def losses(self, clients: np.ndarray) -> np.ndarray:
-        """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
-        components, data = self._o.components, self._o.components.data
+    def losses(self, run: int, clients: np.ndarray) -> np.ndarray:
+        """The mean loss of a run's model on each client's examples; float64, one for each of ``clients``."""
+        components = self.stack.members[run].components
+        data = components.data
         offset, size = (column[clients].astype(np.int64) for column in (data.offset, data.size))
         needed = -(-max(int(size.sum()), 1) // BATCH)
         padded = next(n for n in ladder(2 * needed) if n >= needed)  # few lengths, so few programs
         rows = np.zeros(padded * BATCH, np.int32)
         rows[: size.sum()] = data.order[spans(offset, size)]
         measure = programs.losses(components.model, components.rule)
-        each = np.asarray(measure(self.tables, self.held.carry.server, rows.reshape(-1, BATCH)), np.float64).reshape(-1)
+        found = measure(self.stack.tables, self._carry.server, np.int32(run), rows.reshape(-1, BATCH))
+        each = np.asarray(found, np.float64).reshape(-1)
         owner = np.repeat(np.arange(len(size)), size)
         total = np.bincount(owner, each[: len(owner)], minlength=len(size))
         return np.divide(total, size, out=np.full(len(size), np.nan), where=size > 0)

@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding
 from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.trainers import Tables, Trainers
 from fedjax_async.engine.watching import Watcher
@@ -120,22 +121,23 @@ def advance(
     """
     dealt = runs.layout.dealt
     high, tokens, total, done = 0, deque[Array](), len(dealt.train_order), turns
-    stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
-    edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
+    rejected: Array | None = None
+    cut = dealt.stretches
+    stretches, edge, lane_of = cut.tolist(), np.searchsorted(cut, dealt.bounds).tolist(), dealt.lane.tolist()
 
     for g in range(turns, len(dealt.turns)):
         buffers = trainers.train(dealt.turns[g], carry)
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
             carry, rejected = runs.apply(carry, buffers[lane_of[low]], low, high)
             scores.evaluate(high, partial(evaluate, carry))
-        if done % CHECK_EVERY == 0:
+        if done % CHECK_EVERY == 0 and rejected is not None:
             tokens.append(rejected)
         done += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
         if len(tokens) > TURNS_AHEAD // CHECK_EVERY and int(tokens.popleft()) and on_bad == "raise":
             refuse(_rejected(runs, carry, watcher, high), on_bad)
         if keeper is not None and keeper.due(high) and high < total:
-            keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
+            keeper.save(high, snapshot_of(g + 1, carry, scores, watcher))
         if progress is not None:
             progress(high, total, **runs.status(low, high), accuracy=scores.latest())
         watcher.hand_over()
@@ -170,24 +172,29 @@ def restored(
 ) -> tuple[Carry, int]:  # fmt: skip
     """The carry of the newest checkpoint, and how many turns are done; ``(carry, 0)`` without a checkpoint.
 
-    Its evaluations are put into ``scores`` and handed to the observers again. ``model``: any model of the structure
-    that observers keep.
+    Its evaluations are handed to the observers again, see :func:`go_on`.
     """
     snapshot = None if keeper is None else keeper.restore()
     if keeper is None or snapshot is None:
         return carry, 0
-    leaves, structure = jax.tree.flatten(carry)
-    keeper.require_count(len(snapshot.leaves), len(leaves))
-    keeper.require_types(snapshot.leaves, leaves)
-    carry = to_devices(jax.tree.unflatten(structure, snapshot.leaves), sharding)
-    scores.at = dict(snapshot.scores)
-    models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}
-    watcher.restore(scores.at, models)
+    carry = to_devices(keeper.fitted(snapshot.leaves, carry), sharding)
+    go_on(snapshot, scores, watcher, model)
     return carry, snapshot.turns
 
 
-def _snapshot(turns: int, carry: object, scores: Scores, watcher: Watcher) -> Snapshot:
+def go_on(snapshot: Snapshot, scores: Scores, watcher: Watcher, model: Params) -> None:
+    """Put the evaluations of a checkpoint into ``scores``, and hand them to the observers again.
+
+    ``model``: any model of the structure that observers keep.
+    """
+    scores.at = dict(snapshot.scores)
+    models = {moment: jax.tree.unflatten(jax.tree.structure(model), found) for moment, found in snapshot.models.items()}
+    watcher.restore(scores.at, models)
+
+
+def snapshot_of(turns: int, state: object, scores: Scores, watcher: Watcher) -> Snapshot:
+    """What a checkpoint holds after so many turns; ``state``: all arrays that must go on from here."""
     watcher.hand_over(wait=True)
     models = {moment: jax.tree.leaves(model) for moment, model in watcher.models.items()}
-    leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
+    leaves, seen = jax.device_get((jax.tree.leaves(state), scores.at))
     return Snapshot(turns, leaves, seen, models)

@@ -31,7 +31,7 @@ class GrowingPoints:
         self._events.append({"time": time, "closes": closes})
         known = self._all(self._horizon)
         decided = known.position < len(self.closes)  # the next arrival may come at the same time as the last
-        self.points = EvaluationPoints(known.position[decided], known.time[decided])
+        self.points = EvaluationPoints(*(column[decided] for column in known))
 
     def end(self, spent: bool) -> None:
         """The plan is complete; ``spent``: the run ends with its last arrival, not at its horizon."""
@@ -39,12 +39,9 @@ class GrowingPoints:
 
     def stop(self) -> None:
         """The run is stopped: end the points at the last arrival executed, with a point that is not evaluated."""
-        if not self.complete:
-            time = self._events.columns()["time"]
-            end = np.append(self.points.time, time[-1:])
-            self.points = EvaluationPoints(
-                np.append(self.points.position, [len(time)] * (len(time) > 0)).astype(np.int64), end
-            )
+        if not self.complete and len(self.closes):
+            end = len(self.closes), self.times[-1], np.count_nonzero(self.closes)
+            self.points = EvaluationPoints(*(np.append(column, last) for column, last in zip(self.points, end)))
 
     def _all(self, horizon: float | None) -> EvaluationPoints:
         return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
@@ -59,10 +56,6 @@ class GrowingPoints:
         """Which arrivals complete their server step; bool[E]."""
         return self._events.columns()["closes"]
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(arrivals applied, server steps closed)`` before each evaluation; each int64[V]."""
-        return self.points.position, np.concatenate([[0], np.cumsum(self.closes)])[self.points.position]
-
     def due(self, first: int) -> list[int]:
         """The numbers of arrivals, ``first`` or more, after which there is a decided evaluation.
 
@@ -70,11 +63,6 @@ class GrowingPoints:
         """
         position = self.points.position
         return np.unique(position[np.searchsorted(position, first) :]).tolist()
-
-    def moment(self, arrivals: int) -> tuple[float, int]:
-        """``(virtual time, server steps closed)`` at the evaluation after ``arrivals`` arrivals."""
-        time = self.points.time[np.searchsorted(self.points.position, arrivals)]
-        return float(time), int(np.count_nonzero(self.closes[:arrivals]))
 
 
 class Outset(NamedTuple):

@@ -138,7 +138,7 @@ def compile_peer_programs(
     ``node_blocks``: the numbers of the nodes that each call of an evaluation scores.
     """
     programs.shed()
-    carry, empty = shapes
+    carry, empty = shapes[:2]
     rows, nodes = carry.memory, node_blocks[0]
     own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
     part = jax.eval_shape(own, tables, rows, nodes)

@@ -14,7 +14,7 @@ from jax.stages import Compiled
 from fedjax_async.base import check
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints, Scores
+from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
@@ -29,6 +29,7 @@ from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_s
 from fedjax_async.engine.probes import Probes, described, numbers_of
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import run_alone
+from fedjax_async.engine.scores import Scores, moments_due
 from fedjax_async.engine.stacking import cutting_of
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.tables import StackShape
@@ -110,7 +111,8 @@ class PeerStack(NamedTuple):
             np.concatenate([[0], own + 1])[stops[1:]] - 1
             for own, stops in zip(self.layout.positions, self.layout.slots.stops)
         ]
-        return Scores([m.points for m in self.members], last)
+        points = [m.points for m in self.members]
+        return Scores(points, moments_due(points, last))
 
     def evaluator(
         self, watcher: Watcher, trainers: NodesTrainers

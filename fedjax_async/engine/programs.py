@@ -17,14 +17,12 @@ from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
-from fedjax_async.engine.evaluation import RunTests
 from fedjax_async.engine.kernels import ClientJobs, JobKind
-from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.measures import Inputs
 from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
 from fedjax_async.engine.sending import rule_at, state_of, write_messages
+from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts
-from fedjax_async.engine.tables import DeviceTables, StackShape
+from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Array, Model, Params, State, Structure
 
 # (tables, carry, buffers, span) -> (carry, uploads rejected so far)
@@ -123,28 +121,32 @@ def send(server: Server, facts: StackFacts, most: int | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def keep() -> Wrapped:
-    """Jitted ``keep(store, buffers, rows) -> store``: copy the results of a batch's jobs to ``store``; donates it.
+def keep(capacity: int) -> Wrapped:
+    """Jitted ``keep(tables, store, buffers, span) -> store``: copy the results of a batch; donates the store.
 
-    Job k of the batch is copied to row ``rows[k]``, or dropped if there is no such row.
+    ``span``: index of the batch's first job in ``train_order``, number of its jobs. They are in the first of the
+    ``capacity`` rows of the buffers, and go to their rows of the store.
     """
 
-    def keep(store: kernels.JobBuffers, buffers: kernels.JobBuffers, rows: Array) -> kernels.JobBuffers:
+    def keep(
+        tables: DeviceTables, store: kernels.JobBuffers, buffers: kernels.JobBuffers, span: Array
+    ) -> kernels.JobBuffers:
+        index = jnp.arange(capacity, dtype=jnp.int32)
+        rows = jnp.where(index < span[1], tables.row[tables.train_order[span[0] + index]], len(store.norm))
         left = buffers._replace(before=(), work=())
         return jax.tree.map(lambda kept, new: kept.at[rows].set(new, mode="drop"), store, left)
 
-    return jitted(keep, donate_argnums=0)
+    return jitted(keep, donate_argnums=1)
 
 
 @lru_cache(maxsize=64)
 def losses(model: Model, server: Server) -> Wrapped:
-    """Jitted ``losses(tables, states, rows) -> float[n, B]``: the global model's at the examples ``rows``, int32[n, B].
+    """Jitted ``losses(tables, states, run, rows) -> float[n, B]``: a run's model at the examples ``rows``, int32[n, B].
 
     B of them are read at a time.
     """
 
-    def losses(tables: DeviceTables, states: State, rows: Array) -> Array:
-        run = jnp.int32(0)
+    def losses(tables: DeviceTables, states: State, run: Array, rows: Array) -> Array:
         params = rule_at(server, tables, run).params(state_of(tables, states, run))
         return jax.lax.map(lambda some: model.loss(model.apply(params, tables.x[some]), tables.y[some]), rows)
 
@@ -175,6 +177,7 @@ class Programs(NamedTuple):
     reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
     model: Compiled | None = None  # copies the model of an evaluation, for observers
     evaluate_runs: Compiled | None = None  # evaluates all runs at once; off a CPU
+    keep: Compiled | None = None  # copies results to a lane's store
 
 
 class Shapes(NamedTuple):
@@ -182,25 +185,19 @@ class Shapes(NamedTuple):
 
     carry: kernels.Carry
     buffers: kernels.JobBuffers  # of one lane
+    store: kernels.JobBuffers | None = None  # of one lane, if uploads outlive the buffers that they are trained in
 
 
-def shapes_of(
-    server: Server,
-    client: Client,
-    layout: Layout,
-    shape: StackShape,
-    tables: DeviceTables,
-    params: Params,
-    facts: StackFacts,
-    mesh: Mesh | None = None,
-) -> Shapes:
+def shapes_of(stack: Stack, mesh: Mesh | None = None) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
-    carry = jax.eval_shape(start(server, client, facts, shape.slot_count, mesh), tables, params)
-    made = buffers(ClientJobs(client), shape.capacity, layout.whole, True, mesh)
+    components, facts, tables, whole = stack.members[0].components, stack.facts, stack.tables, stack.layout.whole
+    made = start(components.rule, components.client, facts, stack.shape.slot_count, mesh)
+    carry = jax.eval_shape(made, tables, stack.params)
+    made = buffers(ClientJobs(components.client), stack.shape.capacity, whole, True, mesh)
     empty = jax.eval_shape(made, tables, carry.readable)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
-    keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
-    if layout.whole and not keeps:
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    if whole and not _keeps_starts(components.rule, facts, structure, shapes):
         empty = empty._replace(started=())
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
@@ -220,51 +217,55 @@ def _keeps_starts(
     return serving.reads_starts(server, facts, tables, carry, buffers)
 
 
-def compile_programs(
-    server: Server,
-    client: Client,
-    model: Model,
-    layout: Layout,
-    shape: StackShape,
-    tables: DeviceTables,
-    params: Params,
-    tests: RunTests,
-    inputs: Inputs | None,
-    shapes: Shapes,
-    *,
-    what: Measuring,
-    facts: StackFacts,
-    mesh: Mesh | None = None,
-    models: bool = False,
-    every_test: RunTests | None = None,
-) -> Programs:
-    """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads."""
+def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, models: bool = False) -> Programs:
+    """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads.
+
+    ``models``: also the program that copies a model.
+    """
     shed()
+    components, what = stack.members[0].components, _measuring(stack)
+    server, client, model = components.rule, components.client, components.model
+    layout, shape, facts, tables = stack.layout, stack.shape, stack.facts, stack.tables
+    tests, inputs = stack.tests[0], stack.inputs[0]
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
-    carry, empty = shapes
+    carry, empty, store = shapes
     kind = ClientJobs(client)
     make_buffers = buffers(kind, shape.capacity, layout.whole, bool(empty.started), mesh)
-    own = tests[3] is not None
-    score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
+    own = client if what.own_models else None
+    score = evaluate(model, server, own, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
     more, reads = None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
+    together = None
+    if stack.every_test is not None:
+        given = (model, server, own, shape.runs, tables, stack.params, carry, stack.every_test, what, facts)
+        together = compiled_together(*given)
     return Programs(
-        start=start(server, client, facts, shape.slot_count, mesh).lower(tables, params).compile(),
+        start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
         buffers=make_buffers.lower(tables, carry.readable).compile(),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
-        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
-        evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
+        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
+        evaluate=score.lower(tables, evaluated(carry, what.own_models), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,
         model=model_of(server).lower(tables, carry.server, span[0]).compile() if models else None,
-        evaluate_runs=None
-        if every_test is None
-        else compiled_together(
-            model, server, client if own else None, shape.runs, tables, params, carry, every_test, what, facts
-        ),
+        evaluate_runs=together,
+        keep=None if store is None else keep(shape.capacity).lower(tables, store, empty, span[:2]).compile(),
+    )
+
+
+def _measuring(stack: Stack) -> Measuring:
+    """What the programs of a stack that score depend on."""
+    first, layout, (_, test_y, owner, own_tests, _) = stack.members[0], stack.layout, stack.tests[0]
+    return Measuring(
+        first.measures._replace(training=None),  # its rows are among the inputs
+        own_models=own_tests is not None,
+        per_client=owner is not None,
+        labels=bool(jnp.issubdtype(test_y.dtype, jnp.integer)),
+        total=len(test_y),
+        width=layout.capacity if layout.batching == "vmap" else 1,
     )

@@ -110,13 +110,12 @@ def make_run(
         schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
         records = {name: column[: len(schedule.job)] for name, column in records.items()}
     used = used_arrivals(schedule) if waits else len(schedule.job)
-    closed = np.concatenate([[0], np.cumsum(schedule.closes)])
     scores = {name: values for name, values in result.scores.items() if not name.startswith("client_")}
     clients = {name.removeprefix("client_"): v for name, v in result.scores.items() if name.startswith("client_")}
     evaluations = {
         "time": points.time,
         "update": np.minimum(points.position, used),
-        "step": closed[points.position],
+        "step": points.steps,
         **scores,
         **client_columns(clients),
         "bytes_up": _uploaded(whole, points, up),

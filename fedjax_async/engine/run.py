@@ -50,7 +50,8 @@ def run_stack(
     if keeper is not None:
         for name, value in stack.identity().items():
             keeper.identify(name, value)
-    with Trainers(layout.dealt, stack.tables, stack.train, partial(stack.buffers, carry), stack.feed) as trainers:
+    feed = None if stack.feed is None else stack.feed.batch
+    with Trainers(layout.dealt.lanes, stack.tables, stack.train, partial(stack.buffers, carry), feed) as trainers:
         evaluate = stack.evaluator(watcher, trainers)
         carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
         if not scores.at:
@@ -138,7 +139,9 @@ class Ready(NamedTuple):
 
     positions: int  # jobs that it trains
     shape: StackShape  # sizes of the tables that it needs
-    make: Callable[[Any, bool], Any]  # (shape, models) -> the stack, compiled; see make_stack
+    # (shape, models) -> ``run(on_bad=, progress=, keeper=, observers=)``, which returns the result of each member;
+    # planned stacks are compiled by then, see make_stack
+    make: Callable[[Any, bool], Callable[..., list[Any]]]
 
 
 def common_shape(ready: Sequence[Ready]) -> StackShape:
@@ -165,9 +168,9 @@ def run_stacks(
     report = _Total(progress, sum(one.positions for one in ready))
 
     def prepared(k: int) -> Callable[[], list[Any]]:
-        made = ready[k].make(shape, any(observer is not None and observer.models for observer in observers[k]))
+        run = ready[k].make(shape, any(observer is not None and observer.models for observer in observers[k]))
         options: dict[str, Any] = {"progress": report.part(k), "keeper": keepers[k], "observers": observers[k]}
-        return lambda: run_stack(made, on_bad=on_bad, **options)
+        return partial(run, on_bad=on_bad, **options)
 
     yield from _at_a_time(prepared, len(ready), at_a_time)
 

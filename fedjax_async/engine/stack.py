@@ -12,19 +12,20 @@ from numpy.typing import DTypeLike
 
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import Components, bound
-from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, Scores, now_of
+from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, now_of
 from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
-from fedjax_async.engine.programs import Programs
 from fedjax_async.engine.record import EngineResult
+from fedjax_async.engine.scores import Scores, moments_due
 from fedjax_async.engine.scoring import evaluated
+from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.engine.watching import Watcher, is_ready
-from fedjax_async.types import Array, Key, Params, Schedule, ServerAlgorithm, State
+from fedjax_async.types import Array, Facts, Key, Params, Schedule, ServerAlgorithm, State
 
 # Besides one training program per width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
@@ -40,8 +41,18 @@ class Member(NamedTuple):
     points: EvaluationPoints  # positions count arrivals of ``schedule``
     norm_limit: float
     applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
+    facts: Facts  # what is known of the run before it starts
     probes: Probes = NO_PROBES
     measures: Measures = NOTHING
+
+
+class Recorded(NamedTuple):
+    """What a run has recorded of the jobs that were received, those trained in vain too, in order."""
+
+    columns: dict[str, np.ndarray]
+    job: np.ndarray  # int64[E]
+    applied: np.ndarray  # bool[E]
+    probes: dict[str, dict[str, np.ndarray]]  # one table each, of the arrivals that belong to the result
 
 
 class Stack(NamedTuple):
@@ -50,15 +61,17 @@ class Stack(NamedTuple):
     members: Sequence[Member]
     layout: Layout
     shape: StackShape
+    facts: StackFacts
     tables: DeviceTables
     params: Params  # [R, ...]; without the axis where R = 1
     tests: list[RunTests]  # per member
-    programs: Programs
-    num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
+    programs: Any  # Programs, once they are compiled
+    num_bytes: int = 0  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None = None
     sharding: NamedSharding | None = None  # of what every device holds
     inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
     every_test: RunTests | None = None  # the tests of all runs together, if a program evaluates all of them at once
+    grows: bool = False  # whether the layout is that of an extension of the runs' plans
 
     @property
     def ranks(self) -> np.ndarray | None:
@@ -90,7 +103,8 @@ class Stack(NamedTuple):
 
     def scores(self) -> Scores:
         """When each run is evaluated: after some of its arrivals."""
-        return Scores([m.points for m in self.members], self.layout.positions, self.ranks)
+        points = [m.points for m in self.members]
+        return Scores(points, moments_due(points, self.layout.positions, self.ranks))
 
     def evaluator(self, watcher: Watcher, trainers: Any) -> Evaluator:
         """The evaluation of runs; it needs no ``trainers``."""
@@ -109,11 +123,12 @@ class Stack(NamedTuple):
         """How many arrivals of a run belong to its result, and how many must be received until it is complete.
 
         The second number is larger for a stopped run whose uploads differ in size. Then all uploads that reached the
-        server before the stop must be trained, as only training tells their sizes.
+        server before the stop must be trained, as only training tells their sizes. Of an extension everything is
+        received, and counts.
         """
         member = self.members[run]
-        if run not in watcher.ends:
-            return (len(member.schedule.job),) * 2
+        if run not in watcher.ends or self.grows:
+            return (len(self.layout.positions[run]),) * 2
         row = watcher.ends[run][0]
         arrivals = int(member.points.position[row])
         if "bits" not in carry.records:
@@ -132,13 +147,8 @@ class Stack(NamedTuple):
     def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
         """The result of a run."""
         member, layout = self.members[run], self.layout
-        state = (
-            carry.server if self.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
-        )
-        rule = bound(member.components.rule, member.components.hyper)
         until, known = self.until(carry, watcher, run)
-        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
-        position, sent = layout.positions[run][:known], member.applied[:known]
+        position = layout.positions[run][:known]
         own = np.unique(np.searchsorted(layout.waves, position[:until], side="right"))
         columns = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
         applied, seen = np.flatnonzero(member.applied), {}
@@ -148,19 +158,35 @@ class Stack(NamedTuple):
             probed = jax.device_get(carry.probes[name])
             values = {c: np.asarray(v)[position][applied[numbers]] for c, v in probed.items()}
             seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
+        recorded = Recorded(columns, member.schedule.job[:known], member.applied[:known], seen)
+        mean_width = until / len(own) if len(own) else 0.0
+        counters = {"waves": len(own), "mean_width": mean_width, **layout.counters()}
+        return self.result_of(carry, scores, watcher, run, recorded, counters)
+
+    def result_of(
+        self,
+        carry: Carry,
+        scores: Scores,
+        watcher: Watcher,
+        run: int,
+        recorded: Recorded,
+        counters: dict[str, Any],
+    ) -> EngineResult:
+        """The result of a run that has recorded this."""
+        member, columns, sent = self.members[run], recorded.columns, recorded.applied
+        states = carry.server
+        state = states if self.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(states))
+        rule = bound(member.components.rule, member.components.hyper)
+        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
+        programs = len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None)
         return EngineResult(
             params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, self.tables.time.dtype),
             scores=scores.columns(run, rows),
             records={name: column[sent] for name, column in columns.items()},
-            in_vain=member.schedule.job[:known][~sent],
+            in_vain=recorded.job[~sent],
             in_vain_records={name: column[~sent] for name, column in columns.items()},
-            counters={
-                "waves": len(own),
-                "mean_width": until / len(own) if len(own) else 0.0,
-                **layout.counters(),
-                "programs": len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None),
-            },
-            probes=seen,
+            counters=counters | {"programs": programs},
+            probes=recorded.probes,
             rows=rows,
             kept=watcher.kept.get(run),
         )
@@ -202,13 +228,12 @@ class Evaluator:
             whole = stack.programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
             scores = self._together(whole, carry, due) if whole else [self._one(carry, *moment) for moment in due]
             for moment, own in zip(due, scores):
-                found.append(own | measured(stack, carry, moment[0], self._now(*moment)))
+                found.append(own | self._measured(carry, *moment))
                 self._watcher.add(moment, found[-1], self._model(carry, moment[0]))
         return found
 
     def _now(self, run: int, local: int) -> tuple[np.ndarray, np.ndarray]:
-        member = self._stack.members[run]
-        return now_of(member.points, member.schedule, local, self._real)
+        return now_of(self._stack.members[run].points, local, self._real)
 
     def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
         stack, tests = self._stack, self._stack.tests[run]
@@ -233,12 +258,11 @@ class Evaluator:
         copying = self._stack.programs.model if self._watcher.wants_model(run) else None
         return None if copying is None else copying(self._stack.tables, carry.server, np.int32(run))
 
-
-def measured(stack: Stack, carry: Carry, run: int, now: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-    """What a run measures besides loss and accuracy, by name."""
-    programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
-    if programs.measure is None:
-        return {}
-    seen = evaluated(carry, programs.reads_clients)
-    found: dict[str, Any] = programs.measure(stack.tables, seen, np.int32(run), now, x, y, owner, stack.inputs[run])
-    return found
+    def _measured(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
+        """What a run measures besides loss and accuracy, by name."""
+        stack, programs = self._stack, self._stack.programs
+        if programs.measure is None:
+            return {}
+        given = evaluated(carry, programs.reads_clients), np.int32(run), self._now(run, local), *stack.tests[run][:3]
+        found: dict[str, Any] = programs.measure(stack.tables, *given, stack.inputs[run])
+        return found

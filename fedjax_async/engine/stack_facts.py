@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.tables import StackShape, group_ends
-from fedjax_async.types import Schedule
+from fedjax_async.types import Facts, Schedule
 
 AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
 
@@ -25,6 +25,8 @@ class Arriving(Protocol):
     def applied(self) -> np.ndarray: ...
     @property
     def probes(self) -> Probes: ...
+    @property
+    def facts(self) -> Facts: ...
 
 
 class StackFacts(NamedTuple):
@@ -46,48 +48,46 @@ class StackFacts(NamedTuple):
     at_once: int = 1
 
 
-def stack_facts(members: Sequence[Arriving], layout: Layout, shape: StackShape) -> StackFacts:
-    """What the compiled programs of a stack depend on."""
-    off_the_cpu = jax.default_backend() != "cpu"
-    in_turn = (off_the_cpu or _by_ranks(layout, shape)) and sends_twice(layout)
-    facts = StackFacts(
-        members[0].schedule.num_clients,
-        all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
-        all(bool(np.all(m.applied)) for m in members),
+def first_facts(members: Sequence[Arriving], all_applied: bool) -> StackFacts:
+    """What programs depend on before anything is planned."""
+    return StackFacts(
+        members[0].facts.num_clients,
+        all(m.facts.every_closes for m in members),
+        all_applied,
         tuple((name, probe.function) for name, probe in members[0].probes.items()),
-        most_messages(layout, shape) if off_the_cpu and not in_turn else None,
-        in_turn,
+        None if jax.default_backend() == "cpu" else 1,
     )
+
+
+def stack_facts(
+    members: Sequence[Arriving], layout: Layout, shape: StackShape, all_applied: bool | None = None
+) -> StackFacts:
+    """What the compiled programs of a stack depend on; ``all_applied``: by default as in the members' schedules.
+
+    Of runs whose plans grow, the layout of their nominal plans gives what is expected; :func:`following` corrects it.
+    """
+    applied = [m.applied for m in members]
+    facts = first_facts(members, bool(np.all(np.concatenate(applied))) if all_applied is None else all_applied)
+    facts = following(facts, layout, shape)
     if facts.messages is None or shape.runs > 1:
         return facts
-    return _in_groups(facts, members, layout)
-
-
-def _in_groups(facts: StackFacts, members: Sequence[Arriving], layout: Layout) -> StackFacts:
-    """In groups if an arrival in two, or fewer, closes a step or is followed by messages."""
-    if facts.in_turn:
-        return facts
-    ends = group_ends(layout, [m.applied for m in members], facts.every_closes)
-    grouped = 2 * len(ends) <= len(layout.run)
+    # in groups if an arrival in two, or fewer, closes a step or is followed by messages
+    grouped = 2 * len(group_ends(layout, applied, facts.every_closes)) <= len(layout.run)
     several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
-def expected(facts: StackFacts, nominal: Arriving, layout: Layout) -> StackFacts:
-    """The facts of a run whose plan grows, as far as they are expected from its nominal plan; off a CPU.
+def following(facts: StackFacts, layout: Layout, shape: StackShape) -> StackFacts:
+    """The facts with room for the messages of a layout: the first one of the runs, or what their plans have gained.
 
-    ``layout``: that of the nominal plan. :func:`following` corrects them as the plan grows.
+    Messages that must be sent one after the other allow neither groups nor several arrivals a pass.
     """
-    return _in_groups(following(facts._replace(messages=1), layout), [nominal], layout)
-
-
-def following(facts: StackFacts, layout: Layout) -> StackFacts:
-    """The facts with room for the messages that follow the arrivals of an extension of the plan."""
+    counted = facts.messages is not None or (_by_ranks(layout, shape) and not facts.in_turn)
+    if counted and sends_twice(layout):
+        return facts._replace(messages=None, in_turn=True, grouped=False, at_once=1)
     if facts.messages is None:
         return facts
-    if sends_twice(layout):  # as in :func:`stack_facts`, such runs have neither groups nor several arrivals a pass
-        return facts._replace(messages=None, in_turn=True, grouped=False, at_once=1)
-    return facts._replace(messages=max(facts.messages, power_above(np.diff(layout.slots.write_bounds)[1:])))
+    return facts._replace(messages=max(facts.messages, most_messages(layout, shape)))
 
 
 def _by_ranks(layout: Layout, shape: StackShape) -> bool:

@@ -22,9 +22,8 @@ from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, resolved_probes
 from fedjax_async.engine.programs import compile_programs, shapes_of
-from fedjax_async.engine.scoring import Measuring
 from fedjax_async.engine.stack import Member, Stack
-from fedjax_async.engine.stack_facts import stack_facts
+from fedjax_async.engine.stack_facts import StackFacts, stack_facts
 from fedjax_async.engine.streaming import make_feed
 from fedjax_async.engine.tables import StackShape, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
@@ -47,16 +46,17 @@ def make_member(
 ) -> Member:
     """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
     schedule = check_schedule(schedule)
+    facts, steps = facts_of(schedule), np.concatenate([[0], np.cumsum(schedule.closes)])[points.position]
     if measures != NOTHING:
         require_measurable(components.data, measures)
     chosen = NO_PROBES
     if probes is not None and probes is not NO_PROBES:
         chosen = resolved_probes(probes, components.data, len(schedule.job))
-    applied = np.ones(len(schedule.job), np.bool_)
+    applied, points = np.ones(len(schedule.job), np.bool_), points._replace(steps=steps)
     if jax.tree.leaves(shapes_of_client(components, params)):
         schedule, applied, position = all_training(schedule)
         points = points._replace(position=position[points.position])
-    return Member(components, schedule, params, key, points, norm_limit, applied, chosen, measures)
+    return Member(components, schedule, params, key, points, norm_limit, applied, facts, chosen, measures)
 
 
 def cutting_of(
@@ -86,7 +86,7 @@ def layout_of(members: Sequence[Member], **options: Any) -> Layout:
     The options are those of :func:`cutting_of`.
     """
     first = members[0]
-    _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
+    _, memory = shapes_of_server(first.components, first.params, first.facts)
     cut = cutting_of(first.components, first.params, **options)
     return make_layout([m.schedule for m in members], cut, personal=bool(jax.tree.leaves(memory)))
 
@@ -139,6 +139,46 @@ def tests_together(tests: Sequence[RunTests], runs: int) -> RunTests | None:
     return x, y, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
 
 
+def placed(
+    members: Sequence[Member],
+    layout: Layout,
+    shape: StackShape,
+    facts: StackFacts,
+    *,
+    per_client: bool = False,
+    mesh: Mesh | None = None,
+) -> Stack:
+    """A stack on the device, without its programs. Its members have flat components."""
+    components = members[0].components
+    data, sharding = [m.components.data for m in members], everywhere(mesh)
+    feed = make_feed(layout, data[0], sharding) if data[0].streamed else None
+    tables = make_tables(
+        layout,
+        shape,
+        data,
+        [m.key for m in members],
+        [m.components.hyper for m in members],
+        [m.norm_limit for m in members],
+        [m.facts for m in members],
+        [m.applied for m in members],
+        [m.probes for m in members],
+        feed=feed,
+        sharding=sharding,
+    )
+    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
+    params = to_devices(params, sharding)
+    own = per_client and differs(components, members[0].params)
+    tests = held_out(members, per_client=per_client, own=own, sharding=sharding)
+    measures = [m.measures for m in members]
+    inputs: list[Inputs | None] = [None] * len(members)
+    if measures[0] != NOTHING:
+        inputs = to_devices(inputs_of(data, [m.schedule for m in members], measures, per_client), sharding)
+    every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
+    parts = (members, layout, shape, facts, tables, params, tests, None)
+    return Stack(*parts, feed=feed, sharding=sharding, inputs=inputs, every_test=every_test)
+
+
 def make_stack(
     members: Sequence[Member],
     layout: Layout,
@@ -155,64 +195,14 @@ def make_stack(
     """
     if jax.default_backend() != "cpu":
         members = [m._replace(components=flattened(m.components)) for m in members]
-    components = members[0].components
-    data = [m.components.data for m in members]
-    feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None
-    tables = make_tables(
-        layout,
-        shape,
-        data,
-        [m.key for m in members],
-        [m.components.hyper for m in members],
-        [m.norm_limit for m in members],
-        [m.applied for m in members],
-        [m.probes for m in members],
-        feed=feed,
-        sharding=everywhere(mesh),
-    )
-    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
-    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
-    params = to_devices(params, everywhere(mesh))
-    own = per_client and differs(components, members[0].params)
-    tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
-    measures = [m.measures for m in members]
-    inputs: list[Inputs | None] = [None] * len(members)
-    if measures[0] != NOTHING:
-        found = inputs_of(data, [m.schedule for m in members], measures, per_client)
-        inputs = to_devices(found, everywhere(mesh))
-    every_test = tests_together(tests, shape.runs) if jax.default_backend() != "cpu" else None
-    facts = stack_facts(members, layout, shape)
-    shapes = shapes_of(components.rule, components.client, layout, shape, tables, params, facts, mesh)
-    fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
+    stack = placed(members, layout, shape, stack_facts(members, layout, shape), per_client=per_client, mesh=mesh)
+    shapes = shapes_of(stack, mesh)
+    fixed = bytes_of((stack.tables._replace(key=()), stack.tests[0], stack.inputs[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
-    programs = compile_programs(
-        components.rule,
-        components.client,
-        components.model,
-        layout,
-        shape,
-        tables,
-        params,
-        tests[0],
-        inputs[0],
-        shapes,
-        what=Measuring(
-            measures[0]._replace(training=None),  # its rows are among the inputs
-            own_models=own,
-            per_client=per_client,
-            labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
-            total=len(data[0].test_y),
-            width=layout.capacity if layout.batching == "vmap" else 1,
-        ),
-        facts=facts,
-        mesh=mesh,
-        models=models,
-        every_test=every_test,
-    )
+    programs = compile_programs(stack, shapes, mesh=mesh, models=models)
     needed += layout.dealt.lanes * max(map(temporary_bytes, programs.train.values()))
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
-    sharding = everywhere(mesh)
-    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, sharding, inputs, every_test)
+    return stack._replace(programs=programs, num_bytes=needed)

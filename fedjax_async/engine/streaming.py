@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from fedjax_async.data import Identity, pack, packed_offsets
-from fedjax_async.engine.batches import Lanes
+from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.types import FederatedData
@@ -22,13 +22,15 @@ class Feed(NamedTuple):
 
     data: FederatedData
     client: np.ndarray  # int32[E], whose job is trained at each position
+    train_order: np.ndarray  # int32[E], positions, batch by batch
     offset: np.ndarray  # int32[E], where the data of each position begin in the copy of its batch
     rows: int  # of each copy
     x64: bool  # JAX keeps this setting per thread, and lanes are threads
     sharding: NamedSharding | None = None
 
-    def batch(self, positions: np.ndarray) -> dict[str, Any]:
-        """The copy for the batch of these positions, on the device: the tables ``x`` and ``y``."""
+    def batch(self, batch: Batch) -> dict[str, Any]:
+        """The copy for a batch, on the device: the tables ``x`` and ``y``."""
+        positions = self.train_order[batch.first : batch.first + batch.jobs]
         x, y, _ = pack(self.data, self.client[positions], self.rows)
         with jax.enable_x64(self.x64):
             return to_devices({"x": x, "y": y}, self.sharding)
@@ -57,4 +59,4 @@ def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Nam
         offset[positions] = packed_offsets(data, client[positions])
         longest = max(longest, int(data.size[client[positions]].sum(dtype=np.int64)))
     x64 = jnp.result_type(float) == jnp.float64
-    return Feed(data, client, offset, 1 << (longest - 1).bit_length(), x64, sharding)
+    return Feed(data, client, dealt.train_order, offset, 1 << (longest - 1).bit_length(), x64, sharding)

@@ -15,7 +15,7 @@ from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.types import Array, ClientData, DataParts, FederatedData, Key
+from fedjax_async.types import Array, ClientData, DataParts, Facts, FederatedData, Key
 
 
 class HeldOut(NamedTuple):
@@ -233,24 +233,22 @@ def make_tables(
     keys: Sequence[Key],
     hyper: Sequence[Mapping[str, float]],
     norm_limit: Sequence[float],
+    facts: Sequence[Facts],
     applied: Sequence[np.ndarray],
     probes: Sequence[Probes],
     feed: Feed | None = None,
     sharding: NamedSharding | None = None,
-    every_closes: bool | None = None,
 ) -> DeviceTables:
     """Move data and schedules to the device.
 
     ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
-    by batch. ``every_closes``: see :func:`group_ends`.
+    by batch.
     """
     found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
-    found |= event_columns(layout, shape, data, applied, probes, begins, feed, every_closes)
-    totals = {"updates": applied, "server_steps": [s.closes for s in layout.schedules]}
-    found |= {
-        name: padded(np.array([one.sum() for one in each]), shape.runs, np.int32, fill=1)
-        for name, each in totals.items()
-    }
+    every_closes = all(one.every_closes for one in facts)
+    found |= event_columns(layout, shape, data, every_closes, applied, probes, begins, feed)
+    for name in ("updates", "server_steps"):
+        found[name] = padded(np.array([getattr(one, name) for one in facts]), shape.runs, np.int32, fill=1)
     found["held"] = held_out_tables(data, shape) if any(probes) else ()
     return DeviceTables(**to_devices(found, sharding))
 
@@ -268,11 +266,11 @@ def event_columns(
     layout: Layout,
     shape: StackShape,
     data: Sequence[FederatedData],
+    every_closes: bool,
     applied: Sequence[np.ndarray],
     probes: Sequence[Probes],
     begins: Sequence[int],
     feed: Feed | None = None,
-    every_closes: bool | None = None,
 ) -> dict[str, Any]:
     """The columns of the tables that follow from the schedules, one entry per position or message, on the host.
 
@@ -324,16 +322,14 @@ def _chosen(name: str, probes: Sequence[Probes], applied: Sequence[np.ndarray]) 
     return marked
 
 
-def group_ends(layout: Layout, applied: Sequence[np.ndarray], every_closes: bool | None = None) -> np.ndarray:
+def group_ends(layout: Layout, applied: Sequence[np.ndarray], every_closes: bool) -> np.ndarray:
     """Where the groups of ``DeviceTables.group_end`` end, positions in order; int64[groups].
 
-    ``every_closes``: whether every arrival of the runs closes its step, by default whether those of ``layout`` do. Then
-    only messages end a group.
+    ``every_closes``: whether every arrival of the runs closes its step. Then only messages end a group.
     """
     arriving = np.concatenate(applied)[layout.source]
     closes = np.concatenate([s.closes for s in layout.schedules])[layout.source] & arriving
     ends = np.diff(layout.slots.write_bounds)[1:] > 0
-    every_closes = bool(np.all(closes[arriving])) if every_closes is None else every_closes
     ends |= closes & (not every_closes)
     ends[-1:] = True
     return np.flatnonzero(ends) + 1

@@ -13,6 +13,7 @@ from fedjax_async.clock.decisions import GrowingTable
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED
 from fedjax_async.engine.probes import Probes, numbers_of, probe_table
+from fedjax_async.engine.stack import Recorded
 from fedjax_async.types import Schedule
 
 _OF_JOBS = ("job", "applied")  # columns of the log besides those that programs record
@@ -56,12 +57,6 @@ class Told:
             name: probe._replace(every=1, at=tuple((self._numbers(name, work) - work.first).tolist()))
             for name, probe in self._probes.items()
         }
-
-    @property
-    def rejected(self) -> int:
-        """How many uploads that the planner does not know yet were rejected."""
-        log = self._log.columns()
-        return int(np.sum(log["applied"][self._rows :] & ~log["accepted"][self._rows :]))
 
     @property
     def sizes_differ(self) -> bool:
@@ -153,22 +148,17 @@ class Told:
 
     # --- results ----------------------------------------------------------------------------------
 
-    def records(self) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
-        """Columns of the arrivals; the jobs trained in vain, in the order of a planned run; the columns of those."""
-        log = self._log.columns()
-        applied = log["applied"]
-        columns = {name: column for name, column in log.items() if name not in _OF_JOBS}
-        vain = np.lexsort((log["job"], np.cumsum(applied), applied))[: int(np.sum(~applied))]
-        of_arrivals = {name: column[applied] for name, column in columns.items()}
-        return of_arrivals, log["job"][vain], {name: column[vain] for name, column in columns.items()}
+    def recorded(self, schedule: Schedule, until: int) -> Recorded:
+        """What a run has recorded; ``schedule``: the whole plan, ``until``: arrivals that belong to the result.
 
-    def tables(self, schedule: Schedule, until: int) -> dict[str, dict[str, np.ndarray]]:
-        """The tables of the probes, for the first ``until`` arrivals."""
-        found = {}
+        The jobs trained in vain come in the order of a planned run.
+        """
+        columns, seen = self._log.columns(), {}
+        order = np.lexsort((np.where(columns["applied"], 0, columns["job"]), np.cumsum(columns["applied"])))
+        columns = {name: column[order] for name, column in columns.items()}
+        job, applied = (columns.pop(name) for name in _OF_JOBS)
         for name, table in self._probed.items():
-            columns = table.columns()
-            seen = columns["number"] < until
-            columns = {key: column[seen] for key, column in columns.items()}
-            number = columns.pop("number")
-            found[name] = probe_table(schedule, number, number, columns)
-        return found
+            found = {key: column[table.columns()["number"] < until] for key, column in table.columns().items()}
+            number = found.pop("number")
+            seen[name] = probe_table(schedule, number, number, found)
+        return Recorded(columns, job, applied, seen)

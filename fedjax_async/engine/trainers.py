@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_async.engine.batches import Batch, Lanes
+from fedjax_async.engine.batches import Batch
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.peer_tables import PeerTables
-from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Tree
 
 Tables = TypeVar("Tables", DeviceTables, PeerTables)
+
+# ``keep(tables, store, buffers, span) -> store``, after the last segment of a batch: its results are copied from the
+# buffers, which the next batch overwrites, to the store of the lane. ``span``: index of its first job, number of jobs.
+Keep = Callable[[Tables, JobBuffers, JobBuffers, np.ndarray], JobBuffers]
 
 
 class Trainers(Generic[Tables]):
@@ -29,19 +32,27 @@ class Trainers(Generic[Tables]):
 
     def __init__(
         self,
-        dealt: Lanes,
+        lanes: int,
         tables: Tables,
         train: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers],
         buffers: Callable[[], JobBuffers],
-        feed: Feed | None = None,
+        feed: Callable[[Batch], dict[str, Any]] | None = None,
+        keep: Keep[Tables] | None = None,
+        stores: Callable[[], JobBuffers] | None = None,
     ) -> None:
-        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones."""
-        busy = dealt.lanes
-        self._dealt, self._feed = dealt, feed
+        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones.
+
+        ``feed(batch)``: the tables of its examples, if they are not on the device. ``keep``: see :data:`Keep`;
+        ``stores()`` returns an empty store.
+        """
+        self._feed = feed
+        self._keep: Keep[Tables] | None = keep
         self._tables: Tables = tables
         self._call: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers] = train
-        self.buffers: list[JobBuffers] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
-        self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
+        self._used: list[JobBuffers] = [buffers() for _ in range(lanes)]
+        # from which uploads are received; of every lane, valid until the next call
+        self.buffers = self._used if stores is None else [stores() for _ in range(lanes)]
+        self._pool = ThreadPoolExecutor(lanes - 1) if lanes > 1 else None
         # XLA's CPU devices share a few threads. If all of them wait to gather the buffers while other devices still
         # train, those find no thread, and the run hangs. So the host waits after each batch.
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
@@ -49,6 +60,10 @@ class Trainers(Generic[Tables]):
     def on(self, tables: Tables) -> None:
         """Use other tables from now on."""
         self._tables = tables
+
+    def go_on(self, buffers: Sequence[JobBuffers]) -> None:
+        """Receive from these buffers: those of a checkpoint."""
+        self.buffers[:] = buffers
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +79,13 @@ class Trainers(Generic[Tables]):
     def _train(self, batch: Batch, carry: Carry) -> None:
         tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
         if self._feed is not None:
-            tables = tables._replace(**self._feed.batch(self._dealt.train_order[low : low + count]))
+            tables = tables._replace(**self._feed(batch))
+        span = np.zeros(4, np.int32)
         for width, first, last in batch.segments:
             span = np.array([low, count, first, last], np.int32)
-            self.buffers[lane] = self._call(width, tables, carry, self.buffers[lane], span)
+            self._used[lane] = self._call(width, tables, carry, self._used[lane], span)
+        if self._keep is not None:
+            self.buffers[lane] = self._keep(tables, self.buffers[lane], self._used[lane], span[:2])
 
     def _train_and_wait(self, batch: Batch, carry: Carry) -> None:
         """Train, and wait for the result: XLA runs programs that wait for others one after the other."""

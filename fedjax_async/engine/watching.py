@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from fedjax_async.engine.evaluation import EvaluationPoints
+from fedjax_async.engine.scores import Moment
 from fedjax_async.types import Params
 
 UNDER_WAY = 4  # evaluations, each with its model, that may be under way on the device
 
 Scored = Mapping[str, Any]  # an evaluation: its scores by name
-Moment = tuple[int, int]  # a run of the stack, and the number of its arrivals before the evaluation
 
 
 class Verdict(NamedTuple):
@@ -49,9 +49,9 @@ class Watcher:
         self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
         self.ends: dict[int, tuple[int, Params]] = {}  # run -> row and model of the evaluation that stopped it
 
-    def follow(self, points: EvaluationPoints) -> None:
-        """Replace the points of the only run by those known now."""
-        self._points = [points]
+    def follow(self, points: Sequence[EvaluationPoints]) -> None:
+        """Replace the points of the runs by those known now."""
+        self._points = points
 
     def wants_model(self, run: int) -> bool:
         """Whether the model of a run's next evaluation may be needed."""

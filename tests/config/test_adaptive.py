@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async import Settings, clock, data, resume, simulate
 from fedjax_async.clock import Choice, Policy
-from fedjax_async.config import prepare
+from fedjax_async.config import execute, execute_group, prepare
 from fedjax_async.config.adaptive import WithPolicy
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.engine.checkpoint import Keeper
@@ -82,11 +82,52 @@ def test_what_was_observed_and_chosen_is_in_the_run(oort):
     assert kept.settings["policy"] == "oort"
 
 
-def test_a_sweep_runs_them_one_by_one():
+def settings_of(**changes):
     common = {name: value for name, value in COMMON.items() if name != "data"} | {"dataset": DATA}
-    settings = [Settings(**(common | {"policy": policy, "seed": seed})) for policy in ("oort", None) for seed in (2, 3)]
-    groups = plan_groups(settings)
-    assert [len(group.stacks) for group in groups] == [2, min(2, len(groups[1].stacks))]
+    return Settings(**(common | changes))
+
+
+def swept(settings, groups, **options):
+    found = {}
+    for group in groups:
+        execute_group(settings, group, on_finished=found.__setitem__, **options)
+    return [found[i] for i in range(len(settings))]
+
+
+def test_a_sweep_trains_them_side_by_side_bit_for_bit_as_alone():
+    """Policies with losses share no programs with those without; stopping rules end each run by itself."""
+    vary = [{"seed": 2}, {"seed": 3, "updates": 12}, {"lr": 0.05}, {"delay": "exponential", "stop_at": 0.4}]
+    settings = [settings_of(policy="oort", **one) for one in vary]
+    settings += [settings_of(policy="power_of_choice:d=4"), settings_of(policy="linear:loss=1"), settings_of()]
+    groups = plan_groups(settings, lanes=1)
+    assert [group.stacks for group in groups] == [((0, 2, 3, 5, 1),), ((4,),), ((6,),)]
+    have = swept(settings, groups)
+    for one, found in zip(settings, have, strict=True):
+        want = execute(prepare(one))
+        same((learned(want), want.probes), (learned(found), found.probes))
+        assert want.counters["looks"] == found.counters["looks"] if one.policy else found.stopped is None
+    assert have[3].stopped is not None
+
+
+@pytest.mark.parametrize("policy", ["oort", "event_triggered:norm=0.02"])
+def test_a_sweep_of_them_goes_on_from_its_checkpoints(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_async.config.sweeping.CHECKPOINT_UPDATES", 10)
+    settings = [settings_of(policy=policy, seed=seed) for seed in (2, 3, 4)]
+    groups = plan_groups(settings, lanes=1)
+    want, done = swept(settings, groups), []
+
+    def killer(updates, total, **status):
+        done.append((updates, total))
+        if updates > 40:
+            raise Killed
+
+    with pytest.raises(Killed):
+        swept(settings, groups, progress=killer, folder=tmp_path)
+    first = len(done)
+    have = swept(settings, groups, progress=lambda now, of, **status: done.append((now, of)), folder=tmp_path)
+    assert done[first][0] > 30 and done[-1] == (60, 60) and not list(tmp_path.glob("*/*.npz"))
+    for one, other in zip(want, have, strict=True):
+        same((learned(one), one.probes), (learned(other), other.probes))
 
 
 def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
@@ -294,8 +335,7 @@ def test_probes_and_tables_of_a_policy_end_where_the_run_is_stopped():
 
 
 def prepare_of(changes):
-    common = {name: value for name, value in COMMON.items() if name != "data"}
-    return prepare(Settings(**({**common, "dataset": DATA} | changes)))
+    return prepare(settings_of(**changes))
 
 
 @pytest.mark.slow

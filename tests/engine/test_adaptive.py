@@ -9,59 +9,16 @@ import numpy as np
 import pytest
 
 from fedjax_async import clock
-from fedjax_async.clock import Choice, Decisions, Limits, Policy, Prior, Until, plan
+from fedjax_async.clock import Choice, Limits, Policy
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config.adaptive import in_flight, observed_loss
-from fedjax_async.engine import Every, evaluation_points, growing_stack, run_waves, trainers
-from fedjax_async.engine.adaptive import WavesExecutor
+from fedjax_async.engine import evaluation_points, growing_stack, run_waves, trainers
+from fedjax_async.engine.adaptive import alone
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import facts_of
-from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
-from fedjax_async.local import feedback, local_steps
+from fedjax_async.local import feedback
 from fedjax_async.server import SERVERS
-from fedjax_async.types import Probe
-from tests.engine.problem import MODEL, SIZES, Killed, case, changed, client, close, killer, remembering, same
-from tests.engine.problem import personal as personal_case
-
-EVERY, DELAY = Every(updates=5), "lognormal:mean=1,heterogeneity=0.5"
-STEPS = local_steps(np.array(SIZES), batch_size=4, epochs=2.0)
-PRIOR = Prior(len(SIZES), np.array(SIZES), 1.0 + np.arange(len(SIZES)), STEPS, 3)
-FAULTY = {"faults": "drop:probability=0.2+crash:probability=0.1,restart=2+corrupt:probability=0.1"}
-
-
-def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, delay=DELAY, under_way=None, **options):
-    """``(schedule, outcome, decisions)`` of an adaptive run with the components of the planned run ``given``."""
-    policy = clock.bind_policy(policy)(PRIOR) if isinstance(policy, str) else policy
-    conditions = conditions or {}
-    outset = Outset(
-        given.components,
-        given.schedule,
-        facts_of(given.schedule),
-        STEPS,
-        given.params,
-        given.key,
-        GrowingPoints(EVERY, None),
-        in_flight(given.schedule) if under_way is None else under_way,
-        asks=policy.sends is not None or policy.sizes,
-        all_arrive=not conditions and policy.sends is None,
-        probes={OBSERVED: Probe(observed_loss(MODEL, 32))} if policy.loss else {},
-    )
-    made = executor(outset, **options)
-    decisions = Decisions(policy, made)
-    schedule = plan(
-        timing, delay, num_clients=len(SIZES), local_steps=STEPS, until=Until(updates=updates), seed=3, bytes_down=1000,
-        bytes_up=1000, decisions=decisions, **conditions,
-    )  # fmt: skip
-    return schedule, made.finish(decisions.record, schedule, True), decisions
-
-
-def learned(outcome):
-    return outcome.params, outcome.scores, outcome.records, outcome.in_vain, outcome.in_vain_records
-
-
-def personal(timing, **conditions):
-    return personal_case(timing, DELAY, every=EVERY, **conditions)
+from tests.engine.adaptive_problem import DELAY, EVERY, FAULTY, adaptive, learned, personal
+from tests.engine.problem import Killed, case, changed, client, close, killer, remembering, same
 
 
 @pytest.mark.slow_cases("window:length=0.7-conditions1-1", "cohort:size=3,over_selection=1,deadline=2-conditions2-1")
@@ -77,9 +34,7 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
     given = personal(timing, **conditions)
     want = run_waves(*given, batching="loop", lanes=2)
     looking = Policy(every=every)
-    schedule, have, decisions = adaptive(
-        WavesExecutor, given, timing, looking, conditions=conditions, batching="loop", lanes=2
-    )
+    schedule, have, decisions = adaptive(alone, given, timing, looking, conditions=conditions, batching="loop", lanes=2)
     same(list(given.schedule), list(schedule))
     same(learned(want), learned(have))
     if not conditions:
@@ -96,7 +51,7 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
 def test_engine_equals_oracle_and_the_replayed_schedule(timing, policy):
     options = {"batching": "vmap", "max_width": 2}
     given = personal(timing)
-    have = adaptive(WavesExecutor, given, timing, policy, **options)
+    have = adaptive(alone, given, timing, policy, **options)
     want = adaptive(ReferenceExecutor, given, timing, policy)
     same(list(have[0]), list(want[0]))
     assert not np.array_equal(have[0].client, given.schedule.client), "the policy must decide something"
@@ -122,12 +77,12 @@ def test_off_the_cpu_an_adaptive_run_equals_the_oracle(monkeypatch, tmp_path, ru
     policy, options = "power_of_choice:d=4", {"conditions": conditions, "batching": "vmap", "max_width": 2, "lanes": 1}
     want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    have = adaptive(WavesExecutor, given, timing, policy, **options)
+    have = adaptive(alone, given, timing, policy, **options)
     same(list(have[0]), list(want[0]))
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
     with pytest.raises(Killed):
-        adaptive(WavesExecutor, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
-    again = adaptive(WavesExecutor, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), **options)
+        adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
+    again = adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), **options)
     same(learned(again[1]), learned(have[1]))
 
 
@@ -137,7 +92,7 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle():
     conditions = FAULTY | {"network": "link:up=40,down=1e6"}
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
     given = changed(given, client=feedback(client(), COMPRESSORS["topk"](ratio=0.3)))
-    have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, max_width=2)
+    have = adaptive(alone, given, timing, policy, conditions=conditions, max_width=2)
     want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
     same(list(have[0]), list(want[0]))
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
@@ -158,7 +113,7 @@ def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_ex
     timing, policy = "window:length=2,concurrency=4", "oort:every=5+event_triggered:norm=0.2"
     given = personal(timing, **FAULTY)
     options = {"conditions": FAULTY, "batching": "loop", "max_width": 1, "lanes": 1, "under_way": 1}
-    have = adaptive(WavesExecutor, given, timing, policy, **options)
+    have = adaptive(alone, given, timing, policy, **options)
     want = adaptive(ReferenceExecutor, given, timing, policy, conditions=FAULTY)
     same(list(have[0]), list(want[0]))
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
@@ -173,10 +128,10 @@ def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path)
     last = Policy(choose=lambda view, idle, count: Choice(idle[-count:], np.zeros(count)))
     sizes = Policy(choose=first.choose, buffer=lambda view: 1)
     with pytest.raises(Killed):
-        adaptive(WavesExecutor, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **options)
+        adaptive(alone, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **options)
     for other in (last, sizes):
         with pytest.raises(ValueError, match=r"policy = .*must be deterministic, so that the run can be resumed"):
-            adaptive(WavesExecutor, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **options)
+            adaptive(alone, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **options)
 
 
 def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path):
@@ -186,16 +141,14 @@ def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path
     for length, refused in ((0.5, pytest.raises(Killed)), (0.7, pytest.raises(ValueError, match="must be determini"))):
         decided = Policy(window=lambda view, length=length: length)
         with refused:
-            adaptive(
-                WavesExecutor, given, "window", decided, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options
-            )
+            adaptive(alone, given, "window", decided, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
 
 
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
     conditions, timing = FAULTY | {"limits": Limits(timeout=4.0)}, "every:concurrency=4"
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
     schedule, have, _ = adaptive(
-        WavesExecutor, given, timing, "oort", conditions=conditions, batching="loop", max_width=2, lanes=1
+        alone, given, timing, "oort", conditions=conditions, batching="loop", max_width=2, lanes=1
     )
     assert np.isinf(schedule.upload_time).sum() > 5
     assert have.counters["executed_steps"] == have.counters["useful_steps"] > 0
@@ -240,7 +193,7 @@ def test_the_threads_end_with_a_run_that_fails(pools):
     assert all_ended(pools) == 1
 
 
-def test_the_threads_end_with_an_adaptive_run_and_whenever_its_tables_grow(pools, monkeypatch):
+def test_the_threads_of_an_adaptive_run_last_while_its_tables_grow_and_end_with_it(pools, monkeypatch):
     monkeypatch.setattr(growing_stack, "LEAST", 2)
-    adaptive(WavesExecutor, case("fedbuff", TIMING, DELAY, every=EVERY), TIMING, Policy(), under_way=1, **LANES)
-    assert all_ended(pools) > 1
+    adaptive(alone, case("fedbuff", TIMING, DELAY, every=EVERY), TIMING, Policy(), under_way=1, **LANES)
+    assert all_ended(pools) == 1
