@@ -91,9 +91,9 @@ def _worst(seeds: Sequence[Run], row: Mapping[str, Cell]) -> dict[str, Cell]:
     names, score = seeds[0].client_names, f"{prefix}{row['score']}"
     if names is None or not all(score in run.per_client for run in seeds):
         return {}
-    values = _at_the_end(seeds, score)
-    found = int(_worst_first(values, score)[0])
-    return {"worst client": titled(names, found)} if np.isfinite(values[found]) else {}
+    tested = _tested(seeds, score)
+    found = int(_worst_first(_at_the_end(seeds, score), score, tested)[0])
+    return {"worst client": titled(names, found)} if tested[found] else {}
 
 
 def _at_the_end(seeds: Sequence[Run], score: str) -> np.ndarray:
@@ -103,9 +103,20 @@ def _at_the_end(seeds: Sequence[Run], score: str) -> np.ndarray:
     )
 
 
-def _worst_first(values: np.ndarray, score: str) -> np.ndarray:
-    """The clients from the worst value of a score to the best; those without test rows (NaN) come last."""
-    return np.argsort(-values if smaller_is_better(score) else values, kind="stable")
+def _tested(seeds: Sequence[Run], score: str) -> np.ndarray:
+    """Which clients have test rows: a value at some evaluation; bool[N]."""
+    return np.any([~np.isnan(np.asarray(run.per_client[score])).all(axis=0) for run in seeds], axis=0)
+
+
+def _worst_first(values: np.ndarray, score: str, tested: np.ndarray | None = None) -> np.ndarray:
+    """The clients from the worst value of a score to the best; NaN comes last.
+
+    ``tested``: the clients with test rows; if they are given, their NaN, of a model that diverged, comes first.
+    """
+    key = -values if smaller_is_better(score) else values
+    if tested is not None:
+        key = np.where(np.isnan(values) & tested, -np.inf, key)
+    return np.argsort(key, kind="stable")
 
 
 def _named_table(runs: Runs) -> str:
@@ -155,7 +166,8 @@ def worst_rows(runs: Runs, most: int = MOST_NAMED) -> list[dict[str, Cell]]:
         values[f"{title}{unit}"] = _at_the_end(runs[name], score)
     first = drawn[0][1]
     ordering = [_at_the_end(runs[name], score) for name, score in drawn if score == first]
-    order = _worst_first(np.mean(ordering, axis=0), first)[:most]
+    tested = np.any([_tested(seeds, first) for seeds in runs.values()], axis=0)
+    order = _worst_first(np.mean(ordering, axis=0), first, tested)[:most]
     rows: list[dict[str, Cell]] = []
     for client in order.tolist():
         row: dict[str, Cell] = {"client": client, COLUMN: shown_name(names, client)}

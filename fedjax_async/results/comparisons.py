@@ -120,7 +120,8 @@ def comparison(
         row: dict[str, Cell] = {"method": name, **parts["final"](seeds)}
         if labelled:
             row["time to target (s)"] = spread_or_count(relative.time[name])
-            row[f"relative to {baseline}"] = spread_or_count(relative.ratio[name])
+            begins_there = bool((relative.time[baseline] == 0).any())  # a ratio to no time says nothing
+            row[f"relative to {baseline}"] = None if begins_there else spread_or_count(relative.ratio[name])
         row |= spreads_of(seeds, validation(every_run, column), final) | parts["measured"](seeds)
         row["updates"] = spread([metrics.progress_in(run, "update")[-1] for run in seeds])
         for part in ("counted", "rejected", "sent", "costs", "ends"):

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
+from fedjax_async.results import metrics
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
@@ -47,8 +48,8 @@ NEVER = np.zeros((0, 2))  # no interval
 def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
     """The share of the updates applied at each staleness (server steps), with mean and maximum."""
     require_run(run)
-    staleness = np.asarray(run.updates["staleness"])
-    check.require(staleness.size > 0, "run.updates", {}, "a table with at least one arrival")
+    staleness = metrics.staleness_of(run)
+    check.require(staleness.size > 0, "run.updates", {}, "a table with at least one arrival that was applied")
     return histogram_of(staleness, "staleness (server steps)", "share of updates (%)", drawing)
 
 

@@ -53,7 +53,7 @@ class SweptRun(NamedTuple):
 
 def swept_run(point: GridPoint, run: Run, target: float | None = None) -> SweptRun:
     """The numbers in the table row of a run; time, updates and bytes to ``target`` are NaN if it was never reached."""
-    staleness = np.asarray(run.updates["staleness"])
+    staleness = metrics.staleness_of(run)
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
     numbers: dict[str, Any] = {
         "mean_accuracy": metrics.area(run),

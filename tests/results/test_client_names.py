@@ -98,6 +98,14 @@ def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
     assert [row["client"] for row in worst_rows({"a": [many]})] == list(range(98, 98 - MOST_NAMED, -1))
 
 
+def test_a_client_whose_score_is_lost_is_the_worst_and_one_without_tests_comes_last(tmp_path):
+    scores = np.float32([[0.5, 0.4, np.nan], [0.6, np.nan, np.nan]])  # the second diverges, the third has no tests
+    run = named_run()._replace(per_client={"accuracy": scores})
+    assert [row["client"] for row in worst_rows({"a": [run]})] == [1, 0, 2]
+    write_comparison({"a": [run]}, tmp_path, plots=False)
+    assert rows(tmp_path / "clients.csv")[0]["worst client"] == f"client 1 ({HOSTILE[1]})"
+
+
 def test_a_comparison_names_its_clients_too(tmp_path):
     """Means over two seeds: with method b client 2 is the worst, on average over the methods client 0."""
 

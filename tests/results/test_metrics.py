@@ -19,7 +19,7 @@ from fedjax_async.results import (
     to_target,
 )
 from fedjax_async.results.compared import baseline_of
-from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, target_accuracy, window
+from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, staleness_of, target_accuracy, window
 from tests.results.made_up import make_run
 
 
@@ -140,6 +140,18 @@ def test_the_tables_of_a_comparison_are_relative_to_the_decorated_baseline():
 def test_there_is_no_relative_time_to_a_target_that_was_reached_before_it_began():
     flat = {"fedavg": [make_run([0.1, 0.1])], "other": [make_run([0.1, 0.9])]}
     assert np.isnan(relative_time(flat, "fedavg").ratio["other"]).all()
+    rows = comparison({name: runs * 3 for name, runs in flat.items()})
+    assert [row["relative to fedavg"] for row in rows] == [None, None], (
+        "not 0 of 3 reached: the first reaches it at 0 s"
+    )
+
+
+def test_staleness_is_that_of_the_updates_that_were_applied():
+    run = make_run()
+    used = np.arange(len(run.updates["staleness"])) > 0
+    left = staleness_of(run._replace(updates=run.updates | {"used": used}))
+    np.testing.assert_array_equal(left, run.updates["staleness"][1:])
+    np.testing.assert_array_equal(staleness_of(run._replace(updates={"staleness": np.arange(3)})), [0, 1, 2])
 
 
 def test_a_mean_curve_is_the_mean_and_deviation_of_step_functions():
