@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import kept
@@ -46,6 +46,29 @@ class Asked(NamedTuple):
     def finished(self) -> bool:
         """Whether its results are there; the file that is written last counts."""
         return (self.place / f"{self.method}_refused.csv").is_file()
+
+    def results(self) -> kept.Results:
+        """Train it."""
+        search = added(self.plugin)[self.method] if self.plugin else None
+        return training.run(self.method, self.block, search)
+
+
+class Part(Protocol):
+    """What :func:`train_all` trains: a method in a block, or anything with a name, a block and a folder of its own."""
+
+    method: str
+    block: Block
+
+    @property
+    def place(self) -> Path:
+        """The folder of its files."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its results are there."""
+
+    def results(self) -> kept.Results:
+        """Train it."""
 
 
 def added(plugin: str) -> dict[str, Mapping[str, spaces.Range]]:
@@ -96,14 +119,13 @@ def usual_processes() -> int:
     return len(cores) if jax.default_backend() == "cpu" else 0
 
 
-def train(asked: Asked) -> Asked:
-    """Train one method in one block and write its results."""
-    search = added(asked.plugin)[asked.method] if asked.plugin else None
-    kept.write(asked.place, asked.method, training.run(asked.method, asked.block, search))
+def train(asked: Part) -> Part:
+    """Train one part and write its results."""
+    kept.write(asked.place, asked.method, asked.results())
     return asked
 
 
-def train_all(all_asked: Sequence[Asked], processes: int, *, quiet: bool = False) -> kept.Results:
+def train_all(all_asked: Sequence[Part], processes: int, *, quiet: bool = False) -> kept.Results:
     """The results of everything, in this order; what is finished is read, the rest trained.
 
     ``processes``: how many train at a time; 0: this process does, one part after the other.
@@ -117,7 +139,7 @@ def train_all(all_asked: Sequence[Asked], processes: int, *, quiet: bool = False
     return kept.joined([kept.read(asked.place, asked.method) for asked in all_asked])
 
 
-def _trained(left: Sequence[Asked], processes: int) -> Iterator[Asked]:
+def _trained(left: Sequence[Part], processes: int) -> Iterator[Part]:
     """The parts as they end."""
     if not left or not processes:
         yield from map(train, left)

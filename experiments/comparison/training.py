@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import spaces
 from kept import Kept, Refused, Results, Tried, rounded
-from scenes import SCALES, TUNING_SEED, Block
+from scenes import SCALES, TUNING_SEED, Block, Scale
 
 from fedjax_async import Settings
 from fedjax_async.base import notices
@@ -46,15 +46,18 @@ def run(method: str, block: Block, search: Mapping[str, spaces.Range] | None = N
             base = block.settings()
             if why := refusal(method, block):
                 raise ValueError(why)
-            found = _tuned(method, block, base, search)
+            scale = SCALES[block.scale]
+            found = tuned(method, block, base, _points(method, scale, base, search), scale.seeds)
         except ValueError as error:
             return Results([], [], [Refused(*place, " ".join(str(error).split()))])
     jax.clear_caches()  # a process runs many methods, which share no programs
     return found
 
 
-def _tuned(method: str, block: Block, base: Mapping[str, Any], search: Mapping[str, spaces.Range] | None) -> Results:
-    scale = SCALES[block.scale]
+def _points(
+    method: str, scale: Scale, base: Mapping[str, Any], search: Mapping[str, spaces.Range] | None
+) -> list[spaces.Point]:
+    """The points of a method that can run; ``ValueError`` if its default cannot."""
 
     def fits(point: spaces.Point) -> bool:
         """Whether the point can run: a method may refuse a value, such as a buffer that is too small."""
@@ -68,22 +71,30 @@ def _tuned(method: str, block: Block, base: Mapping[str, Any], search: Mapping[s
     points = spaces.points(method, base["lr"], base["clients"], **sizes, search=search, fits=fits)
     if not fits(points[0]):
         prepare(Settings(**_settings(base, points[0], TUNING_SEED)))  # raises what is wrong with the default
+    return points
+
+
+def tuned(name: str, block: Block, base: Mapping[str, Any], points: Sequence[spaces.Point], seeds: int) -> Results:
+    """Try the points with the tuning seed, run the best by validation examples with the seeds 0 to ``seeds`` - 1.
+
+    ``base``: the settings of all runs; ``name``: of the rows. ``ValueError`` if a point cannot run.
+    """
     tried = dict.fromkeys(points, float("nan"))
     column = "validation_loss" if block.gap else "validation_accuracy"
     distinct = list(tried)
     tuning = [_settings(base, point, TUNING_SEED) for point in distinct]
-    fresh = [_settings(base, points[0], seed) for seed in range(scale.seeds)]
-    for point, one in zip(distinct, _trained(tuning, fresh), strict=True):
+    fresh = [_settings(base, points[0], seed) for seed in range(seeds)]
+    for point, one in zip(distinct, trained(tuning, fresh), strict=True):
         tried[point] = final_value(one, column)
     best = max(distinct, key=lambda point: _merit(tried[point], block.gap))  # of equal ones the first
-    fresh = [_settings(base, best, seed) for seed in range(scale.seeds)]
-    runs = _trained(fresh, tuning)
+    fresh = [_settings(base, best, seed) for seed in range(seeds)]
+    runs = trained(fresh, tuning)
     worst = worst_tenths(runs, fresh)
     rows = [
-        Tried(block.world, block.task, method, *point, float(f"{value:.6g}"), "yes" if point == best else "")
+        Tried(block.world, block.task, name, *point, float(f"{value:.6g}"), "yes" if point == best else "")
         for point, value in tried.items()
     ]
-    kept = [_kept(one, block, method, best, seed, worst[seed]) for seed, one in enumerate(runs)]
+    kept = [_kept(one, block, name, best, seed, worst[seed]) for seed, one in enumerate(runs)]
     return Results(kept, rows, [])
 
 
@@ -96,7 +107,7 @@ def _merit(value: float, gap: bool) -> float:
     return -np.inf if not np.isfinite(value) else -value if gap else value
 
 
-def _trained(now: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[Run]:
+def trained(now: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[Run]:
     """The runs of the settings ``now``. Tables are as long as for ``others`` too, so that both share programs.
 
     One lane, so that sums do not depend on the number of cores.

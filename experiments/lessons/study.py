@@ -1,0 +1,126 @@
+"""Shared by the lessons: options, points with one range of rates for all that is compared, parts that are kept.
+
+Worlds, tasks, tuning and the files of runs are those of ``experiments/comparison``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "comparison"))
+
+import common
+import jax
+import kept
+import page
+import parts
+import spaces
+import training
+from scenes import Block
+
+from fedjax_async.base import disk, notices
+from fedjax_async.results import tables
+
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "results", HERE / "README.md"
+SCALES = ("smoke", "small", "full")
+# Ranges of the server's rate, two decades each: of arrivals, buffers of five and rounds; the same for Adam's rate.
+RATES = {"every": (0.01, 1.0), "buffer": (0.04, 4.0), "rounds": (0.1, 10.0)}
+RATES |= {"every, adam": (1e-4, 1e-2), "buffer, adam": (5e-4, 5e-2), "rounds, adam": (2e-3, 0.2)}
+
+
+def options(about: str | None, name: str) -> argparse.ArgumentParser:
+    """The parser of the options that the lessons share."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="small", help="what is run [small]")
+    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help=f"results [runs/lessons/{name}-SCALE]")
+    parser.add_argument("--keep", action="store_true", help="write the committed results and the tables of the page")
+    parser.add_argument("--quiet", action="store_true", help="do not print what is finished")
+    parser.set_defaults(name=name)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the options; the default of ``--out`` depends on the scale."""
+    given = parser.parse_args()
+    given.out = given.out or Path("runs/lessons") / f"{given.name}-{given.scale}"
+    return given
+
+
+def with_processes(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with ``--processes``."""
+    usual = parts.usual_processes()
+    parser.add_argument("--processes", type=int, default=usual, metavar="N", help="at a time [one per core]")
+    return parser
+
+
+def points(spec: str, kind: str, lr: float, count: int) -> list[spaces.Point]:
+    """``count`` points of a Halton sequence: the server's rate in ``RATES[kind]``, and the local rate.
+
+    ``spec``: a method with a place for the rate.
+
+    >>> [point.spec for point in points("asgd:server_lr={:g}", "every", 0.1, 3)]
+    ['asgd:server_lr=0.1', 'asgd:server_lr=0.0316', 'asgd:server_lr=0.316']
+    """
+    found = []
+    for number in range(1, count + 1):
+        shares = (spaces.radical_inverse(number, prime) for prime in spaces.PRIMES)
+        rate = spaces.Knob("rate", 1.0, RATES[kind]).value(next(shares))
+        found.append(spaces.Point(spec.format(rate), spaces.Knob("lr", lr, spaces.LOCAL_RATE).value(next(shares))))
+    return found
+
+
+class Tuned(NamedTuple):
+    """A part of a lesson: a configuration that is tuned in a block, and run with fresh seeds."""
+
+    method: str  # the name of its rows
+    spec: str  # with a place for the server's rate
+    kind: str  # of RATES
+    block: Block
+    folder: Path
+    count: int  # tuning runs
+    seeds: int
+    changes: tuple[tuple[str, Any], ...] = ()  # further settings
+
+    @property
+    def place(self) -> Path:
+        """The folder of its files."""
+        return self.folder / "parts" / self.block.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its results are there; the file that is written last counts."""
+        return (self.place / f"{self.method}_refused.csv").is_file()
+
+    def results(self) -> kept.Results:
+        """Train it; ``ValueError`` if the settings are refused."""
+        base = self.block.settings() | dict(self.changes)
+        tried = points(self.spec, self.kind, base["lr"], self.count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", notices.RunWarning)  # points of a search may end badly
+            found = training.tuned(self.method, self.block, base, tried, self.seeds)
+        jax.clear_caches()  # a process runs many configurations, which share no programs
+        return found
+
+
+def write(rows: list[dict[str, Any]], given: argparse.Namespace, name: str) -> None:
+    """Write a table with scale, hardware and version of JAX into ``OUT/NAME.csv``, with ``--keep`` into ``results``."""
+    about = {"scale": given.scale, "hardware": common.hardware(), "jax": jax.__version__}
+    made = [row | about for row in rows]
+    given.out.mkdir(parents=True, exist_ok=True)
+    tables.write(made, given.out / f"{name}.csv")
+    if given.keep:
+        tables.write(made, RESULTS / f"{given.scale}_{name}.csv")
+
+
+def put(name: str, rows: list[Mapping[str, Any]], given: argparse.Namespace, **decimals: int) -> None:
+    """Print a table; with ``--keep`` and the scale of the page, put it between its marks there."""
+    print(tables.table(rows, "markdown", decimals=decimals))
+    if given.keep and given.scale == "small":
+        disk.write(PAGE, page.put(PAGE.read_text(encoding="utf-8"), name, rows, decimals).encode())
