@@ -127,15 +127,10 @@ def main() -> None:
     about = parts.definition(given.scale) | {"seeds": SEEDS[given.scale], "points": COUNTS[given.scale], "knobs": 2}
     parts.begin(given.out, about | {"configurations": {name: list(one) for name, one in CONFIGURATIONS.items()}})
     found = parts.train_all(asked(given), given.processes, quiet=given.quiet)
-    kept.write(given.out, f"{given.scale}_ablation", found)
-    if given.keep:
-        kept.write(study.RESULTS, f"{given.scale}_ablation", found)
-    of_parts, of_pairs = part_rows(found.runs), pair_rows(found.runs)
-    study.write(of_parts, given, "parts")
-    study.write(of_pairs, given, "pairs")
-    study.put("parts", of_parts, given)
-    study.put("pairs", of_pairs, given)
-    study.put("configurations", effects.score_rows(found.runs), given)
+    study.publish_runs(found, given, "ablation")
+    study.publish(part_rows(found.runs), given, "ablation")
+    study.publish(pair_rows(found.runs), given, "pairs")
+    study.publish(effects.score_rows(found.runs), given, "configurations")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ from fedjax_async.engine.trajectory import make_trajectory
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
 
 COMMITTED = Path(__file__).resolve().parent.parent / "comparison" / "results"
-STEPS = {"smoke": (1, 1, 2), "small": (12, 12, 30), "full": (30, 30, 100)}  # of descent, for each family
-RATE = 0.15  # of Adam, on logarithms
+STEPS = {"smoke": (1, 1, 2), "small": (6, 6, 18), "full": (30, 30, 100)}  # of descent, for each family
+RATE = 0.2  # of Adam, on logarithms
 SEEDS = {"smoke": 1, "small": 3, "full": 3}
 TASKS = ("logistic", "mlp")  # small enough for gradients through a run
 LAST = 2  # evaluations whose mean validation loss is minimised: those that the score is made of
@@ -229,18 +229,11 @@ def main() -> None:
     given = study.parsed(study.options(__doc__, "bound"))
     asked = [block for block in blocks(given.scale) if block.task in TASKS and block.world in ("devices", "lognormal")]
     rows = [row for block in asked for seed in range(SEEDS[given.scale]) for row in searched(block, seed, given)]
-    study.write(
-        [row._asdict() | {"values": " ".join("-" if v is None else f"{v:g}" for v in row.values)} for row in rows],
-        given,
-        "bound",
-    )
-    families = family_rows(rows)
-    study.write(families, given, "families")
-    study.put("families", families, given, validation=3, score=2, lr=3, most=3)
+    shown = [row._asdict() | {"values": " ".join("-" if v is None else f"{v:g}" for v in row.values)} for row in rows]
+    study.publish(shown, given, "bound")
+    study.publish(family_rows(rows), given, "families", validation=3, lr=3, **{"least weight": 4, "most": 3})
     if given.scale != "smoke":
-        behind = distances(rows, kept.read(COMMITTED, "small").runs)
-        study.write(behind, given, "distances")
-        study.put("distances", behind, given)
+        study.publish(distances(rows, kept.read(COMMITTED, "small").runs), given, "distances")
 
 
 if __name__ == "__main__":

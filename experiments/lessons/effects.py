@@ -71,7 +71,7 @@ def rows(runs: Sequence[Kept], groups: Mapping[str, Pairs], title: str) -> list[
             "blocks better": better,
             "blocks worse": worse,
         })  # fmt: skip
-    return [row | {"p (Holm)": PValue(value)} for row, value in zip(found, holm(p), strict=True)]
+    return [row | {"p (Holm)": str(PValue(value))} for row, value in zip(found, holm(p), strict=True)]
 
 
 def plus_minus(values: np.ndarray) -> str:

@@ -73,7 +73,7 @@ UNSEEN: dict[str, Blocks] = {
     "small": [(w, t) for w in ("devices", "pareto", "sessions") for t in ("mlp", "motion")],
 }
 LEARNING["full"], UNSEEN["full"] = LEARNING["small"], UNSEEN["small"]
-GENERATIONS = {"smoke": (1, 3), "small": (8, 16), "full": (30, 64)}  # and the size of the population
+GENERATIONS = {"smoke": (1, 3), "small": (6, 16), "full": (30, 64)}  # and the size of the population
 COUNTS, SEEDS = {"smoke": 2, "small": 8, "full": 16}, {"smoke": 2, "small": 5, "full": 10}
 # Number -> mean and deviation of the first Gaussian.
 NUMBERS = {
@@ -85,9 +85,7 @@ FIRST_SEED = 2000  # of the generations; those of the test are 0, 1, ...
 LEARNED, TUNED_LEARNED, BEST = "learned, frozen", "learned, rates tuned", "best tuned"
 METHODS = {
     "asgd": ("asgd:server_lr={:g}", "every"),
-    "dc_asgd_a": ("dc_asgd_a:server_lr={:g}", "every"),
     "orthofl_released": ("orthofl_released:mixing={:g}", "every"),
-    "ace": ("ace:server_lr={:g}", "every"),
     "fedbuff": ("fedbuff:server_lr={:g}@buffer:size=5", "buffer"),
     "ca2fl": ("ca2fl:server_lr={:g}@buffer:size=5", "buffer"),
 }
@@ -221,21 +219,13 @@ def main() -> None:
     """Learn, test, write the tables."""
     given = study.parsed(study.with_processes(study.options(__doc__, "learned")))
     state = searched(given)
-    rows = search_rows(state)
-    study.write(rows, given, "search")
-    study.put("search", rows, given, rate=3, exponent=3, knee=2, **{"local factor": 2})
+    study.publish(search_rows(state), given, "search", rate=3, exponent=3)
     found = parts.train_all(asked(state["mean"], given), given.processes, quiet=given.quiet)
-    kept.write(given.out, f"{given.scale}_unseen", found)
-    if given.keep:
-        kept.write(study.RESULTS, f"{given.scale}_unseen", found)
+    study.publish_runs(found, given, "unseen")
     runs = with_best(found)
     others = [BEST, *(name for name in (TUNED_LEARNED, *METHODS) if any(run.method == name for run in runs))]
-    against = effects.rows(runs, {name: [(name, LEARNED)] for name in others}, "learned, frozen, against")
-    study.write(against, given, "against")
-    study.put("against", against, given)
-    scores = effects.score_rows(runs)
-    study.write(scores, given, "unseen")
-    study.put("unseen", scores, given)
+    study.publish(effects.rows(runs, {name: [(name, LEARNED)] for name in others}, "frozen against"), given, "learned")
+    study.publish(effects.score_rows(runs), given, "unseen")
 
 
 if __name__ == "__main__":

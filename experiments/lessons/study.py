@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from fedjax_async.results import tables
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE / "README.md"
+Rows = list[dict[str, Any]]
 SCALES = ("smoke", "small", "full")
 # Ranges of the server's rate, two decades each: of arrivals, buffers of five and rounds; the same for Adam's rate.
 RATES = {"every": (0.01, 1.0), "buffer": (0.04, 4.0), "rounds": (0.1, 10.0)}
@@ -109,18 +109,21 @@ class Tuned(NamedTuple):
         return found
 
 
-def write(rows: list[dict[str, Any]], given: argparse.Namespace, name: str) -> None:
-    """Write a table with scale, hardware and version of JAX into ``OUT/NAME.csv``, with ``--keep`` into ``results``."""
+def publish(rows: Rows, given: argparse.Namespace, name: str, **decimals: int) -> None:
+    """Print a table and write it as ``OUT/NAME.csv``, with scale, hardware and version of JAX, and ``OUT/NAME.md``.
+
+    With ``--keep`` it also becomes ``results/SCALE_NAME.csv``, and at the scale of the page its table of that name.
+    """
     about = {"scale": given.scale, "hardware": common.hardware(), "jax": jax.__version__}
-    made = [row | about for row in rows]
-    given.out.mkdir(parents=True, exist_ok=True)
-    tables.write(made, given.out / f"{name}.csv")
-    if given.keep:
-        tables.write(made, RESULTS / f"{given.scale}_{name}.csv")
-
-
-def put(name: str, rows: list[Mapping[str, Any]], given: argparse.Namespace, **decimals: int) -> None:
-    """Print a table; with ``--keep`` and the scale of the page, put it between its marks there."""
-    print(tables.table(rows, "markdown", decimals=decimals))
+    for path in [given.out / f"{name}.csv", *([RESULTS / f"{given.scale}_{name}.csv"] if given.keep else [])]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tables.write([row | about for row in rows], path)
+    print(tables.write(rows, given.out / f"{name}.md", decimals=decimals).read_text(encoding="utf-8"))
     if given.keep and given.scale == "small":
         disk.write(PAGE, page.put(PAGE.read_text(encoding="utf-8"), name, rows, decimals).encode())
+
+
+def publish_runs(found: kept.Results, given: argparse.Namespace, name: str) -> None:
+    """Write all runs, and with ``--keep`` commit them."""
+    for folder in [given.out, *([RESULTS] if given.keep else [])]:
+        kept.write(folder, f"{given.scale}_{name}", found)
