@@ -11,7 +11,7 @@ from typing import Any
 Rows = list[dict[str, str]]
 Table = tuple[str, list[str], list[bool], list[list[str]]]
 PAPERS = Path(__file__).resolve().parent
-PAGES = ["orthofl", "asynfl", "asynccurve", "policies", "methods", "comparison"]
+PAGES = ["orthofl", "asynfl", "asynccurve", "policies", "methods", "comparison", "lessons"]
 RENAMED = "pushcen"  # its tables have names of their own for methods and rows
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
 WITHOUT_RESULTS = {"command", "open", "question"}  # first headers of tables of settings, and of answers in words

@@ -41,13 +41,24 @@ def kept_run(files, method, seed, end, task="mlp", world="devices"):
 
 
 def test_every_configuration_has_equally_many_points_in_two_decades(files):
-    for spec, kind, _ in files.ablation.CONFIGURATIONS.values():
+    for spec, kind, *_ in files.ablation.CONFIGURATIONS.values():
         low, high = files.study.RATES[kind]
         assert high / low == pytest.approx(100)
         found = files.study.points(spec.replace("{rate}", "{:g}").replace("{few}", "5"), kind, 0.1, 8)
         assert len({*found}) == 8 and all(0.04 <= point.lr <= 0.4 for point in found)
         rates = [float(point.spec.partition("=")[2].partition("@")[0].partition(",")[0]) for point in found]
         assert min(rates) >= low and max(rates) <= high and max(rates) / min(rates) > 30
+
+
+def test_ranges_are_longer_by_what_weights_by_staleness_take_from_a_mean_delta(files):
+    """Ten clients in flight: a delta of staleness 10 counts (1 + 10)^-0.5 times."""
+    given = argparse.Namespace(scale="small", out=None)
+    block = files.scenes.Block("devices", "logistic", "small")
+    assert files.ablation.part_of("arrivals, weights", block, given).factor == pytest.approx(11**0.5)
+    assert files.ablation.part_of("buffer, weights", block, given).factor == pytest.approx(3**0.5)
+    assert files.ablation.part_of("arrivals", block, given).factor == 1.0
+    first = files.study.points("asgd:server_lr={:g}", "every", 0.1, 1, 3.0)[0]
+    assert first == ("asgd:server_lr=0.3", 0.0862)
 
 
 def test_the_configurations_of_a_pair_differ_in_one_part(files):

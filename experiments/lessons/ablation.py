@@ -32,12 +32,13 @@ class Configuration(NamedTuple):
     spec: str
     kind: str  # of the range of rates
     policy: str = ""
+    discounts: int = 0  # arrivals of a step, if the rule weights by staleness without a limit on its rate; else 0
 
 
 BUFFER, FEW, ROUNDS = "buffer:size=5", "buffer:size=5,concurrency={few}", "cohort:size={few}"
 CONFIGURATIONS = {
     "arrivals": Configuration("asgd:server_lr={rate}", "every"),
-    "arrivals, weights": Configuration("fedbuff:server_lr={rate}@every", "every"),
+    "arrivals, weights": Configuration("fedbuff:server_lr={rate}@every", "every", discounts=1),
     "arrivals, last deltas": Configuration("ace:server_lr={rate}", "every"),
     "arrivals, memory": Configuration("ca2fl:server_lr={rate}@every", "every"),
     "arrivals, delay": Configuration("dc_asgd_a:server_lr={rate}", "every"),
@@ -47,7 +48,7 @@ CONFIGURATIONS = {
     "mixing": Configuration("fedasync:mixing={rate},staleness=constant", "every"),
     "mixing, weights": Configuration("fedasync:mixing={rate}", "every"),
     "buffer": Configuration(f"asgd:server_lr={{rate}}@{BUFFER}", "buffer"),
-    "buffer, weights": Configuration(f"fedbuff:server_lr={{rate}}@{BUFFER}", "buffer"),
+    "buffer, weights": Configuration(f"fedbuff:server_lr={{rate}}@{BUFFER}", "buffer", discounts=5),
     "buffer, memory": Configuration(f"ca2fl:server_lr={{rate}}@{BUFFER}", "buffer"),
     "buffer, delay": Configuration(f"dc_asgd_a:server_lr={{rate}}@{BUFFER}", "buffer"),
     "buffer, orthogonal": Configuration(f"orthograd:server_lr={{rate}}@{BUFFER}", "buffer"),
@@ -90,13 +91,17 @@ def asked(given: argparse.Namespace) -> list[study.Tuned]:
 
 
 def part_of(name: str, block: Block, given: argparse.Namespace) -> study.Tuned:
-    """A configuration in a block."""
-    spec, kind, policy = CONFIGURATIONS[name]
+    """A configuration in a block.
+
+    Where weights shrink late deltas, the range of rates is longer by as much as a delta of mean staleness is shrunk.
+    """
+    spec, kind, policy, discounts = CONFIGURATIONS[name]
     clients = block.settings()["clients"]
     few, most_asked = max(5, clients // 3), max(3, clients // 5)
     changes = (("policy", policy.format(asked=most_asked)),) if policy else ()
     spec = spec.replace("{few}", str(few)).replace("{rate}", "{:g}")
-    return study.Tuned(name, spec, kind, block, given.out, COUNTS[given.scale], SEEDS[given.scale], changes)
+    factor = (1 + clients / discounts) ** 0.5 if discounts else 1.0
+    return study.Tuned(name, spec, kind, block, given.out, COUNTS[given.scale], SEEDS[given.scale], changes, factor)
 
 
 def part_rows(runs: Sequence[kept.Kept]) -> list[dict[str, Any]]:
@@ -130,7 +135,7 @@ def main() -> None:
     study.publish_runs(found, given, "ablation")
     study.publish(part_rows(found.runs), given, "ablation")
     study.publish(pair_rows(found.runs), given, "pairs")
-    study.publish(effects.score_rows(found.runs), given, "configurations")
+    study.publish(effects.score_rows(found.runs), given, "configurations", [])
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ TASKS = ("logistic", "mlp")  # small enough for gradients through a run
 LAST = 2  # evaluations whose mean validation loss is minimised: those that the score is made of
 FAMILIES = ("one weight", "by staleness", "by arrival")
 START = "asgd, tuned"
+MOST, ALSO = 8, ("fedbuff", "fedasync", "fedavg", "scaffold")  # methods of the page: the first by rank, and these
 Numbers = dict[str, Array]  # "weights" float[E] and "lr" float[], as logarithms
 
 
@@ -230,10 +231,15 @@ def main() -> None:
     asked = [block for block in blocks(given.scale) if block.task in TASKS and block.world in ("devices", "lognormal")]
     rows = [row for block in asked for seed in range(SEEDS[given.scale]) for row in searched(block, seed, given)]
     shown = [row._asdict() | {"values": " ".join("-" if v is None else f"{v:g}" for v in row.values)} for row in rows]
-    study.publish(shown, given, "bound")
-    study.publish(family_rows(rows), given, "families", validation=3, lr=3, **{"least weight": 4, "most": 3})
+    study.publish(shown, given, "bound", [])
+    decimals = {"validation": 3, "lr": 3, "least weight": 4, "most": 3}
+    study.publish(family_rows(rows), given, "families", decimals=decimals)
     if given.scale != "smoke":
-        study.publish(distances(rows, kept.read(COMMITTED, "small").runs), given, "distances")
+        runs = kept.read(COMMITTED, "small").runs
+        order = [row["method"] for row in summary.rank_rows(kept.Results(runs, [], []))[0]]
+        places = {method: place for place, method in enumerate(order)}
+        behind = sorted(distances(rows, runs), key=lambda row: places.get(row["method"], len(order)))
+        study.publish(behind, given, "distances", [row for row in behind if row["method"] in (*order[:MOST], *ALSO)])
 
 
 if __name__ == "__main__":

@@ -83,11 +83,11 @@ NUMBERS = {
 MOST_BUFFER = 4.0  # binary logarithm
 FIRST_SEED = 2000  # of the generations; those of the test are 0, 1, ...
 LEARNED, TUNED_LEARNED, BEST = "learned, frozen", "learned, rates tuned", "best tuned"
-METHODS = {
-    "asgd": ("asgd:server_lr={:g}", "every"),
-    "orthofl_released": ("orthofl_released:mixing={:g}", "every"),
-    "fedbuff": ("fedbuff:server_lr={:g}@buffer:size=5", "buffer"),
-    "ca2fl": ("ca2fl:server_lr={:g}@buffer:size=5", "buffer"),
+METHODS = {  # spec, range of rates, exponent of the staleness weights
+    "asgd": ("asgd:server_lr={:g}", "every", 0.0),
+    "orthofl_released": ("orthofl_released:mixing={:g}", "every", 0.0),
+    "fedbuff": ("fedbuff:server_lr={:g}@buffer:size=5", "buffer", 0.5),
+    "ca2fl": ("ca2fl:server_lr={:g}@buffer:size=5", "buffer", 0.0),
 }
 
 
@@ -197,10 +197,15 @@ def asked(numbers: Sequence[float], given: argparse.Namespace) -> list[study.Tun
     for world, task in UNSEEN[given.scale]:
         block, seeds, count = Block(world, task, given.scale), SEEDS[given.scale], COUNTS[given.scale]
         local = (("local", float(np.exp(numbers[-1]))),)
-        found.append(Frozen(LEARNED, spec_of(numbers), "buffer", block, given.out, 1, seeds, local))
+        frozen = spec_of(numbers)
+        found.append(Frozen(LEARNED, frozen, "buffer", block, given.out, 1, seeds, local))
+        per_step = block.settings()["clients"] / int(frozen.rpartition("=")[2])
+        weight = (1 + per_step / np.exp(numbers[2])) ** max(numbers[1], 0.0)  # as in the ablation
         spec = spec_of(numbers, "{:g}")
-        found.append(study.Tuned(TUNED_LEARNED, spec, "buffer", block, given.out, count, seeds))
-        found += [study.Tuned(name, *one, block, given.out, count, seeds) for name, one in methods.items()]
+        found.append(study.Tuned(TUNED_LEARNED, spec, "buffer", block, given.out, count, seeds, factor=float(weight)))
+        for name, (spec, kind, exponent) in methods.items():
+            factor = (1 + block.settings()["clients"] / 5) ** exponent
+            found.append(study.Tuned(name, spec, kind, block, given.out, count, seeds, factor=factor))
     return found
 
 
@@ -219,7 +224,10 @@ def main() -> None:
     """Learn, test, write the tables."""
     given = study.parsed(study.with_processes(study.options(__doc__, "learned")))
     state = searched(given)
-    study.publish(search_rows(state), given, "search", rate=3, exponent=3)
+    study.publish(search_rows(state), given, "search", decimals={"rate": 3, "exponent": 3})
+    about = {"numbers": state["mean"], "points": COUNTS[given.scale], "seeds": SEEDS[given.scale], "methods": METHODS}
+    blocks = {f"{world}-{task}": Block(world, task, given.scale).settings() for world, task in UNSEEN[given.scale]}
+    parts.begin(given.out, about | blocks)
     found = parts.train_all(asked(state["mean"], given), given.processes, quiet=given.quiet)
     study.publish_runs(found, given, "unseen")
     runs = with_best(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +61,8 @@ def with_processes(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def points(spec: str, kind: str, lr: float, count: int) -> list[spaces.Point]:
-    """``count`` points of a Halton sequence: the server's rate in ``RATES[kind]``, and the local rate.
+def points(spec: str, kind: str, lr: float, count: int, factor: float = 1.0) -> list[spaces.Point]:
+    """``count`` points of a Halton sequence: the server's rate in ``factor`` times ``RATES[kind]``, and the local rate.
 
     ``spec``: a method with a place for the rate.
 
@@ -71,7 +72,7 @@ def points(spec: str, kind: str, lr: float, count: int) -> list[spaces.Point]:
     found = []
     for number in range(1, count + 1):
         shares = (spaces.radical_inverse(number, prime) for prime in spaces.PRIMES)
-        rate = spaces.Knob("rate", 1.0, RATES[kind]).value(next(shares))
+        rate = spaces.Knob("rate", factor, RATES[kind]).value(next(shares))
         found.append(spaces.Point(spec.format(rate), spaces.Knob("lr", lr, spaces.LOCAL_RATE).value(next(shares))))
     return found
 
@@ -87,6 +88,7 @@ class Tuned(NamedTuple):
     count: int  # tuning runs
     seeds: int
     changes: tuple[tuple[str, Any], ...] = ()  # further settings
+    factor: float = 1.0  # of the range of rates
 
     @property
     def place(self) -> Path:
@@ -101,7 +103,7 @@ class Tuned(NamedTuple):
     def results(self) -> kept.Results:
         """Train it; ``ValueError`` if the settings are refused."""
         base = self.block.settings() | dict(self.changes)
-        tried = points(self.spec, self.kind, base["lr"], self.count)
+        tried = points(self.spec, self.kind, base["lr"], self.count, self.factor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", notices.RunWarning)  # points of a search may end badly
             found = training.tuned(self.method, self.block, base, tried, self.seeds)
@@ -109,18 +111,22 @@ class Tuned(NamedTuple):
         return found
 
 
-def publish(rows: Rows, given: argparse.Namespace, name: str, **decimals: int) -> None:
+def publish(
+    rows: Rows, given: argparse.Namespace, name: str, shown: Rows | None = None, decimals: Mapping[str, int] = {}
+) -> None:
     """Print a table and write it as ``OUT/NAME.csv``, with scale, hardware and version of JAX, and ``OUT/NAME.md``.
 
-    With ``--keep`` it also becomes ``results/SCALE_NAME.csv``, and at the scale of the page its table of that name.
+    With ``--keep`` it also becomes ``results/SCALE_NAME.csv``, and at the scale of the page its table of that name
+    there. ``shown``: the rows of the page, by default all; if there are none, the page has no such table.
     """
+    shown = rows if shown is None else shown
     about = {"scale": given.scale, "hardware": common.hardware(), "jax": jax.__version__}
     for path in [given.out / f"{name}.csv", *([RESULTS / f"{given.scale}_{name}.csv"] if given.keep else [])]:
         path.parent.mkdir(parents=True, exist_ok=True)
         tables.write([row | about for row in rows], path)
     print(tables.write(rows, given.out / f"{name}.md", decimals=decimals).read_text(encoding="utf-8"))
-    if given.keep and given.scale == "small":
-        disk.write(PAGE, page.put(PAGE.read_text(encoding="utf-8"), name, rows, decimals).encode())
+    if given.keep and given.scale == "small" and shown:
+        disk.write(PAGE, page.put(PAGE.read_text(encoding="utf-8"), name, shown, decimals).encode())
 
 
 def publish_runs(found: kept.Results, given: argparse.Namespace, name: str) -> None:

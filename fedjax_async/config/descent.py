@@ -83,7 +83,7 @@ def tune(
     not exceed 1, so that it stays in range.
 
     Args:
-      settings: need a validation part (``validation_fraction``); the test set is never used.
+      settings: need a validation part (``validation_fraction``, unless the data have one); the test set is never used.
       steps: number of descent steps. Each costs four to five runs of ``trajectory`` per seed, besides one compilation
         per seed.
       rate: learning rate of Adam on the logarithms and logits [0.1].
@@ -106,10 +106,7 @@ def tune(
     require_settings(settings, objects)
     settings = with_objects(settings, **objects)
     kinds = _kinds(names)
-    held_out = settings.validation_fraction
-    check.require(
-        held_out is not None, "validation_fraction", held_out, "given: tuning needs examples that are held out"
-    )
+    _require_validation(settings)
     check.whole("steps", steps)
     check.whole("last", last)
     check.optional(check.whole, "staleness_values", staleness_values)
@@ -231,6 +228,15 @@ def _refuses_more(settings: Settings, path: str) -> bool:
 
 def _objective(run: Any, with_numbers: Callable[[Any], dict[str, Any]], last: int) -> Callable[[Any], Array]:
     return lambda free: jnp.mean(run.function(with_numbers(free), run.params)["validation_loss"][-last:])
+
+
+def _require_validation(settings: Settings) -> None:
+    """``ValueError`` if clients hold no examples out."""
+    held_out = (
+        settings.validation_fraction is not None or resolve(settings).components.data.validation_order is not None
+    )
+    allowed = "given: tuning needs examples that are held out"
+    check.require(held_out, "validation_fraction", settings.validation_fraction, allowed)
 
 
 def _require_gradient(settings: Settings) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from fedjax_async import Method, Settings, server, simulate
 from fedjax_async.config import PerStaleness, descent, tune
+from fedjax_async.config.problem import data_of
+from fedjax_async.config.resolving import resolved
 
 SETTINGS = Settings(
     method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=3, updates=8, steps=2, validation_fraction=0.1,
@@ -26,6 +28,13 @@ def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found():
     assert tuned.settings.lr == pytest.approx(tuned.values["lr"][-1])
     run = simulate(tuned.settings)
     assert run.evaluations["validation_loss"][-1] == pytest.approx(tuned.losses[-1], rel=1e-4)
+
+
+def test_data_with_validation_parts_need_no_fraction():
+    data = data_of(resolved(SETTINGS))
+    given = Settings(method=SETTINGS.method, model="logistic", updates=8, steps=2, lr=0.01)
+    tuned = tune(given, ["lr"], steps=1, rate=0.5, data=data)
+    np.testing.assert_array_equal(tuned.losses, tune(SETTINGS, ["lr"], steps=1, rate=0.5).losses)
 
 
 @pytest.mark.slow
