@@ -190,11 +190,11 @@ def test_a_candidate_is_a_method_with_its_numbers(files):
 
 
 def test_the_search_finds_a_valley_and_continues_where_it_stopped(files, tmp_path, monkeypatch):
-    """Losses in two blocks of other units: the search sees ranks alone."""
+    """Losses in two blocks of other units: a factor is a constant of the logarithm."""
 
     def losses(block, candidates, seed):
         distance = np.sum((candidates[:, :2] - [-2.0, 1.0]) ** 2, axis=1)
-        return list(1000 * distance if block.task == "digits" else distance)
+        return list((1e-3 if block.task == "digits" else 1e-2) * (1 + distance))
 
     monkeypatch.setattr(files.learned, "losses", losses)
     monkeypatch.setitem(files.learned.GENERATIONS, "small", (12, 16))
