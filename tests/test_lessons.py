@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from fedjax_async import server, simulate
 from fedjax_async.results.significance import interval
+from fedjax_async.server import METHODS
 from fedjax_async.types import Arrival
 from tests.experiment import EXPERIMENTS, module
 
@@ -170,7 +172,9 @@ def test_distances_are_positive_for_methods_that_are_behind(files):
 
 def test_the_rule_with_knee_one_is_fedbuffs(files):
     params = {"w": jnp.ones(3)}
-    arrival = Arrival(upload={"w": jnp.arange(3.0)}, start=params, staleness=jnp.int32(8), weight=jnp.float32(1))
+    one = {"client": jnp.int32(0), "time": jnp.float32(1), "closes": jnp.bool_(True)}
+    upload, age = {"w": jnp.arange(3.0)}, jnp.int32(8)
+    arrival = Arrival(upload=upload, start=params, staleness=age, weight=jnp.float32(1), **one)
 
     def after(rule):
         state, memory = rule.init(params)
@@ -200,7 +204,7 @@ def test_the_search_finds_a_valley_and_continues_where_it_stopped(files, tmp_pat
     monkeypatch.setitem(files.learned.GENERATIONS, "small", (12, 16))
     given = argparse.Namespace(scale="small", out=tmp_path / "whole", quiet=True)
     whole = files.learned.searched(given)
-    assert whole["mean"][0] == pytest.approx(-2, abs=0.2) and whole["mean"][1] == pytest.approx(1, abs=0.2)
+    assert whole["mean"][0] == pytest.approx(-2, abs=0.2) and whole["mean"][1] == pytest.approx(1, abs=0.3)
     assert len(files.learned.search_rows(whole)) == 13
 
     given.out = tmp_path / "stopped"
@@ -222,10 +226,143 @@ def test_training_and_test_share_no_world_no_task_and_no_seed(files):
 
 def test_the_best_tuned_method_is_that_of_validation_examples(files):
     kept = files.kept
-    runs = [kept_run(files, name, 0, end) for name, end in (("asgd", 0.9), ("ace", 0.5), ("learned, frozen", 0.7))]
+    runs = [kept_run(files, name, 0, end) for name, end in (("asgd", 0.9), ("fedbuff", 0.5), ("learned, frozen", 0.7))]
     tried = [kept.Tried("devices", "mlp", "asgd", "asgd", 0.1, 0.6, "yes"),
-             kept.Tried("devices", "mlp", "ace", "ace", 0.1, 0.95, ""),
-             kept.Tried("devices", "mlp", "ace", "ace", 0.1, 0.8, "yes"),
+             kept.Tried("devices", "mlp", "fedbuff", "fedbuff", 0.1, 0.95, ""),
+             kept.Tried("devices", "mlp", "fedbuff", "fedbuff", 0.1, 0.8, "yes"),
              kept.Tried("devices", "mlp", "learned, frozen", "x", 0.1, 0.99, "yes")]  # fmt: skip
     best = files.learned.with_best(kept.Results(runs, tried, []))[-1]
     assert best.method == files.learned.BEST and best.scores[-1] == 0.5
+
+
+# --- what the page says ------------------------------------------------------------------------------
+
+
+def rows_of(name):
+    with (RESULTS / f"small_{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def mean(cell):
+    return float(cell.partition(" ± ")[0])
+
+
+def p_of(row):
+    return float(row["p (Holm)"].lstrip("<"))
+
+
+BLOCKS = ("devices, logistic", "devices, mlp", "lognormal, logistic", "lognormal, mlp")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return {(row["without"], row["with"]): row for row in rows_of("pairs")}
+
+
+@pytest.fixture(scope="module")
+def part():
+    return {row["part"]: row for row in rows_of("ablation")}
+
+
+def test_the_tables_are_made_of_the_committed_runs(files):
+    found = files.kept.read(RESULTS, "small_ablation")
+    assert not found.refused and len(found.runs) == 4 * 5 * len(files.ablation.CONFIGURATIONS)
+    tried = {}
+    for row in found.tried:
+        tried[row[:3]] = tried.get(row[:3], 0) + 1
+    assert {*tried.values()} == {8}
+    for name, made in (
+        ("ablation", files.ablation.part_rows(found.runs)),
+        ("pairs", files.ablation.pair_rows(found.runs)),
+    ):
+        assert [{k: str(v) for k, v in row.items()} for row in made] == [
+            {k: v for k, v in row.items() if k not in ("scale", "hardware", "jax")} for row in rows_of(name)
+        ]
+    unseen = files.kept.read(RESULTS, "small_unseen")
+    runs = files.learned.with_best(unseen)
+    (row,) = files.effects.rows(runs, {"best tuned": [("best tuned", "learned, frozen")]}, "frozen against")
+    assert row["effect"] == rows_of("learned")[0]["effect"] and {run.seed for run in unseen.runs} == {*range(5)}
+
+
+def test_sentence_1_scaffold_is_the_part_that_matters(part, pair):
+    good = [name for name, row in part.items() if p_of(row) < 0.05 and mean(row["effect"]) > 0]
+    assert (
+        good == ["SCAFFOLD"] and part["SCAFFOLD"]["blocks better"] == "3" and mean(part["SCAFFOLD"]["effect"]) == 0.74
+    )
+    for base in ("arrivals", "buffer"):
+        row = pair[base, f"{base}, scaffold"]
+        assert p_of(row) < 0.05 and all(0.3 <= mean(row[block]) <= 0.65 for block in BLOCKS[::2])
+        assert 1.8 <= mean(row["lognormal, mlp"]) <= 2.6
+    ranks = [row["configuration"] for row in rows_of("configurations")]
+    assert {*ranks[:2]} == {"arrivals, scaffold", "buffer, scaffold"}
+    with (EXPERIMENTS / "comparison" / "results" / "small_ranks.csv").open(encoding="utf-8", newline="") as file:
+        order = [row["method"] for row in csv.DictReader(file)]
+    assert order.index("scaffold") > len(order) / 2
+
+
+def test_sentence_2_a_memory_that_corrects_and_one_that_replaces(pair):
+    for base in ("arrivals", "buffer"):
+        assert 0.4 <= mean(pair[base, f"{base}, memory"]["devices, logistic"]) <= 0.55
+    assert all(p_of(pair[base, f"{base}, memory"]) < 0.05 for base in ("buffer", "rounds"))
+    row = pair["arrivals", "arrivals, last deltas"]
+    assert mean(row["devices, logistic"]) > 0.5
+    assert (mean(row["lognormal, logistic"]), mean(row["lognormal, mlp"])) == (-0.41, -3.32)
+
+
+def test_sentence_3_staleness_weights_cost_something(part, pair):
+    assert mean(part["staleness weights"]["effect"]) == -0.31 and p_of(part["staleness weights"]) < 0.05
+    assert all(row["blocks better"] == "0" for row in pair.values() if row["part"] == "staleness weights")
+
+
+def test_sentence_4_parts_without_an_effect(part, pair):
+    for name in ("buffer of five", "delay correction", "Oort", "power of choice", "Adam at the server"):
+        assert p_of(part[name]) > 0.05
+    assert (
+        p_of(pair["buffer", "buffer, orthogonal"]) < 0.05 and mean(pair["buffer", "buffer, orthogonal"]["effect"]) < 0
+    )
+    assert all(round(mean(part["Oort"][block]), 1) in (1.4, 1.5) for block in BLOCKS[1::2])
+    assert (part["Oort"]["blocks better"], part["Oort"]["blocks worse"]) == ("1", "1")
+
+
+def test_sentence_5_rates_come_before_weights(files):
+    score = {(row["world"], row["task"], row["weights"]): float(row["score"]) for row in rows_of("families")}
+    ends = [score["devices", "mlp", name] for name in (files.bound.START, *files.bound.FAMILIES)]
+    np.testing.assert_allclose(np.diff(ends), [1.6, 2.2, 1.8], atol=0.05)
+    assert ends[-1] - ends[0] == pytest.approx(5.6, abs=0.05)
+    gains = [
+        score["lognormal", task, "by staleness"] - score["lognormal", task, files.bound.START]
+        for task in files.bound.TASKS
+    ]
+    np.testing.assert_allclose(gains, [-0.1, 0.5], atol=0.05)
+
+
+def test_the_descent_begins_at_the_runs_of_the_comparison(files):
+    committed = files.kept.read(files.bound.COMMITTED, "small").runs
+    finals = {(*run[:2], run.seed): files.summary.final(run.scores) for run in committed if run.method == "asgd"}
+    begun = [row for row in rows_of("bound") if row["weights"] == files.bound.START]
+    assert len(begun) == 12
+    for row in begun:
+        unit = 1 if row["task"] == "logistic" else 100
+        found = finals[row["world"], row["task"], int(row["seed"])] * unit
+        assert float(row["score"]) == pytest.approx(found, abs=0.1 if unit > 1 else 0.01)
+
+
+def test_sentence_6_rules_that_change_the_delta_are_ahead_of_weights():
+    behind = {row["method"]: row for row in rows_of("distances")}
+    released = behind["orthofl_released"]
+    assert [mean(released[f"{block}, by staleness"]) for block in BLOCKS[1::2]] == [-0.68, -2.01]
+    ahead = [name for name, row in behind.items() if mean(row["devices, logistic, by staleness"]) < 0]
+    assert ahead == ["ace"]
+
+
+def test_sentence_7_the_learned_rule_does_not_win():
+    best, _, asgd, *_ = rows_of("learned")
+    assert best["frozen against"] == "best tuned" and p_of(best) < 0.05 and best["blocks worse"] == "4"
+    places = [name for name in best if name.startswith(("devices", "sessions"))]
+    assert all(-12 < mean(best[place]) < -3 for place in places)
+    assert asgd["frozen against"] == "asgd" and p_of(asgd) < 0.05 and mean(asgd["effect"]) < 0
+    rows = {row["configuration"]: row for row in rows_of("unseen")}
+    for place in places:
+        own, other = (rows[name] for name in ("learned, rates tuned", "asgd"))
+        assert abs(float(own[place]) - float(other[place])) < float(other[f"{place} std"])
+    assert "learned" not in METHODS

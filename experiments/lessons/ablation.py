@@ -114,7 +114,8 @@ def pair_rows(runs: Sequence[kept.Kept]) -> list[dict[str, Any]]:
     single = {(part, *pair): [pair] for part, pairs in _present(runs).items() for pair in pairs}
     rows = effects.rows(runs, {" / ".join(names): pair for names, pair in single.items()}, "pair")
     return [
-        {"part": names[0], "without": names[1], "with": names[2]} | {k: v for k, v in row.items() if k != "pair"}
+        {"part": names[0], "without": names[1], "with": names[2]}
+        | {k: v for k, v in row.items() if k not in ("pair", "pairs")}
         for names, row in zip(single, rows, strict=True)
     ]
 
