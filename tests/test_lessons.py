@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from fedjax_async import server, simulate
 from fedjax_async.results.significance import interval
@@ -312,6 +313,12 @@ def test_sentence_2_a_memory_that_corrects_and_one_that_replaces(pair):
 def test_sentence_3_staleness_weights_cost_something(part, pair):
     assert mean(part["staleness weights"]["effect"]) == -0.31 and p_of(part["staleness weights"]) < 0.05
     assert all(row["blocks better"] == "0" for row in pair.values() if row["part"] == "staleness weights")
+    found = []
+    for row in rows_of("bound"):
+        if row["world"] == "devices" and row["weights"] == "by staleness":
+            table = [(k, float(value)) for k, value in enumerate(row["values"].split()) if value != "-"]
+            found.append(float(spearmanr(*zip(*table, strict=True))[0]))
+    assert len(found) == 6 and [round(end, 2) for end in (min(found), max(found))] == [0.06, 0.75]
 
 
 def test_sentence_4_parts_without_an_effect(part, pair):
