@@ -37,7 +37,7 @@ import known_runs
 PAGE = HERE / "README.md"
 BEGIN, END = "<!-- written by plan.py --write -->", "<!-- end of what plan.py writes -->"
 TITLES = {"orthofl": "OrthoFL", "asynfl": "AsynFLC", "asynccurve": "AsyncCurve", "pushcen": "PushCen-ADFL"}
-TITLES |= {"comparison": "Comparison", "lessons": "Lessons"}
+TITLES |= {"comparison": "Comparison"}
 
 
 class Counted(NamedTuple):

@@ -107,6 +107,18 @@ def test_an_effect_is_the_mean_over_its_pairs_and_holm_counts_all_effects(files)
     assert [row["p (Holm)"] for row in rows] == ["0.1250", "0.1250"], "2 / 2^5, twice"
 
 
+def test_options_depend_on_the_scale_and_wrong_ones_are_refused(files, monkeypatch, capsys):
+    def parsed(*options):
+        monkeypatch.setattr(sys, "argv", ["ablation", *options])
+        return files.study.parsed(files.study.with_processes(files.study.options("", "ablation")))
+
+    assert parsed("--scale", "smoke").processes == 0 and parsed().processes == files.parts.usual_processes()
+    assert parsed("--processes", "3").processes == 3 and str(parsed().out) == "runs/lessons/ablation-small"
+    with pytest.raises(SystemExit):
+        parsed("--processes", "-1")
+    assert "must be a whole number >= 0, not -1" in capsys.readouterr().err
+
+
 # --- gradients through a run -------------------------------------------------------------------------
 
 SETTING = {

@@ -48,16 +48,20 @@ def options(about: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the options; the default of ``--out`` depends on the scale."""
+    """Parse the options; the defaults of ``--out`` and ``--processes`` depend on the scale."""
     given = parser.parse_args()
     given.out = given.out or Path("runs/lessons") / f"{given.name}-{given.scale}"
+    if getattr(given, "processes", 0) is None:
+        given.processes = 0 if given.scale == "smoke" else parts.usual_processes()
+    if getattr(given, "processes", 0) < 0:
+        parser.error(f"argument --processes: must be a whole number >= 0, not {given.processes}")
     return given
 
 
 def with_processes(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The parser with ``--processes``."""
-    usual = parts.usual_processes()
-    parser.add_argument("--processes", type=int, default=usual, metavar="N", help="at a time [one per core]")
+    about = "at a time [one per core; smoke: none beside this one]"
+    parser.add_argument("--processes", type=int, default=None, metavar="N", help=about)
     return parser
 
 
