@@ -375,7 +375,7 @@ def test_sentence_6_rules_that_change_the_delta_are_ahead_of_weights():
 
 
 def test_sentence_7_the_learned_rule_does_not_win():
-    best, _, asgd, *_ = rows_of("learned")
+    best, tuned, asgd, *_ = rows_of("learned")
     assert best["frozen against"] == "best tuned" and p_of(best) < 0.05 and best["blocks worse"] == "4"
     places = [name for name in best if name.startswith(("devices", "sessions"))]
     assert all(-12 < mean(best[place]) < -3 for place in places)
@@ -384,4 +384,5 @@ def test_sentence_7_the_learned_rule_does_not_win():
     for place in places:
         own, other = (rows[name] for name in ("learned, rates tuned", "asgd"))
         assert abs(float(own[place]) - float(other[place])) < float(other[f"{place} std"])
+    assert tuned["frozen against"] == "learned, rates tuned" and mean(tuned["devices, motion"]) == -9.87
     assert "learned" not in METHODS
