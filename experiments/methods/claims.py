@@ -1,9 +1,9 @@
 """The simplest claim of the papers of newer asynchronous methods, each in one small world.
 
-    python experiments/methods/claims.py --scale laptop     # about twenty minutes of processor time
+    python experiments/methods/claims.py --scale laptop     # ten to twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
-speeds, clients that are absent. A method's rate is the best of a small grid by validation accuracy, the mean over the
+speeds, clients that are absent, nodes on a ring. A method's rate is the best of a small grid by validation accuracy, the mean over the
 seeds; test examples choose nothing. All methods of a world have the same virtual time. ``paper`` has a larger model and
 more seeds; it is not from a paper.
 
@@ -26,6 +26,7 @@ from fedjax_async import register
 from fedjax_async.clock import DelayModel, Delays, bind_delays
 from fedjax_async.results import tables
 from fedjax_async.results.metrics import final_value
+from fedjax_async.types import Run
 
 RATES = (0.3, 0.1, 0.03)
 _COMMON: dict[str, Any] = {
@@ -54,7 +55,12 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
     ),
     "unequal speeds": (
         {"delay": "lognormal:mean=60,heterogeneity=1.5", "time": 600.0, "eval_time": 10.0},
-        ASGD | {"Ringmaster, R = 5": ("ringmaster:server_lr={}@fresh:threshold=5", RATES)},
+        ASGD
+        | {
+            "Ringmaster, R = 5": ("ringmaster:server_lr={}@fresh:threshold=5", RATES),
+            "FedBuff, K = 10": ("fedbuff:server_lr={}@buffer:size=10", (1, 0.3)),
+            "Port, K = 10, S = 3": ("port:server_lr={},bound=3@hurry:size=10,bound=3", (1, 0.3)),
+        },
     ),
     "unequal labels and speeds": (
         _UNEQUAL | {"time": 1500.0, "eval_time": 30.0},
@@ -88,6 +94,19 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "MIFA, first round waits": ("mifa:server_lr={},wait=true@cohort:size=20", (1, 0.3)),
         },
     ),
+    "nodes on a ring": (
+        {
+            **{"partition": "dirichlet:alpha=0.3,min_size=10", "delay": "lognormal:mean=60", "topology": "ring"},
+            **{"time": 6000.0, "eval_time": 120.0},
+        },
+        {
+            "D-PSGD": ("dpsgd", ("",)),
+            "CHOCO, top 10 %": ("choco", ("",)),
+            "SPARQ, top 10 %, trigger 1": ("choco:trigger=1", ("",)),
+            "SPARQ, top 10 %, trigger 2": ("choco:trigger=2", ("",)),
+            "SPARQ, top 10 %, trigger 4": ("choco:trigger=4", ("",)),
+        },
+    ),
 }
 SMOKE = {"model": "logistic", "time": 240.0, "eval_time": 120.0, "eval_examples": 100}
 SETTINGS = {"smoke": _COMMON | SMOKE, "laptop": _COMMON, "paper": _COMMON | {"model": "lenet5"}}
@@ -107,6 +126,12 @@ def one_slow(*, mean: float = 60.0, times: float = 50.0) -> DelayModel:
         return Delays(num_clients, durations)
 
     return model
+
+
+def last_bytes(run: Run) -> float:
+    """Megabytes that were sent in both directions; between nodes each message once."""
+    up, down = (float(run.evaluations[name][-1]) for name in ("bytes_up", "bytes_down"))
+    return (up + down if run.has_server else up) / 1e6
 
 
 def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
@@ -133,6 +158,7 @@ def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
             "accuracy (%)": tables.spread([100 * final_value(run, "accuracy") for run in runs]),
             "accuracy at half time (%)": tables.spread([100 * float(one[len(one) // 2]) for one in every]),
             "swing (points)": float(np.mean([100 * np.std(one[-max(len(one) // 3, 2) :]) for one in every])),
+            "sent (MB)": float(np.mean([last_bytes(run) for run in runs])),
             "updates": float(np.mean([run.counters["updates"] for run in runs])),
             "server steps": float(np.mean([run.counters["server_steps"] for run in runs])),
         })  # fmt: skip
