@@ -3,9 +3,9 @@
     python experiments/methods/claims.py --scale laptop     # ten to twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
-speeds, clients that are absent, nodes on a ring. A method's rate is the best of a small grid by validation accuracy, the mean over the
-seeds; test examples choose nothing. All methods of a world have the same virtual time. ``paper`` has a larger model and
-more seeds; it is not from a paper.
+speeds, clients that are absent, nodes on a ring. A method's rate is the best of a small grid by validation accuracy,
+the mean over the seeds; test examples choose nothing. All methods of a world have the same virtual time. ``paper`` has
+a larger model and more seeds; it is not from a paper.
 
 Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the same command continues from there.
 """
