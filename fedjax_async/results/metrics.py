@@ -286,12 +286,6 @@ def relative_time(
     return Relative(goals, time, {name: amount / below for name, amount in time.items()})
 
 
-def staleness_of(run: Run) -> np.ndarray:
-    """The staleness of each update that was applied; uploads of a server step that the run's end left open were not."""
-    staleness, used = np.asarray(run.updates["staleness"]), run.updates.get("used")
-    return staleness if used is None else staleness[np.asarray(used, np.bool_)]
-
-
 # --- over seeds ---------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import metrics
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import require_run
@@ -33,6 +32,7 @@ from fedjax_async.results.timeline import (
     rows_of,
     shares,
     staleness_colours,
+    staleness_of,
     window,
 )
 from fedjax_async.types import Run, Schedule
@@ -48,7 +48,7 @@ NEVER = np.zeros((0, 2))  # no interval
 def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
     """The share of the updates applied at each staleness (server steps), with mean and maximum."""
     require_run(run)
-    staleness = metrics.staleness_of(run)
+    staleness = staleness_of(run)
     check.require(staleness.size > 0, "run.updates", {}, "a table with at least one arrival that was applied")
     return histogram_of(staleness, "staleness (server steps)", "share of updates (%)", drawing)
 

@@ -19,6 +19,7 @@ from fedjax_async.results.measured import shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING, Cell
+from fedjax_async.results.timeline import staleness_of
 from fedjax_async.types import Run
 
 # Counters of the execution, not of the result: they may differ between a single run and the same run in a sweep.
@@ -53,7 +54,7 @@ class SweptRun(NamedTuple):
 
 def swept_run(point: GridPoint, run: Run, target: float | None = None) -> SweptRun:
     """The numbers in the table row of a run; time, updates and bytes to ``target`` are NaN if it was never reached."""
-    staleness = metrics.staleness_of(run)
+    staleness = staleness_of(run)
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
     numbers: dict[str, Any] = {
         "mean_accuracy": metrics.area(run),

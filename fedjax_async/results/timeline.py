@@ -15,7 +15,7 @@ from fedjax_async.peers import Delivery, PeerSchedule
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import FAINT, PALETTE
-from fedjax_async.types import Schedule
+from fedjax_async.types import Run, Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -276,3 +276,9 @@ def staleness_colours(
     scale.set_label(f"staleness ({unit})", fontsize=9, color=canvas.INK)
     canvas.mark(axes, scale, name="staleness")
     return colours
+
+
+def staleness_of(run: Run) -> np.ndarray:
+    """The staleness of each update that was applied; uploads of a server step that the run's end left open were not."""
+    staleness, used = np.asarray(run.updates["staleness"]), run.updates.get("used")
+    return staleness if used is None else staleness[np.asarray(used, np.bool_)]

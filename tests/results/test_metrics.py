@@ -19,7 +19,8 @@ from fedjax_async.results import (
     to_target,
 )
 from fedjax_async.results.compared import baseline_of
-from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, staleness_of, target_accuracy, window
+from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, target_accuracy, window
+from fedjax_async.results.timeline import staleness_of
 from tests.results.made_up import make_run
 
 
