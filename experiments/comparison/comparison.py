@@ -1,6 +1,6 @@
 """All methods with a server in the same worlds and tasks, tuned with equal budgets.
 
-    python experiments/comparison/comparison.py --scale small                 # half an hour to an hour of two cores
+    python experiments/comparison/comparison.py --scale small                 # 15 minutes to an hour of two cores
     python experiments/comparison/comparison.py --scale small --add mine.py   # the row of your own method, minutes
     python experiments/comparison/comparison.py --scale small --new --keep    # methods that the package has since
     python experiments/comparison/comparison.py --scale full                  # on a GPU
