@@ -37,16 +37,6 @@ class Asked(NamedTuple):
     folder: Path
     plugin: str = ""  # the file that registers the method, if it is not of the package
 
-    @property
-    def place(self) -> Path:
-        """The folder of its files."""
-        return self.folder / "parts" / self.block.name
-
-    @property
-    def finished(self) -> bool:
-        """Whether its results are there; the file that is written last counts."""
-        return (self.place / f"{self.method}_refused.csv").is_file()
-
     def results(self) -> kept.Results:
         """Train it."""
         search = added(self.plugin)[self.method] if self.plugin else None
@@ -58,17 +48,20 @@ class Part(Protocol):
 
     method: str
     block: Block
-
-    @property
-    def place(self) -> Path:
-        """The folder of its files."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether its results are there."""
+    folder: Path  # of all results
 
     def results(self) -> kept.Results:
         """Train it."""
+
+
+def place_of(part: Part) -> Path:
+    """The folder of a part's files."""
+    return part.folder / "parts" / part.block.name
+
+
+def is_finished(part: Part) -> bool:
+    """Whether the results of a part are there; the file that is written last counts."""
+    return (place_of(part) / f"{part.method}_refused.csv").is_file()
 
 
 def added(plugin: str) -> dict[str, Mapping[str, spaces.Range]]:
@@ -121,7 +114,7 @@ def usual_processes() -> int:
 
 def train(asked: Part) -> Part:
     """Train one part and write its results."""
-    kept.write(asked.place, asked.method, asked.results())
+    kept.write(place_of(asked), asked.method, asked.results())
     return asked
 
 
@@ -130,13 +123,13 @@ def train_all(all_asked: Sequence[Part], processes: int, *, quiet: bool = False)
 
     ``processes``: how many train at a time; 0: this process does, one part after the other.
     """
-    left = [asked for asked in all_asked if not asked.finished]
+    left = [asked for asked in all_asked if not is_finished(asked)]
     if left:
         print(f"{len(all_asked) - len(left)} of {len(all_asked)} parts are finished", file=sys.stderr, flush=True)
     for number, asked in enumerate(_trained(left, processes), 1):
         if not quiet:
             print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}", file=sys.stderr, flush=True)
-    return kept.joined([kept.read(asked.place, asked.method) for asked in all_asked])
+    return kept.joined([kept.read(place_of(asked), asked.method) for asked in all_asked])
 
 
 def _trained(left: Sequence[Part], processes: int) -> Iterator[Part]:

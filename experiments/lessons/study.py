@@ -94,16 +94,6 @@ class Tuned(NamedTuple):
     changes: tuple[tuple[str, Any], ...] = ()  # further settings
     factor: float = 1.0  # of the range of rates
 
-    @property
-    def place(self) -> Path:
-        """The folder of its files."""
-        return self.folder / "parts" / self.block.name
-
-    @property
-    def finished(self) -> bool:
-        """Whether its results are there; the file that is written last counts."""
-        return (self.place / f"{self.method}_refused.csv").is_file()
-
     def results(self) -> kept.Results:
         """Train it; ``ValueError`` if the settings are refused."""
         base = self.block.settings() | dict(self.changes)

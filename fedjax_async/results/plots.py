@@ -127,10 +127,7 @@ def gantt(
     row_of = {client: row for row, client in enumerate(rows)}
     y = np.array([row_of[int(client)] for client in schedule.client[shown]], np.float64)
     drawn = Jobs(*(column[shown] for column in jobs))
-    finish = np.where(np.isfinite(jobs.end), jobs.end, end)
-    columns = [schedule.client, schedule.number, schedule.version, schedule.local_steps]
-    columns += [jobs.begin, finish, jobs.applied, jobs.staleness]
-    about = np.stack([column[shown] for column in columns], axis=1).astype(np.float32)
+    about = _told_of(schedule, jobs, end)[shown]
     who = None if known.names is None else np.array(labels(known.names, schedule.client[shown]), object)
     absences = [NEVER if known.offline is None else known.offline(client, until) for client in rows]
     absences = [gone[gone[:, 1] > since] for gone in absences]
@@ -139,8 +136,7 @@ def gantt(
     failed = _draw_failures(axes, drawn, y, until)
     if scores is not None:
         _write_scores(axes, drawn.begin / canvas.axis("time", until)[0], y, np.asarray(scores)[shown])
-    of_rows = [schedule.client == client for client in rows]
-    busy = [(jobs.begin[its], jobs.waited[its]) for its in of_rows]
+    busy = [(jobs.begin[its], jobs.waited[its]) for its in (schedule.client == client for client in rows)]
     gaps = [idle_time(*its, until, gone) for its, gone in zip(busy, absences, strict=True)]
     idle = _draw_idle(axes, [each[each[:, 1] > since] for each in gaps], until)
     steps = _draw_steps(axes, schedule, since, until)
@@ -150,8 +146,7 @@ def gantt(
         "marks above: server steps": steps,
         "cross: upload will never come": failed,
     }
-    between = "\n" if drawing.width == "column" else "; "  # one line would be wider than a column
-    marked = between.join(filter(marks.get, marks))
+    marked = ("\n" if drawing.width == "column" else "; ").join(filter(marks.get, marks))  # a column is narrow
     first, last = left_out(rows, schedule.num_clients, "client", since, asked, end), known.unknown
     canvas.note(axes, first, last)
     above = "\n".join(filter(None, [first, marked, last]))
@@ -159,6 +154,13 @@ def gantt(
     label_rows(axes, rows, known.names, since, until, "client")
     _name_colours(figure, drawn, until, drawing, away=away)
     return canvas.finish(figure, drawing)
+
+
+def _told_of(schedule: Schedule, jobs: Jobs, end: float) -> np.ndarray:
+    """Of each bar: client, job, version, steps, begin, end, application, staleness; float32[J, 8]."""
+    finish = np.where(np.isfinite(jobs.end), jobs.end, end)
+    plan = [schedule.client, schedule.number, schedule.version, schedule.local_steps]
+    return np.stack([*plan, jobs.begin, finish, jobs.applied, jobs.staleness], axis=1).astype(np.float32)
 
 
 class _Known(NamedTuple):
