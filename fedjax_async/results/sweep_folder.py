@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_async.base import check, disk, identity
 from fedjax_async.config.earlier import Earlier
 from fedjax_async.config.grid import GridPoint, swept
+from fedjax_async.config.own import Named
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
@@ -22,6 +23,7 @@ from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
+NAMELESS = "fedjax_async.config.own.Named"  # a value that is an object, as earlier versions wrote it
 ROLES = "roles.json"  # not in the definition, because roles change how results are read, not the runs
 
 
@@ -33,13 +35,24 @@ def run_folder(folder: Path, point: GridPoint) -> Path:
 def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None) -> bytes:
     """The content of ``sweep.json``: name, swept values (in order) and settings of each run; the probes, if any."""
     runs = [
-        {"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)}
+        {"name": p.name, "values": _named_values(p), "settings": as_dict(p.settings)}
         | ({"labelled": list(p.labelled)} if p.labelled else {})
         for p in points
     ]
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
     about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
+
+
+def _named_values(point: GridPoint) -> list[tuple[str, Any]]:
+    """The swept values in order, objects by their names."""
+    return [(path, str(value) if isinstance(value, Named) else value) for path, value in point.values.items()]
+
+
+def _values_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The swept values of a run in ``sweep.json``. Earlier versions did not keep the names of objects there."""
+    settings = run["settings"]
+    return {path: settings.get(path, value) if value == NAMELESS else value for path, value in run["values"]}
 
 
 def is_defined(folder: Path, points: Sequence[GridPoint], probes: Mapping[str, object] | None = None) -> bool:
@@ -55,7 +68,7 @@ def read_definition(folder: str | Path) -> list[GridPoint]:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
         return [
-            GridPoint(run["name"], dict(run["values"]), from_dict(run["settings"]), tuple(run.get("labelled", ())))
+            GridPoint(run["name"], _values_of(run), from_dict(run["settings"]), tuple(run.get("labelled", ())))
             for run in content["runs"]
         ]
     except FileNotFoundError:
@@ -109,7 +122,7 @@ def _differing(folder: Path, wanted: bytes) -> str:
     try:
         sweeps = [json.loads(text) for text in (content, wanted)]
         saved, new = ({run["name"]: run["settings"] for run in sweep["runs"]} for sweep in sweeps)
-        values = [[run["values"] for run in sweep["runs"]] for sweep in sweeps]
+        values = [[[*_values_of(run).items()] for run in sweep["runs"]] for sweep in sweeps]
     except (ValueError, KeyError, TypeError):
         return f"{DEFINITION} that is damaged"
     both = [name for name in new if name in saved]

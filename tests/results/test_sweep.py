@@ -8,12 +8,14 @@ import re
 import numpy as np
 import pytest
 
-from fedjax_async.config import Settings
+from fedjax_async.config import Method, Settings, named
 from fedjax_async.config.grid import expand
+from fedjax_async.config.own import Named
 from fedjax_async.results import load, sweep_folder
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweep_table import setting_rows, swept_runs
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
+from fedjax_async.server import asgd
 from tests.results import sweep_engine
 from tests.results.folders import contents, ends_the_same
 
@@ -172,3 +174,19 @@ def test_the_table_of_a_sweep_shows_its_energy(engine):
             for run in found.runs]  # fmt: skip
     rows = setting_rows(swept_runs(found._replace(kept=tuple(made))))
     assert {"energy (kJ)", "carbon (g CO2e)"} <= set(rows[0])
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "in_a_folder_of_an_earlier_version"])
+def test_objects_of_the_users_own_keep_their_names_in_the_folder(tmp_path, earlier):
+    """So that the tables of the folder do not take the runs of two methods for seeds of one."""
+    pair = {name: named(name, Method(asgd(server_lr=rate))) for name, rate in (("fair", 0.1), ("mine", 0.2))}
+    points = expand(BASE, {"method": [*pair.values()]}, seeds=2)
+    sweep_folder.begin(tmp_path, points)
+    if earlier:
+        path = tmp_path / sweep_folder.DEFINITION
+        text = re.sub(r'("method",\s+)"\w+"', rf'\1"{Named.__module__}.Named"', path.read_text())
+        assert text.count("own.Named") == 4
+        path.write_text(text)
+    titles = [point.title({"method": "method"}) for point in sweep_folder.read_definition(tmp_path)]
+    assert titles == ["method=fair", "method=fair", "method=mine", "method=mine"]
+    assert sweep_folder.is_defined(tmp_path, points)
