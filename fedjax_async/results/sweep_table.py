@@ -29,6 +29,9 @@ EXECUTION = REAL_TIMES | {
 }  # fmt: skip
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
 
+# Columns of tables of runs and settings that are neither swept nor have the name of a number of a run.
+OF_TABLES = ("run", "seed", "seeds", "staleness", "rank", "chosen on", "trials", "runs")
+
 TableColumns = dict[str, Any]  # equally long lists or arrays
 
 
@@ -88,7 +91,7 @@ def columns_of(found: Sequence[SweptRun]) -> dict[str, str]:
     """Swept path (except the seed) -> the name of its column, which differs from those of measured columns."""
     short = labels(swept(each.point for each in found))
     finals = {f"{way}_{column}" for way in metrics.FINALS for column in _final_columns(found)}
-    taken = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    taken = {*OF_TABLES, *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
     longer = {path: path if "." in path else f"setting.{path}" for path in short}
     return {path: longer[path] if name in taken else name for path, name in short.items() if path != "seed"}
 

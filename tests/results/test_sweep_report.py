@@ -17,6 +17,7 @@ from fedjax_async.results.figure import WIDTHS, Drawing
 from fedjax_async.results.heat_map import Cells, cells, heat_map
 from fedjax_async.results.sweep_report import MOST_CURVES, as_columns, curves, parquet_writer, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
+    TableOptions,
     columns_of,
     evaluation_columns,
     run_rows,
@@ -25,7 +26,7 @@ from fedjax_async.results.sweep_table import (
     swept_runs,
 )
 from fedjax_async.results.sweeps import Sweep
-from fedjax_async.results.tuning import rank
+from fedjax_async.results.tuning import chosen_rows, rank
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 from tests.results.sweep_engine import made_up
@@ -365,3 +366,13 @@ def test_the_label_of_the_colour_scale_is_not_cut_off_by_long_names_below():
         figure.draw_without_rendering()
         label = figure.axes[-1].yaxis.label.get_window_extent()
         assert label.y0 >= 0 and label.y1 <= figure.bbox.y1
+
+
+def test_a_swept_option_with_the_name_of_a_column_has_its_whole_path():
+    """The measured staleness and the rank of a setting are other columns."""
+    weights = a_sweep({"method.staleness": ["constant", "hinge"]}, base=Settings(method="fedasync", updates=11))
+    rows = setting_rows(swept_runs(weights))
+    assert [row["method.staleness"] for row in rows] == ["constant", "hinge"] and rows[0]["staleness"].mean == 1.0
+    adapted = swept_runs(a_sweep({"model.rank": [2, 8]}, base=Settings(model="minilm_lora", updates=11)))
+    ranks = chosen_rows(adapted, TableOptions(roles={"model.rank": "tuned"}))
+    assert sorted(row["model.rank"] for row in ranks) == ["2", "8"] and [row["rank"] for row in ranks] == [1, 2]
