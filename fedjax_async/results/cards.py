@@ -110,6 +110,8 @@ def curve(runs: Mapping[str, Sequence[Run]], metric: str) -> str:
     size, label = axis("time", end)
     parts = []
     for index, (name, each) in enumerate(drawn.items()):
+        if not finite[name].any():  # it has no line
+            continue
         kept = np.unique(np.linspace(0, finite[name].sum() - 1, MOST_POINTS).astype(int))
         x = LEFT + (WIDTH - LEFT - 4) * each.at[finite[name]][kept] / (end or 1.0)
         y = HEIGHT - 18 - (HEIGHT - 26) * (each.mean[finite[name]][kept] - low) / ((high - low) or 1.0)

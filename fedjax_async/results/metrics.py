@@ -66,7 +66,8 @@ def to_target(run: Run, target: float, unit: str = "time") -> float:
     """
     require_run(run)
     check.kind("target", target, Real, "a number, such as 0.7")  # NaN, where there are no class labels, is not reached
-    reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
+    # a float, so that NumPy compares in the precision of the accuracies: 0.9 in float32 is below 0.9 in float64
+    reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= float(target))
     amounts = progress_in(run, unit)
     return float(amounts[reached[0]]) if reached.size else math.nan
 

@@ -119,3 +119,8 @@ def test_data_frames_have_the_rows_of_all_runs(compared, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises((ValueError, ImportError), match="pandas"):
         frame(run)
+
+
+def test_a_method_without_a_finite_score_has_no_line_in_the_card():
+    page = card({"fine": [make_run()], "diverged": [make_run([float("nan")] * 3)]})
+    assert page.count("<polyline") == 1 and "diverged" in page

@@ -40,6 +40,8 @@ def test_to_target_is_the_first_evaluation_that_reaches_it():
 def test_a_target_equal_in_float32_counts_as_reached():
     run = make_run([0.1, 0.7])
     assert to_target(run, final_accuracy(run)) == 12.0
+    for target in (np.float64(0.7), 0.7, "0.7"):  # as a comparison and as a sweep give it
+        assert relative_time({"only": [run]}, "only", target=target).time["only"] == to_target(run, 0.7)
 
 
 def test_area_and_scores_that_are_missing():
