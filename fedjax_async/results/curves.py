@@ -154,7 +154,8 @@ def measured_curve(
     axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
     _names(figure, axes, drawn, bars_at, drawing)
     if different := differences(runs):
-        axes.set_title(textwrap.fill(different, MOST_TITLE), loc="left", fontsize=8, color=canvas.PALETTE[1])
+        lines = canvas.verbatim(textwrap.wrap(different, MOST_TITLE))
+        axes.set_title("\n".join(lines), loc="left", fontsize=8, color=canvas.PALETTE[1])
     if not few:  # bars and names beside the axes are in data units: the layout needs a second pass
         figure.draw_without_rendering()
     return canvas.finish(figure, drawing)
@@ -233,4 +234,4 @@ def _names(figure: Figure, axes: Axes, drawn: Mapping[str, _Drawn], bars_at: np.
             axes.plot(start + piece * np.array([0.0, 0.5, 1.0]), np.full(3, height), **line_style, **middle)
         style: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
         style |= {"annotation_clip": False, "fontsize": points}
-        axes.annotate(name, (start + piece, height), color=line_style["color"], **style)
+        axes.annotate(canvas.verbatim([name])[0], (start + piece, height), color=line_style["color"], **style)

@@ -175,7 +175,8 @@ def legend_below(
 ) -> Legend:
     """A legend below the axes, with at most so many ``columns`` as fit into the figure.
 
-    Of every row more the figure becomes higher. A name that alone is wider than the figure takes several lines.
+    Of every row more the figure becomes higher. A name that alone is wider than the figure takes several lines. Names
+    are drawn as they are (:func:`verbatim`).
     ``style``: other options of a legend.
     """
     style = {"fontsize": 9, **style, "loc": "outside lower center", "frameon": False}
@@ -184,7 +185,7 @@ def legend_below(
     few, length = min(columns, len(names)), max(map(len, names))
     while True:
         shown = [textwrap.fill(name, length) for name in names]
-        legend = figure.legend(lines, shown, ncols=few, **style)
+        legend = figure.legend(lines, verbatim(shown), ncols=few, **style)
         if legend.get_window_extent().width <= figure.bbox.width or length <= MARGIN:
             break
         legend.remove()

@@ -295,8 +295,8 @@ def _name_edges(axes: Axes, each: Cells, *, rows: bool, columns: bool) -> None:
     axes.tick_params(length=0, labelsize=9, colors=canvas.INK)
     labels = [_text(value) for value in each.columns[1]]
     tilt: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, labels)) > 7 else {}
-    axes.set_xticks(range(len(labels)), labels if columns else [""] * len(labels), **tilt)
+    axes.set_xticks(range(len(labels)), canvas.verbatim(labels) if columns else [""] * len(labels), **tilt)
     names = [_wrapped(_text(value)) if rows else "" for value in each.rows[1]]
-    axes.set_yticks(range(len(names)), names)
-    axes.set_title(each.title.replace(", ", "\n"), fontsize=8, color=canvas.INK)
+    axes.set_yticks(range(len(names)), canvas.verbatim(names))
+    axes.set_title("\n".join(canvas.verbatim(each.title.split(", "))), fontsize=8, color=canvas.INK)
     canvas.label(axes, each.columns[0] if columns else "", each.rows[0] if rows else "")

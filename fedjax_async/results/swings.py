@@ -100,4 +100,4 @@ def _legend(
     texts = [f"client {label(names, each)}" for each in colours] + ["others"] * others
     looks = [*colours.values()] + [canvas.FAINT] * others
     lines = [Line2D([], [], color=colour, linewidth=1.6) for colour in looks]
-    canvas.legend_below(figure, lines, canvas.verbatim(texts), drawing, columns=COLOURED + 1, labelcolor=canvas.INK)
+    canvas.legend_below(figure, lines, texts, drawing, columns=COLOURED + 1, labelcolor=canvas.INK)

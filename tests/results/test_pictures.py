@@ -139,3 +139,11 @@ def test_a_shown_picture_is_a_png_that_can_be_copied():
     png, shown = figure._repr_png_()
     assert png.startswith(b"\x89PNG") and min(shown.values()) > 300
     assert shown["width"] / shown["height"] == pytest.approx(figure.get_figwidth() / figure.get_figheight(), rel=0.01)
+
+
+@pytest.mark.parametrize("end", ["", " and so much more that it stands in a legend below the axes"])
+def test_a_name_with_dollar_signs_is_no_formula(end):
+    """Between two of them matplotlib would take it for one, and fail if it is none."""
+    results.accuracy_curve({f"5 $x_{{ $ each{end}": [make_run()], "fedavg": [make_run()]}).draw_without_rendering()
+    map_of = heat_map.Cells(("row", ["$x_{ $"]), ("column", ["$y_{ $"]), np.ones((1, 1)), np.ones((1, 1)), "$z_{ $")
+    heat_map.heat_map([map_of], "accuracy").draw_without_rendering()
