@@ -108,6 +108,11 @@ def test_scores_of_other_units_count_alike_against_the_control(files):
     assert [found[k].p for k in (0, 2)] == pytest.approx([1 / 32, 1 / 32])
     assert [found[k].corrected for k in (0, 2)] == pytest.approx([1 / 16, 1 / 16])
     assert math.isnan(found[1].p)
+    spoilt = scores.copy()
+    spoilt[0, 2] = math.nan  # one method has no score in a block: the others keep theirs there
+    first, _, last = files.ranks.against(spoilt, groups, control=1)
+    assert first.difference == pytest.approx((-0.2 / 0.1 - 0.2 / unit) / 2)  # of means 1/30 and 7/30, and as before
+    assert first.p == 1 / 32 and math.isnan(last.difference) and math.isnan(last.p)
 
 
 def test_numbers_of_a_curve_by_hand(files):

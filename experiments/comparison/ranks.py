@@ -85,14 +85,14 @@ def standardised(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Scores [blocks, methods], divided by the deviation between the methods' means in their group of blocks.
 
     ``groups`` [blocks]: the world and task of each block, which makes scores of different tasks comparable. A group
-    whose methods are all equal becomes zero.
+    whose methods are all equal becomes zero. A method with NaN in a group does not count in its deviation.
     """
     found = np.zeros_like(scores, dtype=np.float64)
     for group in np.unique(groups):
         rows = groups == group
-        deviation = np.std(scores[rows].mean(axis=0))
-        if deviation > 0:
-            found[rows] = scores[rows] / deviation
+        means = scores[rows].mean(axis=0)
+        deviation = np.std(means[~np.isnan(means)]) if not np.isnan(means).all() else 0.0
+        found[rows] = np.where(np.isnan(scores[rows]), np.nan, scores[rows] / deviation if deviation > 0 else 0.0)
     return found
 
 
