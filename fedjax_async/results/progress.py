@@ -108,14 +108,16 @@ def _lines(label: str, stream: TextIO) -> ProgressBar:
     """A line every ``INTERVAL`` seconds, none in a shorter run."""
     began = monotonic()
     last = began
+    first: tuple[int, float] | None = None  # updates and time: a run that goes on had updates before
 
     def report(done: int, total: int, *, time: float, staleness: float, accuracy: float) -> None:
-        nonlocal last
+        nonlocal last, first
         now = monotonic()
+        first = (done, now) if first is None else first
         if now - last < INTERVAL:
             return
-        last = now
-        left = f", about {clock_text((now - began) * (total - done) / done)} left" if done else ""
+        last, new = now, done - first[0]
+        left = f", about {clock_text((now - first[1]) * (total - done) / new)} left" if new > 0 else ""
         status = _status(time, staleness, accuracy)
         print(
             f"{label}: {done:,} of {total:,} updates, {status}; {clock_text(now - began)}{left}",

@@ -91,3 +91,12 @@ def test_a_notebook_shows_a_bar_by_default_unless_the_environment_forbids_it(mon
     assert "10/10" in stream.getvalue()
     shell.config = {}  # IPython in a terminal: the stream decides
     assert not progress._in_notebook()
+
+
+def test_the_time_left_of_a_run_that_goes_on_counts_new_updates_only(monkeypatch):
+    now, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    shown = bar(10_000, label="fedbuff", file=stream)
+    for now[0], done in ((0.0, 9000), (60.0, 9100)):
+        shown.report(done, 10_000, time=1.0, staleness=math.nan, accuracy=math.nan)
+    assert stream.getvalue().endswith("1m00s, about 9m00s left\n")
