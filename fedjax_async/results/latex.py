@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_async.base import check
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import tables
+from fedjax_async.results.measured import UNJUDGED
 from fedjax_async.results.metrics import FINAL, Spread, final_title
 from fedjax_async.results.significance import Interval
 from fedjax_async.results.tables import Row
@@ -92,7 +93,7 @@ def chosen(titles: Sequence[str], columns: Sequence[str] | None) -> tuple[list[s
 
 def _directions(titles: Sequence[str], scores: Sequence[str], final: str = FINAL) -> dict[str, bool]:
     """Column -> whether smaller is better, for the costs and for the final values of the ``scores``."""
-    of_scores = {final_title(score, final): smaller_is_better(score) for score in scores}
+    of_scores = {final_title(score, final): smaller_is_better(score) for score in scores if score not in UNJUDGED}
     costs = {title: True for title in titles if title.startswith(LESS)}
     return {title: smaller for title, smaller in (costs | of_scores).items() if title in titles}
 

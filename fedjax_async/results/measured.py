@@ -14,6 +14,7 @@ USUAL = (
     "values_bytes_up", "energy", "carbon",
     "global_loss", "average_loss", "online", "smallest_mass", "largest_mass", "total_mass",
 )  # fmt: skip
+UNJUDGED = ("consensus", "lost_mass")  # measured of nodes, and neither better if it is larger nor if it is smaller
 # Title of a cost in tables of runs -> column of the evaluations (its last value is the cost), factor.
 COSTS = {"energy (kJ)": ("energy", 1e-3), "carbon (g CO2e)": ("carbon", 1.0)}
 CLIENT = "client_"  # prefix of columns over the clients, see engine/client_scores.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from fedjax_async import cli
@@ -196,3 +197,12 @@ def test_the_chosen_settings_of_a_sweep(tmp_path, monkeypatch):
     assert header[:3] == ["method", "clients", "lr"]
     assert [row[:3] for row in body] == [["A", "4", "0.1"], ["B", "4", "0.1"], ["A", "5", "0.1"], ["B", "5", "0.1"]]
     assert len(parsed((tmp_path / "settings.tex").read_text())) == 9
+
+
+def test_the_distance_between_nodes_models_has_no_best(tmp_path):
+    """The largest would be bold: as of all columns that are no losses, errors or costs."""
+    runs = {name: [make_run()] for name in ("near", "far")}
+    for distance, (run,) in zip((1.0, 2.0), runs.values()):
+        run.evaluations.update(consensus=np.full(3, distance), lost_mass=np.full(3, distance))
+    write_comparison(runs, tmp_path, plots=False, columns=["consensus", "lost_mass"])
+    assert "mathbf" not in (tmp_path / "comparison.tex").read_text()
