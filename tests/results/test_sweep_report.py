@@ -18,6 +18,7 @@ from fedjax_async.results.heat_map import Cells, cells, heat_map
 from fedjax_async.results.sweep_report import MOST_CURVES, as_columns, curves, parquet_writer, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
     TableOptions,
+    by_setting,
     columns_of,
     evaluation_columns,
     run_rows,
@@ -376,3 +377,9 @@ def test_a_swept_option_with_the_name_of_a_column_has_its_whole_path():
     adapted = swept_runs(a_sweep({"model.rank": [2, 8]}, base=Settings(model="minilm_lora", updates=11)))
     ranks = chosen_rows(adapted, TableOptions(roles={"model.rank": "tuned"}))
     assert sorted(row["model.rank"] for row in ranks) == ["2", "8"] and [row["rank"] for row in ranks] == [1, 2]
+
+
+def test_a_setting_whose_title_is_a_label_stays_apart():
+    """A point that changes nothing is called base, and so may be a label."""
+    found = swept_runs(a_sweep({"method": {"base": "fedavg", "other": "asgd"}}, points=[{}]))
+    assert [len(group) for group in by_setting(found).values()] == [1, 1, 1] == [row["seeds"] for row in setting_rows(found)]
