@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.base import check, disk
-from fedjax_async.results import clients, comparisons, latex, metrics, store, tables
+from fedjax_async.results import begun, clients, comparisons, latex, metrics, store, tables
 from fedjax_async.results.compared import method_in, specs_in
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
-from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.figure import FORMATS, SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
@@ -30,11 +30,30 @@ def write_run(
     ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric. With scores of single clients
     also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``. ``drawing``
     chooses other formats, a width, a title and the axis of the curves. The data are written first, so they are saved
-    even if matplotlib is missing; ``ValueError`` then names the extra to install.
+    even if matplotlib is missing; ``ValueError`` then names the extra to install. Tables and pictures that an earlier
+    run with other numbers left in the folder are removed.
     """
+    before, columns = _numbers_in(check.path("folder", folder))
     folder = store.save(run, folder, overwrite=overwrite)
+    if before and before != _numbers_in(folder)[0]:
+        stems = (*columns, "staleness", "gantt", clients.NAME)
+        pictures = [f"{stem}.{ending}" for stem in stems for ending in FORMATS]
+        for name in (*pictures, f"{clients.NAME}.csv", f"{clients.NAME}.md"):
+            (folder / name).unlink(missing_ok=True)
     redraw_run(run, folder, plots, drawing=drawing)
     return folder
+
+
+DRAWN_FROM = ("evaluations.csv", "updates.csv", "per_client.npz", store.SCHEDULE)  # tables and pictures of a run
+
+
+def _numbers_in(folder: Path) -> tuple[dict[str, object], list[str]]:
+    """The digests of the run in a folder, and the columns of its evaluations; both empty without a run."""
+    manifest = begun.read(folder / store.MANIFEST)
+    digests, types = manifest.get("sha256"), manifest.get("types")
+    if not isinstance(digests, dict) or not isinstance(types, dict):
+        return {}, []
+    return {name: digests.get(name) for name in DRAWN_FROM}, list(types.get("evaluations") or ())
 
 
 def redraw_run(run: Run, folder: Path, plots: bool = True, *, final: str = FINAL, drawing: Drawing = SCREEN) -> None:

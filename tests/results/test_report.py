@@ -246,3 +246,15 @@ def test_messages_between_nodes_count_once_and_small_sizes_have_two_digits():
     assert units == ["bytes", "bytes_between", "bytes"]
     for sizes, places in {(0.0372, 12.0): 3, (37.0, 0.0): 1, (0.23,): 2, (): 1, (1e-9,): 6}.items():
         assert tables.decimals_of([{"method": "a", "sent (MB)": size} for size in sizes])["sent (MB)"] == places
+
+
+def test_another_run_in_a_folder_takes_away_what_was_drawn_of_the_first(tmp_path):
+    """Also where it has no pictures and no scores of single clients itself; the same run keeps them."""
+    run, scores = make_run(), {f"client_accuracy{end}": np.array([0.1, 0.2, 0.3]) for end in ("", "_std", "_worst")}
+    first = run._replace(evaluations={**run.evaluations, **scores})
+    drawn = {*PICTURES, "clients.csv", "clients.md", "client_accuracy_worst.png"}
+    for again in range(2):
+        assert drawn <= set(contents(write_run(first, tmp_path, plots=not again))), again
+    (tmp_path / "mine.png").write_bytes(b"")
+    left = set(contents(write_run(make_run([0.1, 0.2, 0.3]), tmp_path, plots=False, overwrite=True)))
+    assert not drawn & left and "mine.png" in left
