@@ -23,6 +23,7 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
     >>> [round(float(v), 4) for v in cross_entropy(jnp.zeros((2, 3, 10)), jnp.array([[3, 7, 0], [0, 0, 0]]))]
     [2.3026, 0.0]
     """
+    y = _wide(y)
     classes = jnp.arange(outputs.shape[-1], dtype=y.dtype).reshape(*(1 for _ in y.shape), -1)
     picked = jnp.where(classes == y[..., None], outputs, jnp.zeros((), outputs.dtype)).sum(axis=-1)
     losses = jax.nn.logsumexp(outputs, axis=-1) - picked
@@ -36,6 +37,7 @@ def hits(outputs: Array, y: Array) -> Array:
     >>> hits(outputs, jnp.array([[1, 1, 0]])).tolist()  # the last position is padding
     [0.5]
     """
+    y = _wide(y)
     right = jnp.argmax(outputs, -1).astype(y.dtype) == y
     return right if y.ndim == 1 else _mean(right.astype(outputs.dtype), y)
 
@@ -43,6 +45,11 @@ def hits(outputs: Array, y: Array) -> Array:
 def counts(y: Array) -> Array:
     """Which labels count: all of ``[B]``, those of ``[B, L]`` that are not ``PADDING``; bool of y's shape."""
     return jnp.ones(y.shape, bool) if y.ndim == 1 else y != PADDING
+
+
+def _wide(y: Array) -> Array:
+    """The labels as int32 or wider: in uint8, class 256 would be class 0."""
+    return y if y.dtype.itemsize >= 4 else y.astype(jnp.int32)
 
 
 def _mean(values: Array, y: Array) -> Array:

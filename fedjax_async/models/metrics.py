@@ -68,7 +68,7 @@ def label_accuracy() -> Metric:
 
     def values(outputs: Array, y: Array) -> dict[str, Array]:
         _require_labels("label_accuracy", y)
-        right = jnp.argmax(outputs, -1).astype(y.dtype) == y
+        right = jnp.argmax(outputs, -1).astype(jnp.int32) == y.astype(jnp.int32)
         both = {"right": right & counts(y), "all": counts(y)}
         return {name: jnp.sum(mask.reshape(len(y), -1), axis=-1, dtype=outputs.dtype) for name, mask in both.items()}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from fedjax_async.models import MODELS, cross_entropy, decoded, from_flax, in_dtype, make
+from fedjax_async.models import METRICS, MODELS, cross_entropy, decoded, from_flax, hits, in_dtype, make
 from tests.refusals import refusals
 
 OTHERS = ["logistic", "mlp", "lenet5", "lenet5_orthofl", "lenet5_cifar", "cnn"]
@@ -82,6 +82,14 @@ def test_loss_is_cross_entropy_of_each_example():
     np.testing.assert_allclose(ours, -np.log(probability[np.arange(5), y]), rtol=1e-12)
     gradient = jax.grad(lambda z: cross_entropy(z, jnp.asarray(y)).sum())(jnp.asarray(logits))
     np.testing.assert_allclose(gradient, probability - np.eye(4)[y], atol=1e-12)
+
+
+def test_labels_in_eight_bits_are_not_those_of_later_classes():
+    outputs, y = jnp.zeros((2, 300)).at[0, 259].set(9.0), jnp.array([3, 255], jnp.uint8)  # 259 is 3 in eight bits
+    np.testing.assert_array_equal(cross_entropy(outputs, y), cross_entropy(outputs, y.astype(jnp.int32)))
+    assert float(cross_entropy(outputs, y)[0]) > 9
+    assert hits(outputs, y).tolist() == [False, False]
+    assert METRICS["label_accuracy"]().values(outputs, y)["right"].tolist() == [0.0, 0.0]
 
 
 def test_logistic_starts_at_the_uniform_guess():
