@@ -90,15 +90,18 @@ def rows_at_a_time(total: int, parts: int) -> int:
 def part_mean(measure: Callable[[Array, Array], Tree], part: ClientData, batch_size: int = 256) -> Tree:
     """Mean of ``measure(x, y)`` (a pytree of ``[B, ...]``) over all rows of ``part``; NaN for an empty part.
 
-    The rows are read ``batch_size`` at a time, and the last batch is masked. ``part.size`` may be traced.
+    The rows are read ``batch_size`` at a time. The last batch is filled up with the first rows, which are not counted
+    again; if the part is shorter, with all of them in turn, so that a ``measure`` that normalises by its batch sees the
+    part's own moments. ``part.size`` may be traced.
     """
     check.whole("batch_size", batch_size)
     real = jnp.result_type(float)
     offset = jnp.arange(batch_size, dtype=jnp.int32)
 
     def measured(start: Array) -> Tree:
-        mask = start + offset < part.size
-        rows = part.order[part.offset + jnp.where(mask, start + offset, 0)]
+        position = start + offset
+        mask = position < part.size
+        rows = part.order[part.offset + position % jnp.maximum(part.size, 1)]
 
         def total_of(leaf: Array) -> Array:
             used = mask.reshape(batch_size, *(1 for _ in leaf.shape[1:]))

@@ -199,12 +199,15 @@ class _Rows(NamedTuple):
     chunk: int
 
     def mean(self, part: Callable[[Array, Array, Array], Any]) -> Any:
-        """``part(x, y, mask)``, summed over chunks of rows, divided by the number of rows."""
+        """``part(x, y, mask)``, summed over chunks of rows, divided by the number of rows.
+
+        Masked rows are the first ones again: a model that normalises by its batch sees no row much more often.
+        """
 
         def at(number: Any) -> Any:
             position = number * self.chunk + jnp.arange(self.chunk, dtype=jnp.int32)
             mask = position < self.size
-            return part(*self.fetch(jnp.where(mask, position, 0)), mask)
+            return part(*self.fetch(position % self.size), mask)
 
         def add(number: Array, total: Any) -> Any:
             return jax.tree.map(jnp.add, total, at(number))

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.local import batch, permute
-from fedjax_async.local.batches import mix, seed_of
+from fedjax_async.local.batches import mix, part_mean, seed_of
+from fedjax_async.types import ClientData
 from tests.local import textbook
 
 LONGEST = 300
@@ -149,3 +150,18 @@ def test_seed_of_keeps_two_words_of_any_kind_of_key():
         seeds = np.asarray(jax.vmap(seed_of)(keys))
         assert seeds.shape == (50, 2) and seeds.dtype == np.uint32
         assert len(np.unique(seeds, axis=0)) == 50
+
+
+def test_a_last_batch_is_filled_with_all_rows_for_measures_that_look_at_their_batch():
+    x = jnp.asarray([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0])
+    order = jnp.array([1, 2, 3, 4, 5, 0, 6, 7], jnp.int32)
+    part = ClientData(x, x, order, jnp.int32(1), jnp.int32(5))  # 2, 3, 4, 5, 9
+
+    def squared(x, y):
+        return jnp.square(y - x.mean())
+
+    found = [float(part_mean(squared, part, batch_size)) for batch_size in (5, 10, 20)]
+    np.testing.assert_allclose(found, np.var([2.0, 3.0, 4.0, 5.0, 9.0]), rtol=1e-6)
+    second = 9 - np.mean([9, 2, 3, 4])  # the last row is filled up with the first ones
+    first = np.square(np.array([2.0, 3.0, 4.0, 5.0]) - 3.5).sum()
+    np.testing.assert_allclose(part_mean(squared, part, 4), (first + second**2) / 5, rtol=1e-6)

@@ -14,7 +14,7 @@ from flax import linen as nn
 from fedjax_async import Method, Settings, simulate
 from fedjax_async.clock import delay_statistics
 from fedjax_async.config.experiment import prepare
-from fedjax_async.data import federate, quadratic_problem
+from fedjax_async.data import federate, from_arrays, quadratic_problem
 from fedjax_async.local import batch
 from fedjax_async.models import BatchNorm, from_flax, linear, make
 from fedjax_async.server.aggregate import mean
@@ -152,6 +152,20 @@ def test_running_statistics_are_no_weights():
     assert jax.tree.structure(gradients) == jax.tree.structure(params["params"])
     variance = gradient_variance(model, params, who, batch_size=4, clients=[0, 1])
     assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1 has a single batch
+
+
+def test_a_model_that_normalises_by_its_batch_sees_the_rows_of_the_client():
+    def centred(params, x, key=None):
+        return (x - x.mean(axis=0, keepdims=True)) @ params["w"]
+
+    model = linear(input_shape=(2,))._replace(apply=centred)
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 2)), rng.normal(size=n)) for n in (3, 6)]
+    who = from_arrays(clients, test=clients[0])
+    params = {"w": jnp.ones(2)}
+    alone, _ = client_gradients(model, params, who, clients=[0])
+    both, _ = client_gradients(model, params, who)  # six rows at a time: those of client 0 are there twice
+    np.testing.assert_allclose(both[0], alone[0], rtol=1e-9)
 
 
 test_bad_options_are_named = refusals(
