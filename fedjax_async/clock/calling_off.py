@@ -7,7 +7,6 @@ import math
 
 from fedjax_async.clock.event_queue import Release
 from fedjax_async.clock.idle_clients import IdleClients
-from fedjax_async.clock.record import Outcome
 
 
 class StaleJobs:
@@ -35,11 +34,8 @@ class StaleJobs:
         queue.events[:] = [event for event in queue.events if event[3] not in stale]
         heapq.heapify(queue.events)
         noticed = stale & record.outcomes.keys()
-        # Jobs that were going to fail after their timeout are stopped before.
         spared = stale & record.failed.keys()
-        for job in spared:
-            record.outcomes[job] = Outcome.GIVEN_UP
-            del record.failed[job]
+        queue.spare(spared)
         self._idle.recall({record.client[job] for job in spared})
         for job in stale:
             record.call_off(job, time)

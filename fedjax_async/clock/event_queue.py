@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -276,6 +276,7 @@ class EventQueue:
         for *_, job in self.events:
             self.record.call_off(job, time)
         self.events.clear()
+        self.spare(job for job in self.open if self.record.failed.get(job, time) > time)
         crashed = {
             self.record.client[job]: outcome.client_free
             for job, outcome in self.open.items()
@@ -283,6 +284,12 @@ class EventQueue:
         }
         self.open.clear()
         return crashed
+
+    def spare(self, jobs: Iterable[int]) -> None:
+        """Note that these jobs, which were to fail after their timeout, are stopped before: they stay given up."""
+        for job in jobs:
+            self.record.outcomes[job] = _GIVEN_UP
+            del self.record.failed[job]
 
     def too_stale(self, job: int, steps: int = 0) -> bool:
         """Whether an upload of ``job`` would be too stale, were ``steps`` more steps closed."""

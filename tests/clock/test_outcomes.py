@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import FAULTS, JobFaults, Limits, Outcome, Until, fault_counts, job_faults
+from fedjax_async.clock.record import trained_in_vain
 from fedjax_async.clock.scenario import models_of
 from tests.clock.slow_scenario import Script
 from tests.clock.test_unreliable import LIMITS, make
@@ -152,3 +153,12 @@ def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monk
     assert not s.closes.any()
     with pytest.raises(ValueError, match=r"not one was applied|without a sound upload"):
         make(timing, faults=faults, until=Until(steps=1))
+
+
+def test_a_job_that_would_fail_after_its_round_is_stopped_by_the_end_of_the_round():
+    """Client 0 is given up at 2 and would lose its upload at 5; the round ends at 2, and it is in the next one too."""
+    limits, lost = Limits(timeout=2), faulty(job0=JobFaults(lost=True))
+    s = make("cohort:size=2", table_of([5, 1], [1, 1]), num_clients=2, updates=2, limits=limits, faults=lost)
+    np.testing.assert_array_equal(s.dispatch_time[:4], [0, 0, 2, 2])
+    np.testing.assert_array_equal(s.outcome[:2], [Outcome.GIVEN_UP, Outcome.APPLIED])
+    assert not len(s.failure_time) and not trained_in_vain(s).any() and fault_counts(s)["lost"] == 0
