@@ -101,7 +101,7 @@ USES = {
     "dealt": "data that are already divided",
     "adaptive": "runs with a policy",
 }
-CITATION = re.compile(r"([A-Z][\w-]+(?:(?:, [A-Z]\w+)* et al\.|(?:, | and )[A-Z]\w+[\w, ]*|))[ ,](\d{4})")
+CITATION = re.compile(r"((?:de )?[A-Z][\w-]+(?:(?:, [A-Z]\w+)* et al\.|(?:, | and )[A-Z]\w+[\w, ]*|))[ ,](\d{4})")
 CONTRACTS = (
     "ServerAlgorithm", "ClientAlgorithm", "PeerAlgorithm", "Model", "FederatedData", "ClientData", "Message", "Request",
     "Arrival", "Info", "Facts", "Event", "Schedule", "Probe", "Evaluation", "Run",

@@ -129,7 +129,12 @@ SERVER_CLOCK = CLOCK | {
     "energy": specs("energy", ENERGY),
 }
 NODES_CLOCK = CLOCK | {
-    "topology": [*specs("topology", TOPOLOGIES), "ring:directed=true", "exponential:one_peer=true"],
+    "topology": [
+        *specs("topology", TOPOLOGIES),
+        "ring:directed=true",
+        "exponential:one_peer=true",
+        "random_regular:degree=2,redraw=true",
+    ],
     "exchange": [*specs("exchange", EXCHANGES), *EXCHANGE],
 }
 AXES = {"server": (SERVER_PROGRAM, SERVER_CLOCK), "nodes": (NODES_PROGRAM, NODES_CLOCK)}
@@ -152,7 +157,7 @@ ALIKE: dict[str, list[str]] = {
         "floco asynccurve",  # messages and uploads of more than one model
         "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",
         # an exchange is an axis of its own
-        "pushcen_full_models async_dfedavg swift swift_adflab push_sum_adflab independent dpsgd",
+        "pushcen_full_models async_dfedavg swift swift_adflab push_sum_adflab independent dpsgd el_oracle el_local",
     ],
     "part": ["dominance momentum", "cyclic geodesic"],  # at one place
     "attack": ["sign_flip scaled", "alie inner_product"],

@@ -78,10 +78,10 @@ def exchange(
 
 def wanted(topology: Topology, events: Events) -> np.ndarray:
     """How many receivers the pushes of each event would have if all nodes were online; int64[E]."""
-    if not topology.graphs:
+    if not topology.graphs and topology.drawn is None:
         return np.full(len(events.client), topology.random)
-    degrees = np.stack([graph.degrees for graph in topology.graphs])
-    return degrees[events.turn % len(degrees), events.client]
+    graph, first = topology.along(events.turn)
+    return graph.degrees[first + events.client]
 
 
 def _check_fits(setup: PeerScenario, events: Events, fragments: int) -> None:

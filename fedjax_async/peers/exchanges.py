@@ -24,7 +24,7 @@ from fedjax_async.peers.exchange_parts import (
 from fedjax_async.peers.kept_mean import kept_mean
 from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
 from fedjax_async.peers.swift import swift
-from fedjax_async.peers.synchronous import dpsgd, sgp
+from fedjax_async.peers.synchronous import dpsgd, epidemic, sgp
 from fedjax_async.peers.topologies import Topology
 
 Exchange = Callable[[PeerScenario], PeerSchedule]
@@ -138,6 +138,7 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "divshare": divshare,
     "kept_mean": kept_mean,
     "dpsgd": dpsgd,
+    "epidemic": epidemic,
     "sgp": sgp,
     "alone": alone,
 }

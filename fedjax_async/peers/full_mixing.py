@@ -1,4 +1,4 @@
-"""Peers that send full models: Async-DFedAvg, SWIFT, D-PSGD, SGP, and training alone.
+"""Peers that send full models: Async-DFedAvg, SWIFT, D-PSGD, Epidemic Learning, SGP, and training alone.
 
 All of them mix ``w <- w + sum_d weight_d (w_d - w)`` and push what they trained. They differ in their exchange, which
 the clock plans: receivers and times of messages, what a buffer keeps, and the coefficients. Only SGP also scales its

@@ -105,6 +105,18 @@ METHODS: dict[str, Method] = {
         full_models, exchange="alone", topology="gossip", about="Every node trains alone, without messages.", **ADAM
     ),
     "dpsgd": Method(full_models, exchange="dpsgd", topology="ring", about="Synchronous gossip (Lian et al. 2017)."),
+    "el_oracle": Method(
+        full_models,
+        exchange="epidemic",
+        topology="random_regular:redraw=true",
+        about="Synchronous gossip along a new regular graph each round (EL-Oracle, de Vos et al. 2023).",
+    ),
+    "el_local": Method(
+        full_models,
+        exchange="epidemic",
+        topology="gossip",
+        about="Synchronous gossip, each node to nodes that it draws (EL-Local, de Vos et al. 2023).",
+    ),
     "sgp": Method(
         sgp,
         exchange="sgp",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjax_async.clock import chance
-from fedjax_async.peers.segments import bounds_of, members
+from fedjax_async.peers.segments import members
 from fedjax_async.peers.topologies import Graph, Topology
 
 # ``online(nodes, times)``, arrays that broadcast: whether each node is online then; ``None``: all always are.
@@ -35,8 +35,8 @@ def choose_receivers(
     ``sender``, ``turn`` and ``time`` [E] belong to the events. ``turn`` counts the events of a sender: it selects among
     the graphs of a topology, and makes draws differ.
     """
-    if topology.graphs:
-        return _neighbours(stacked(topology.graphs), len(topology.graphs), sender, turn, time, online)
+    if topology.graphs or topology.drawn is not None:
+        return _neighbours(*topology.along(turn), sender, time, online)
     wanted, others = topology.random, topology.num_clients - 1
     if wanted == 0:
         return np.zeros(len(sender), np.int64), np.zeros(0, np.int32)
@@ -53,17 +53,10 @@ def choose_receivers(
     return counts, np.concatenate(blocks) if blocks else np.zeros(0, np.int32)
 
 
-def stacked(graphs: tuple[Graph, ...]) -> Graph:
-    """All graphs as one: node i of graph g is row g * N + i; its receivers are still numbered 0..N-1."""
-    counts = np.concatenate([graph.degrees for graph in graphs])
-    return Graph(bounds_of(counts), np.concatenate([graph.receivers for graph in graphs]))
-
-
 def _neighbours(
-    graph: Graph, graphs: int, sender: np.ndarray, turn: np.ndarray, time: np.ndarray, online: Online
+    graph: Graph, first: np.ndarray, sender: np.ndarray, time: np.ndarray, online: Online
 ) -> tuple[np.ndarray, np.ndarray]:
-    num_clients = (len(graph.bounds) - 1) // graphs
-    rows = (turn % graphs) * num_clients + sender
+    rows = first + sender
     receivers, counts = graph.receivers[members(graph.bounds, rows)], graph.degrees[rows]
     if online is None:
         return counts, receivers

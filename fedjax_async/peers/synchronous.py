@@ -38,17 +38,37 @@ def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
     """
 
     def plan(setup: PeerScenario) -> PeerSchedule:
-        graphs = setup.topology.graphs
+        topology = setup.topology
+        graphs = topology.graphs if topology.drawn is None else (topology.drawn(0),)
         if not graphs or any(not _is_symmetric(graph.senders, graph.receivers) for graph in graphs):
             raise ValueError("topology: must be undirected graphs for the exchange dpsgd")
         exchanged = _rounds(setup, "discard")
-        events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
-        degrees = np.stack([graph.degrees for graph in graphs])
-        source, row = pushes.event[boxes.push], rows_of(boxes.bounds)
-        graph = events.turn[source] % len(graphs)
-        larger = np.maximum(degrees[graph, events.client[source]], degrees[graph, events.client[row]])
-        in_time = events.turn[row] == events.turn[source] + 1
+        source, reader, in_time = _entries(exchanged)
+        events = exchanged.events
+        graph, first = topology.along(events.turn[source])
+        degrees = graph.degrees
+        larger = np.maximum(degrees[first + events.client[source]], degrees[first + events.client[reader]])
         return without_masses(setup, exchanged, in_time / (1.0 + larger))
+
+    return plan
+
+
+def epidemic() -> Callable[[PeerScenario], PeerSchedule]:
+    """Synchronous gossip with plain means: w_i <- (w_i + sum_j w_j) / (n + 1) over the n models that came to node i.
+
+    Only messages of the round before count. Any topology: `random_regular` with `redraw` gives EL-Oracle, `gossip`
+    EL-Local. A node trains after it has mixed, so that the models that are evaluated, also those of the end, have not
+    been mixed since they were trained.
+
+    Source: Epidemic Learning, de Vos et al. (2023), by the code of its authors (decentralizepy: EL_Local, EL_Oracle,
+    PlainAverageSharing). There a graph of EL-Oracle that is not connected gets more edges; here it stays regular.
+    """
+
+    def plan(setup: PeerScenario) -> PeerSchedule:
+        exchanged = _rounds(setup, "discard")
+        _, reader, in_time = _entries(exchanged)
+        received = np.bincount(reader, in_time, minlength=len(exchanged.events.client))
+        return without_masses(setup, exchanged, in_time / (1.0 + received[reader]))
 
     return plan
 
@@ -61,6 +81,13 @@ def sgp() -> Callable[[PeerScenario], PeerSchedule]:
     Source: stochastic gradient push, Assran et al. (2019).
     """
     return lambda setup: with_masses(setup, _rounds(setup, "carry"), carries=True)
+
+
+def _entries(exchanged: Exchanged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each inbox entry: the event that sent it, the one that reads it, and whether that is in the next round."""
+    source, reader = exchanged.pushes.event[exchanged.boxes.push], rows_of(exchanged.boxes.bounds)
+    turn = exchanged.events.turn
+    return source, reader, turn[reader] == turn[source] + 1
 
 
 def _is_symmetric(senders: np.ndarray, receivers: np.ndarray) -> bool:

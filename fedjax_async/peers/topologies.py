@@ -2,8 +2,9 @@
 
 A model is ``model(num_clients, seed) -> Topology``; registry ``TOPOLOGIES``. A networkx graph with the nodes
 0..N-1, directed or not, is a topology too, and so is a list of graphs: the n-th push of a node goes along graph
-``n mod T`` (in a synchronous exchange, that of round n). Random graphs are drawn again until they are strongly
-connected; given graphs are used with a warning if they are not, all together (``base.notices.NotConnected``).
+``n mod T`` (in a synchronous exchange, that of round n). A topology may also draw a graph for each n. A random graph
+that stays is drawn again until it is strongly connected; given graphs are used with a warning if they are not, all
+together (``base.notices.NotConnected``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -18,12 +20,14 @@ import numpy as np
 
 from fedjax_async.base import check, notices, registry
 from fedjax_async.clock import chance, csv_tables
+from fedjax_async.peers.segments import bounds_of
 
 if TYPE_CHECKING:
     import networkx as nx
 
 USUAL_RECEIVERS = 10  # of gossip
 _TRIES = 100  # draws of a random graph until one is strongly connected
+_KEPT = 1 << 12  # graphs of a topology that draws one for each push
 
 
 class Graph(NamedTuple):
@@ -44,11 +48,25 @@ class Graph(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """Fixed ``graphs``, used in turn, or none: then each push goes to ``random`` other nodes drawn afresh."""
+    """Fixed ``graphs``, used in turn; or ``drawn(n)``, the graph of each node's n-th push; or neither.
+
+    Without both, each push goes to ``random`` other nodes, drawn afresh.
+    """
 
     num_clients: int
     graphs: tuple[Graph, ...] = ()
     random: int = 0
+    drawn: Callable[[int], Graph] | None = None
+
+    def along(self, turns: np.ndarray) -> tuple[Graph, np.ndarray]:
+        """The graphs of these turns, numbers of pushes or rounds, as one, and in it the row of node 0 for each turn.
+
+        Receivers are still numbered 0..N-1. The topology has graphs.
+        """
+        if self.drawn is None:
+            return _stacked(self.graphs), turns % len(self.graphs) * self.num_clients
+        which, row = np.unique(turns, return_inverse=True)
+        return _stacked([self.drawn(turn) for turn in which.tolist()]), row * self.num_clients
 
 
 TopologyModel = Callable[[int, int], Topology]
@@ -70,6 +88,14 @@ def make_graph(num_clients: int, senders: np.ndarray, receivers: np.ndarray) -> 
     return Graph(bounds, (keys % num_clients).astype(np.int32))
 
 
+def _stacked(graphs: Sequence[Graph]) -> Graph:
+    """All graphs as one: node i of graph g is row g * N + i."""
+    if not graphs:
+        return Graph(np.zeros(1, np.int64), np.zeros(0, np.int32))
+    counts = np.concatenate([graph.degrees for graph in graphs])
+    return Graph(bounds_of(counts), np.concatenate([graph.receivers for graph in graphs]))
+
+
 def _fixed(make: Callable[[int, int], nx.Graph]) -> TopologyModel:
     """A topology of the networkx graph ``make(num_clients, seed)``."""
     return lambda num_clients, seed: Topology(num_clients, (from_networkx(make(num_clients, seed), num_clients),))
@@ -81,13 +107,31 @@ def _connected(make: Callable[[int, int], nx.Graph], what: str) -> TopologyModel
     def model(num_clients: int, seed: int) -> Topology:
         nx = _networkx()
         for attempt in range(_TRIES):
-            word = chance.Draws(seed, "topology", attempt).random()[0]
-            graph = make(num_clients, int(word * 2**32))
+            graph = make(num_clients, _seed(seed, attempt))
             if nx.is_strongly_connected(graph) if graph.is_directed() else nx.is_connected(graph):
                 return Topology(num_clients, (from_networkx(graph, num_clients),))
         raise ValueError(f"topology: {what}: none of {_TRIES} graphs of {num_clients} nodes is strongly connected")
 
     return model
+
+
+def _redrawn(make: Callable[[int, int], nx.Graph]) -> TopologyModel:
+    """A topology of the random graphs ``make(num_clients, seed)``, another one for each turn."""
+
+    def model(num_clients: int, seed: int) -> Topology:
+        @lru_cache(maxsize=_KEPT)
+        def drawn(turn: int) -> Graph:
+            return from_networkx(make(num_clients, _seed(seed, turn)), num_clients)
+
+        drawn(0)  # what does not fit the number of nodes is said here
+        return Topology(num_clients, drawn=drawn)
+
+    return model
+
+
+def _seed(seed: int, number: int) -> int:
+    """The seed of the ``number``-th graph."""
+    return int(chance.Draws(seed, "topology", number).random()[0] * 2**32)
 
 
 def gossip(*, receivers: int | None = None) -> TopologyModel:
@@ -151,15 +195,19 @@ def star() -> TopologyModel:
     return _fixed(lambda n, seed: _networkx().star_graph(n - 1))
 
 
-def random_regular(*, degree: int = 4) -> TopologyModel:
-    """A random graph in which each node has `degree` neighbours (N times `degree` must be even)."""
+def random_regular(*, degree: int = 4, redraw: bool = False) -> TopologyModel:
+    """A random graph in which each node has `degree` neighbours (N times `degree` must be even).
+
+    `redraw`: another graph for each push of a node, in a synchronous exchange for each round, connected or not.
+    """
     check.whole("degree", degree)
+    check.kind("redraw", redraw, bool, "true or false")
 
     def make(n: int, seed: int) -> nx.Graph:
         check.require(degree < n and n * degree % 2 == 0, "degree", degree, f"below {n}, and even times {n} nodes")
         return _networkx().random_regular_graph(degree, n, seed)
 
-    return _connected(make, f"degree = {degree}")
+    return _redrawn(make) if redraw else _connected(make, f"degree = {degree}")
 
 
 def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyModel:

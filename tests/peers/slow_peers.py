@@ -163,8 +163,8 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
         event.degree = len(sent)
         parts = len(sent) + 1
         if wasteful:
-            graphs = world.topology.graphs
-            graph = graphs[event.turn % len(graphs)] if graphs else None
+            graphs, drawn = world.topology.graphs, world.topology.drawn
+            graph = graphs[event.turn % len(graphs)] if graphs else drawn(event.turn) if drawn else None
             parts = 1 + (world.topology.random if graph is None else int(graph.degrees[event.client]))
         unsent[0] += (parts - 1 - len(sent)) * event.total / parts if kind == "push_sum" else 0.0
         event.mass = event.total / parts if kind == "push_sum" else 1.0

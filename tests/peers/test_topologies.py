@@ -49,6 +49,30 @@ def test_a_star_has_a_hub_and_a_circle_of_powers_is_gone_round_in_turn():
         topologies.bind("gossip:receivers=6", 6, seed=0)
 
 
+def test_regular_graphs_may_be_drawn_for_each_push():
+    topology = topologies.bind("random_regular:degree=3,redraw=true", 8, seed=3)
+    graphs = [topology.drawn(turn) for turn in range(40)]
+    for graph in graphs:
+        edges = digraph(graph)
+        assert (graph.degrees == 3).all() and all((v, u) in edges.edges for u, v in edges.edges)
+    assert len({tuple(graph.receivers.tolist()) for graph in graphs}) > 30, "the graphs differ"
+    pairs = np.bincount(np.concatenate([graph.senders * 8 + graph.receivers for graph in graphs]), minlength=64)
+    share = pairs.reshape(8, 8)[~np.eye(8, dtype=bool)] / len(graphs)
+    assert np.abs(share - 3 / 7).max() < 0.3, "each pair meets"
+    again = topologies.bind("random_regular:degree=3,redraw=true", 8, seed=3)
+    np.testing.assert_array_equal(again.drawn(7).receivers, graphs[7].receivers)
+    turns = np.array([7, 2, 7])
+    together, first = topology.along(turns)
+    for turn, row in zip(turns.tolist(), first.tolist()):
+        mine = slice(together.bounds[row], together.bounds[row + 8])
+        np.testing.assert_array_equal(together.receivers[mine], graphs[turn].receivers)
+    matched = topologies.bind("random_regular:degree=1,redraw=true", 4, seed=0).drawn(0)
+    assert (matched.degrees == 1).all(), "pairs need not be connected"
+    for degree, nodes in ((3, 7), (8, 8)):
+        with pytest.raises(ValueError, match=f"degree = {degree}: must be below {nodes}"):
+            topologies.bind(f"random_regular:degree={degree},redraw=true", nodes, seed=0)
+
+
 def test_edge_lists_and_graphs(tmp_path):
     path = tmp_path / "edges.csv"
     path.write_text("source,target\n0,1\n1,2\n2,0\n2,0\n")
