@@ -3,9 +3,9 @@
     python experiments/methods/claims.py --scale laptop     # ten to twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
-speeds, clients that are absent, nodes on a ring. A method's rate is the best of a small grid by validation accuracy,
-the mean over the seeds; test examples choose nothing. All methods of a world have the same virtual time. ``paper`` has
-a larger model and more seeds; it is not from a paper.
+speeds, clients that are absent, nodes on a ring, graphs that change. A method's rate is the best of a small grid by
+validation accuracy, the mean over the seeds; test examples choose nothing. All methods of a world have the same virtual
+time. ``paper`` has a larger model and more seeds; it is not from a paper.
 
 Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the same command continues from there.
 """
@@ -34,7 +34,8 @@ _COMMON: dict[str, Any] = {
     **{"validation_fraction": 0.1, "partition": "iid"},
 }
 _UNEQUAL = {"partition": "dirichlet:alpha=0.1,min_size=10", "delay": "lognormal:mean=60,heterogeneity=1"}
-# World -> its settings, and its methods: label -> (spec with a place for the rate, rates).
+# World -> its settings, and its methods: label -> (spec with a place for the rate, rates). After a spec may stand
+# settings of the method alone, SETTING=VALUE.
 Methods = dict[str, tuple[str, tuple[float, ...]]]
 ASGD: Methods = {
     "ASGD": ("asgd:server_lr={}", RATES),
@@ -107,6 +108,19 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "SPARQ, top 10 %, trigger 4": ("choco:trigger=4", ("",)),
         },
     ),
+    "nodes with four neighbours": (
+        {
+            **{"partition": "dirichlet:alpha=0.1,min_size=10", "delay": "lognormal:mean=60", "global_tests": "all"},
+            **{"time": 6000.0, "eval_time": 120.0},
+        },
+        {
+            "D-PSGD, one graph": ("dpsgd topology=random_regular:degree=4", ("",)),
+            "EL-Oracle, s = 4": ("el_oracle topology=random_regular:degree=4,redraw=true", ("",)),
+            "EL-Local, s = 4": ("el_local topology=gossip:receivers=4", ("",)),
+            "EL-Local, no rounds": ("el_local@mean topology=gossip:receivers=4", ("",)),
+            "D-PSGD, all with all": ("dpsgd topology=complete", ("",)),
+        },
+    ),
 }
 SMOKE = {"model": "logistic", "time": 240.0, "eval_time": 120.0, "eval_examples": 100}
 SETTINGS = {"smoke": _COMMON | SMOKE, "laptop": _COMMON, "paper": _COMMON | {"model": "lenet5"}}
@@ -134,6 +148,12 @@ def last_bytes(run: Run) -> float:
     return (up + down if run.has_server else up) / 1e6
 
 
+def variant(spec: str) -> Variant:
+    """A method, with the settings after it."""
+    method, *settings = spec.split()
+    return Variant(spec, {"method": method} | dict(one.split("=", 1) for one in settings))
+
+
 def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
     """A row for each method of a world, at the rate that validation examples choose."""
     own, methods = WORLDS[world]
@@ -143,19 +163,20 @@ def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
     points = {label: [spec.format(rate) for rate in rates] for label, (spec, rates) in methods.items()}
     if scale == "smoke":
         points = {label: specs[-1:] for label, specs in list(points.items())[:2]}
-    variants = [Variant(spec, {"method": spec}) for specs in points.values() for spec in specs]
+    variants = [variant(spec) for specs in points.values() for spec in specs]
+    shown = "global_accuracy" if own.get("global_tests") == "all" else "accuracy"
     found = run_variants(world.replace(" ", "_"), setting, variants, given)
     rows = []
     for label, specs in points.items():
         validation = {one: np.mean([final_value(run, "validation_accuracy") for run in found[one]]) for one in specs}
         best = max(specs, key=lambda one: float(np.nan_to_num(validation[one], nan=-1)))
         runs = found[best]
-        every = [np.asarray(run.evaluations["accuracy"]) for run in runs]
+        every = [np.asarray(run.evaluations[shown]) for run in runs]
         rows.append({
             "world": world,
             "method": label,
             "best": best,
-            "accuracy (%)": tables.spread([100 * final_value(run, "accuracy") for run in runs]),
+            "accuracy (%)": tables.spread([100 * final_value(run, shown) for run in runs]),
             "accuracy at half time (%)": tables.spread([100 * float(one[len(one) // 2]) for one in every]),
             "swing (points)": float(np.mean([100 * np.std(one[-max(len(one) // 3, 2) :]) for one in every])),
             "sent (MB)": float(np.mean([last_bytes(run) for run in runs])),
