@@ -262,6 +262,7 @@ class Event(NamedTuple):
 
     key: Key  # of the job, the same as the client's ``begin`` gets
     mass: Array  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
+    kept: Array | float = 1.0  # float[], the part of the mass that it keeps when it is split; 1 without masses
 
 
 class PeerAlgorithm(NamedTuple):
@@ -271,15 +272,13 @@ class PeerAlgorithm(NamedTuple):
 
     1. ``inbox = open(row)``; then ``inbox = add(inbox, row, message, weight)`` for each message of the inbox; then
        ``row = wake(row, inbox, event)``. The weights are planned by the clock (``PeerSchedule.weight``): the row's
-       model becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: the node's own
-       model stands in its place.
+       model becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: w stands for it.
     2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
     3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
        of leaves [F, ...], one entry a fragment. ``upload``: the client algorithm's, zeros if it is not finite.
        ``columns``: scalars to record. Where one named ``withheld`` is true, the receivers know what they would be sent.
 
-    ``init(params) -> row``: at the beginning of the run, also for a node that joins late.
-    ``params(row) -> params``: the node's model, which is evaluated.
+    ``init(params) -> row``: at the beginning, also for a node that joins late. ``params(row)``: what is evaluated.
     ``wire(message) -> bytes`` of one message on the network, from its shapes; ``None``: the bytes of its arrays.
     """
 
@@ -292,6 +291,7 @@ class PeerAlgorithm(NamedTuple):
     params: Callable[[State], Params]
     fragments: int = 1  # F
     wire: Callable[[Any], int] | None = None
+    early: bool = False  # whether messages hold nothing of the event's training, so that they may leave before it
 
 
 class DataParts(NamedTuple):

@@ -39,6 +39,7 @@ from fedjax_async.engine.run import Ready, run_stack
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers
+from fedjax_async.peers.synchronous import Overlapping
 from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.types import FederatedData, Model, Params, Run
 
@@ -144,6 +145,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     whole = _whole_batches(chosen) and s.client is None
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
     components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
+    _require_early(exchange, components, s)
     message, columns = sent_by_nodes(components.rule, components.client, components.hyper, shapes, data)
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
     contracts.check_clock(s, delay, len(data.size))
@@ -210,6 +212,13 @@ def planned_peers(
     caution_evaluations(every, end, len(schedule.client), len(schedule.client))
     caution_fragments(schedule)
     return schedule, peer_points(schedule, every, None if spent else s.time)
+
+
+def _require_early(exchange: Exchange, components: Components, s: Settings) -> None:
+    """``ValueError`` if messages leave before the training that they hold."""
+    allowed = f"another one, since {s.method} sends what it has trained; one that sends before it trains is osgp"
+    early = bound(components.rule, components.hyper).early or not isinstance(exchange, Overlapping)
+    check.require(early, "exchange", "overlap", allowed)
 
 
 def _require_kept(s: Settings, schedule: PeerSchedule) -> None:

@@ -140,7 +140,7 @@ def mixed(
 def event_of(tables: PeerTables, position: Array) -> Event:
     """What a node knows of its event at ``position``."""
     key = job_key(tables.key[tables.run[position]], tables.client[position], tables.number[position])
-    return Event(key, tables.mass[position])
+    return Event(key, tables.mass[position], tables.kept[position])
 
 
 def values_of(what: NodeJobs, tables: PeerTables, slots: Slots, row: State, position: Array) -> Noted:

@@ -30,6 +30,8 @@ from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, ClientData, Key, Params, State
 
+MassOfEvent = tuple[Array, Array]  # of a node after mixing, and the part of it that it keeps
+
 CHUNK = 500  # test examples that are evaluated at a time
 
 
@@ -48,8 +50,8 @@ def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
         name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS
     }
 
-    def wake(hyper: Hyper, row: State, inbox: State, root: Key, who: Array, number: Array, mass: Array) -> State:
-        return bound(peer, hyper).wake(row, inbox, Event(job_key(root, who, number), mass))
+    def wake(hyper: Hyper, row: State, inbox: State, root: Key, who: Array, number: Array, mass: MassOfEvent) -> State:
+        return bound(peer, hyper).wake(row, inbox, Event(job_key(root, who, number), *mass))
 
     return {name: jax.jit(function) for name, function in (named | {"add": add, "wake": wake}).items()}
 
@@ -63,7 +65,7 @@ def _training(peer: Peer, client: Client) -> Wrapped:
 
     def train(
         hyper: Hyper, root: Key, row: State, kept: State, data: ClientData, who: Array, number: Array, steps: Array,
-        mass: Array, limit: Array,
+        mass: MassOfEvent, limit: Array,
     ) -> tuple[State, State, State, dict[str, Array]]:  # fmt: skip
         node, one, key = bound(peer, hyper), bound(client, hyper), job_key(root, who, number)
         message = node.start(row)._replace(version=number)
@@ -73,7 +75,7 @@ def _training(peer: Peer, client: Client) -> Wrapped:
         finite = tree.is_finite((upload, after)) & jnp.isfinite(norm)
         accepted = finite & (norm <= limit)
         upload = jax.tree.map(lambda leaf: jnp.where(accepted, leaf, jnp.zeros_like(leaf)), upload)
-        row, messages, columns = node.push(row, upload, Event(key, mass))
+        row, messages, columns = node.push(row, upload, Event(key, *mass))
         record = {**columns, **info, "upload_norm": jnp.where(finite, norm, 0.0), "accepted": accepted}
         return row, tree.where(accepted, after, kept), messages, record
 
@@ -118,7 +120,7 @@ class _Nodes:
             self.readers[pair] -= 1
             if not self.readers[pair]:
                 del self.messages[pair]
-        mass = jnp.asarray(self.mass[e], self.real)
+        mass = jnp.asarray(self.mass[e], self.real), jnp.asarray(s.mass[e], self.real)
         row = self.peer["wake"](self.hyper, row, inbox, self.key, np.int32(who), s.number[e], mass)
         x, y, order = self.pool
         part = ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])

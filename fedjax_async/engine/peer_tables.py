@@ -55,6 +55,7 @@ class PeerTables(NamedTuple):
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
     mass: Array  # float[E']  see _mass_after_mixing
+    kept: Array  # float[E']  the node's part of it
     slot: Array  # int32[E', F]  where its messages are written; -1: nobody reads them
     train_order: Array  # int32[E']
     row: Array  # int32[E']
@@ -106,6 +107,7 @@ def make_peer_tables(
     found |= of_jobs(column, shape, layout, data, jobs, begins, feed)
     found |= {
         "mass": column([_mass_after_mixing(s) for s in schedules], real),
+        "kept": column([s.mass for s in schedules], real),
         "slot": slot,
         "inbox_bounds": padded(layout.slots.bounds, shape.positions + 1, np.int32, fill=layout.slots.bounds[-1]),
         "inbox_slot": padded(layout.slots.entry_slot, shape.entries, np.int32),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedjax_async.peers.divshare_tensors import tensor_fragments as tensor_fragments
     from fedjax_async.peers.ergodicity import Contraction as Contraction, contraction as contraction
     from fedjax_async.peers.exchanges import EXCHANGES as EXCHANGES, Exchange as Exchange
-    from fedjax_async.peers.full_mixing import full_models as full_models, sgp as sgp
+    from fedjax_async.peers.full_mixing import full_models as full_models, osgp as osgp, sgp as sgp
     from fedjax_async.peers.methods import METHODS as METHODS
     from fedjax_async.peers.planning import plan_peers as plan_peers
     from fedjax_async.peers.pushcen_adfl import pushcen as pushcen

@@ -24,7 +24,7 @@ from fedjax_async.peers.exchange_parts import (
 from fedjax_async.peers.kept_mean import kept_mean
 from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
 from fedjax_async.peers.swift import swift
-from fedjax_async.peers.synchronous import dpsgd, epidemic, sgp
+from fedjax_async.peers.synchronous import dpsgd, epidemic, overlap, sgp
 from fedjax_async.peers.topologies import Topology
 
 Exchange = Callable[[PeerScenario], PeerSchedule]
@@ -140,5 +140,6 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "dpsgd": dpsgd,
     "epidemic": epidemic,
     "sgp": sgp,
+    "overlap": overlap,
     "alone": alone,
 }

@@ -2,7 +2,7 @@
 
 All of them mix ``w <- w + sum_d weight_d (w_d - w)`` and push what they trained. They differ in their exchange, which
 the clock plans: receivers and times of messages, what a buffer keeps, and the coefficients. Only SGP also scales its
-steps.
+steps, and in its overlapping form pushes the model from before its training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def full_models(stays: Stays, *, trigger: Traced | None = None) -> PeerAlgorithm
       trigger: a node sends its model only when it has moved this far since it last sent it, see
         ``triggering.when_moved``; ``None``: after every event.
     """
-    made = _full_models(stays, lambda upload, mass: upload)
+    made = _full_models(stays, lambda upload, event: upload)
     return made if trigger is None else when_moved(made, stays, trigger)
 
 
@@ -35,14 +35,34 @@ def sgp(stays: Stays) -> PeerAlgorithm:
 
     Source: Assran et al., "Stochastic gradient push for distributed deep learning" (2019), algorithm 1.
     """
-    return _full_models(stays, lambda upload, mass: jax.tree.map(lambda leaf: leaf / mass.astype(leaf.dtype), upload))
+    return _full_models(stays, lambda upload, event: _divided(upload, event.mass))
 
 
-def _full_models(stays: Stays, step: Callable[[Params, Array], Params]) -> PeerAlgorithm:
+def osgp(stays: Stays) -> PeerAlgorithm:
+    """Overlap SGP: a node sends its mixed model before it trains, and mixes what came while it trained.
+
+    An event: ``x <- x + sum_j x_j``, ``s <- s + sum_j s_j``; each of the d receivers and the node get ``x / (d + 1)``
+    and ``s / (d + 1)``; then ``x <- x + upload(z)`` with ``z = x / s``. What is mixed and evaluated is z, as in
+    :func:`sgp`: it moves by ``upload(z) / s`` with the mass s after the split. So about half of all mass is under way,
+    and steps of z are that much longer than those of SGP at the same rate.
+
+    Source: Assran et al. (2019), by the code of its authors (facebookresearch/stochastic_gradient_push,
+    GossipDataParallel with overlap=True and synch_freq=0). Deviation: all nodes begin a round together; there a node
+    waits for its own neighbours only. Its larger synch_freq, with which nodes go on while messages are late, has the
+    exchange ``push_sum`` in its place, with which they never wait.
+    """
+    return _full_models(stays, lambda upload, event: _divided(upload, event.kept), early=True)
+
+
+def _divided(upload: Params, mass: Array | float) -> Params:
+    return jax.tree.map(lambda leaf: leaf / jnp.asarray(mass).astype(leaf.dtype), upload)
+
+
+def _full_models(stays: Stays, step: Callable[[Params, Event], Params], early: bool = False) -> PeerAlgorithm:
     def push(row: Params, upload: Params, event: Event) -> tuple[Params, Params, Mapping[str, Array]]:
         change = tree.split(upload, stays)
-        trained = jax.tree.map(jnp.add, row, tree.join(step(change[0], jnp.asarray(event.mass)), change[1]))
-        return trained, jax.tree.map(lambda leaf: leaf[None], tree.split(trained, stays)[0]), {}
+        trained = jax.tree.map(jnp.add, row, tree.join(step(change[0], event), change[1]))
+        return trained, jax.tree.map(lambda leaf: leaf[None], tree.split(row if early else trained, stays)[0]), {}
 
     return PeerAlgorithm(
         init=lambda params: params,
@@ -52,6 +72,7 @@ def _full_models(stays: Stays, step: Callable[[Params, Array], Params]) -> PeerA
         start=Message,
         push=push,
         params=lambda row: row,
+        early=early,
     )
 
 

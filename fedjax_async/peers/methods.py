@@ -10,7 +10,7 @@ from fedjax_async.local import anchored_training
 from fedjax_async.peers.choco_sgd import choco
 from fedjax_async.peers.divshare_fragments import divshare
 from fedjax_async.peers.divshare_tensors import tensor_fragments
-from fedjax_async.peers.full_mixing import full_models, sgp
+from fedjax_async.peers.full_mixing import full_models, osgp, sgp
 from fedjax_async.peers.pushcen_adfl import pushcen
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.001}
@@ -122,6 +122,12 @@ METHODS: dict[str, Method] = {
         exchange="sgp",
         topology="exponential:one_peer=true",
         about="Synchronous stochastic gradient push (Assran et al. 2019).",
+    ),
+    "osgp": Method(
+        osgp,
+        exchange="overlap",
+        topology="exponential:one_peer=true",
+        about="SGP that sends its messages while it trains: overlap SGP (Assran et al. 2019).",
     ),
     "choco": Method(
         choco,

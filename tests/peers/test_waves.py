@@ -14,7 +14,7 @@ from fedjax_async.peers import masses, peer_runs, peer_slots, peer_waves, plan_p
 from fedjax_async.peers.swift import communication_coefficients
 from tests.peers.slow_peers import coefficients_by_hand
 
-EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "epidemic", "sgp", "alone"]
+EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "epidemic", "sgp", "overlap", "alone"]
 
 
 def needs(plan):
