@@ -152,7 +152,7 @@ ALIKE: dict[str, list[str]] = {
         # the uploads of a step do not enter through their sum alone
         "fednova port fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         # a memory of each client
-        "ca2fl fedvarp fedstale mifa ace area malenia orthofl orthofl_released orthofl_pairwise",
+        "ca2fl fedvarp fedstale fedstaleweight mifa ace area malenia orthofl orthofl_released orthofl_pairwise",
         "scaffold feddyn",  # a state of each client
         "floco asynccurve",  # messages and uploads of more than one model
         "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",

@@ -76,6 +76,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "Malenia": ("malenia:server_lr={}", (1, 0.3)),
             "Ringleader": ("ringleader:server_lr={}", RATES),
             "AREA": ("area@buffer:size={}", (1, 3, 10)),
+            "FedStaleWeight, K = 5": ("fedstaleweight:server_lr={}@buffer:size=5", RATES),
             "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
         },
     ),

@@ -4,15 +4,15 @@ Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving de
 staleness weights), an aggregate over the arrivals of a server step (``aggregate.py``) and an optax optimiser.
 ``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``delay_adaptive.py`` cuts the steps of late
 deltas, ``port.py`` weights them by their likeness too, ``fedopt.py`` has the adaptive optimisers, ``robust.py`` the
-rules that tolerate bad uploads. ``ca2fl.py``, ``mifa.py``, ``area.py``, ``malenia.py`` and ``ringleader.py`` are rules
-with a memory of each client, ``orthofl.py`` and ``quafl.py`` send each client weights of its own, ``adpsgd.py`` holds
-the models of nodes that average in pairs, ``delay_correction.py`` corrects stale deltas for the server's drift since
-their start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``floco.py`` (a simplex of models, with regions of the
-clients in ``regions.py``) and ``asynccurve.py`` (curves) have client algorithms of their own. The parts of AsyncCurve
-also work with other rules: ``steps.py``, ``step_size.py`` (with the dominance penalty) and ``swa.py`` (stochastic
-weight averaging). ``parts.py`` gives such parts names and adds them to any rule. ``privacy.py`` clips uploads and adds
-noise around any rule, ``attacks.py`` forges uploads of malicious clients. ``running_statistics.py`` says how all rules
-treat BatchNorm. ``methods.py`` gives every method its name.
+rules that tolerate bad uploads. ``ca2fl.py``, ``mifa.py``, ``area.py``, ``malenia.py``, ``ringleader.py`` and
+``fedstaleweight.py`` are rules with a memory of each client, ``orthofl.py`` and ``quafl.py`` send each client weights
+of its own, ``adpsgd.py`` holds the models of nodes that average in pairs, ``delay_correction.py`` corrects stale deltas
+for the server's drift since their start. ``scaffold.py``, ``feddyn.py``, ``fedmrur.py``, ``floco.py`` (a simplex of
+models, with regions of the clients in ``regions.py``) and ``asynccurve.py`` (curves) have client algorithms of their
+own. The parts of AsyncCurve also work with other rules: ``steps.py``, ``step_size.py`` (with the dominance penalty) and
+``swa.py`` (stochastic weight averaging). ``parts.py`` gives such parts names and adds them to any rule. ``privacy.py``
+clips uploads and adds noise around any rule, ``attacks.py`` forges uploads of malicious clients.
+``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
 # fmt: off

@@ -22,6 +22,7 @@ from fedjax_async.server.feddyn import feddyn as feddyn, feddyn_client as feddyn
 from fedjax_async.server.fedmrur import fedmrur as fedmrur, fedmrur_client as fedmrur_client
 from fedjax_async.server.fedopt import (fadas as fadas, fedadagrad as fedadagrad, fedadam as fedadam,
     fedavgm as fedavgm, fedyogi as fedyogi)
+from fedjax_async.server.fedstaleweight import fedstaleweight as fedstaleweight
 from fedjax_async.server.floco import floco as floco, floco_client as floco_client
 from fedjax_async.server.malenia import malenia as malenia
 from fedjax_async.server.mifa import ace as ace, mifa as mifa
@@ -78,6 +79,9 @@ METHODS: dict[str, Method] = {
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "port": Method(
         port, "hurry", about="Deltas weighted by age and likeness, late clients hurry (Su and Li 2022).", joint="bound"
+    ),
+    "fedstaleweight": Method(
+        fedstaleweight, "buffer:size=5", about="Deltas weighted by their clients' mean staleness (Ma et al. 2024)."
     ),
     "fedcompass": Method(
         fedcompass, "compass", about="Local steps by speed, so that groups arrive together (Li et al. 2024)."

@@ -170,7 +170,7 @@ RANGES = {
     "trim": [-0.1, 0.6, None],
     "byzantine": [-1, 1.5, None],
     "select": [0, 1.5, None],
-    "size": [0, 2.0, None],
+    "size window": [0, 2.0, None],
     "cycle overwrite vertices bends signal": [0, 2.5],
 }
 OUT_OF_RANGE = {field: values for fields, values in RANGES.items() for field in fields.split()}

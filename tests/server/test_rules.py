@@ -24,7 +24,7 @@ from fedjax_async.server import (
 from fedjax_async.server.adpsgd import _PAIR, PAIRINGS
 from fedjax_async.types import Arrival
 from tests.geometry.textbook import polygon
-from tests.server import textbook, textbook_loops
+from tests.server import textbook, textbook_loops, textbook_weights
 from tests.server.made_up import (
     CLIENTS,
     KEY,
@@ -97,6 +97,7 @@ RULES = {
     "malenia": ({}, textbook_loops.malenia()),
     "area": ({}, textbook_loops.area()),
     "port": ({}, textbook_loops.port()),
+    "fedstaleweight": ({}, textbook_weights.fedstaleweight()),
     "quafl": ({"size": 4}, textbook_loops.quafl(4)),
     "ringleader": ({}, textbook_loops.ringleader()),
     "fedvarp": ({}, textbook_loops.ca2fl()),
@@ -212,6 +213,7 @@ SWEEPS = [
         LR | {"likeness_weight": [1.0, 0.0], "age_weight": [3.0, 0.5], "bound": [10.0, 2.0]},
         textbook_loops.port,
     ),
+    ("fedstaleweight", {"window": 2} | LR, lambda lr: textbook_weights.fedstaleweight(lr, 2)),
     ("fedvarp", LR, textbook_loops.ca2fl),
     ("fedstale", LR | {"beta": [0.0, 0.7]}, textbook_loops.ca2fl),
     ("mifa", LR | {"wait": True}, lambda lr: textbook_loops.mifa(lr, wait=True)),

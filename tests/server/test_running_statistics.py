@@ -15,7 +15,7 @@ from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import arrival, received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
-AVERAGING += ["fedstale", "mifa", "ace", "malenia", "ringleader", "area", "port"]
+AVERAGING += ["fedstale", "mifa", "ace", "malenia", "ringleader", "area", "port", "fedstaleweight"]
 CORRECTED = ["dc_asgd", "dc_asgd_a", "orthograd", "orthopos", "orthostrict", "orthodyn"]
 
 
@@ -54,7 +54,8 @@ def after_steps(name, start, change, staleness=None, **options):
 def test_statistics_become_the_mean_of_the_clients_own(name):
     """For any staleness: in the second step one client started where those of the first did, another elsewhere."""
     weak = {"strength": 0.01} if name == "dc_asgd_a" else {}  # a strong correction turns the weights around
-    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]], **weak)
+    stale = np.ones((2, 2)) if name == "fedstaleweight" else None  # its fresh uploads weigh nothing
+    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]], stale, **weak)
     np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
     assert np.all(weights > 0)
 
