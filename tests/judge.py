@@ -13,7 +13,6 @@ import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -22,8 +21,8 @@ from fedjax_async import Settings, simulate, sweep
 from fedjax_async.base.notices import AllRejected, RunWarning
 from fedjax_async.config import prepare
 from fedjax_async.engine import peer_programs, programs, scoring
-from fedjax_async.local import batches
 from tests.draws import EIGHT, PROGRAMS, Drawn, kept
+from tests.engine.problem import on_an_accelerator
 from tests.worlds import ACCELERATOR, World, engine_of, settings_of
 
 
@@ -59,17 +58,6 @@ def close(have, want, start, line):
     apart, moved = (np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(leaves[1], leaves[k]))) for k in (0, 2))
     assert apart <= 1e-9 * moved + 1e-12, f"{apart} of {moved}: {line}"
     return moved
-
-
-@contextmanager
-def on_an_accelerator():
-    """Inside, the engine runs as on an accelerator, but for the permutation, which XLA:CPU cannot compile unrolled."""
-
-    def backend():
-        return "cpu" if sys._getframe(1).f_globals["__name__"] == batches.__name__ else "gpu"
-
-    with mock.patch.object(jax, "default_backend", backend):
-        yield
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 """A small problem in JAX's default float type: a softmax MLP on Gaussian blobs, clients of unequal sizes.
 
-Also a rule and a client that are in no registry, and how runs are stacked, compared, and ended on their way.
+Also a rule and a client that are in no registry, and how runs are stacked, compared, ended on their way, and executed as
+on an accelerator.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +21,7 @@ from fedjax_async.base import factories, tree
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
-from fedjax_async.local import OPTIMIZERS, local_steps, local_training
+from fedjax_async.local import OPTIMIZERS, batches, local_steps, local_training
 from fedjax_async.models.wrap import augmented, cross_entropy
 from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import ClientAlgorithm, FederatedData, Info, Message, Model, ServerAlgorithm
@@ -110,7 +114,7 @@ def case(
 ) -> Case:  # fmt: skip
     """The arguments of one run; call it inside ``jax.enable_x64`` for float64."""
     who = data(sizes)
-    trainer = client(proximal) if proximal or not isinstance(rule, str) else client_of(rule)
+    trainer = client(proximal) if proximal else client_of(rule) if isinstance(rule, str) else client()
     rule = server(rule) if isinstance(rule, str) else rule
     schedule = plan(
         timing,
@@ -178,6 +182,17 @@ def stack_of(*cases, facts=None, of_stack=None, **layout):
     members = [make_member(*one, **more) for one, more in zip(cases, facts or [{}] * len(cases), strict=True)]
     made = layout_of(members, **layout)
     return make_stack(members, made, shape_of(made), **(of_stack or {}))
+
+
+@contextmanager
+def on_an_accelerator():
+    """Inside, the engine runs as on an accelerator, but for the permutation, which XLA:CPU cannot compile unrolled."""
+
+    def backend():
+        return "cpu" if sys._getframe(1).f_globals["__name__"] == batches.__name__ else "gpu"
+
+    with mock.patch.object(jax, "default_backend", backend):
+        yield
 
 
 class Killed(Exception):
