@@ -36,7 +36,7 @@ Source: AsyncManifold (2025), Theorem 1 and appendix A.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -122,7 +122,7 @@ def _numbers(value: Quantity) -> list[tuple[str, Quantity]]:
 
 def quality_term(c: ManifoldConstants) -> Quantity:
     """``Psi = (1 - Q) min_t L(Theta^t)`` for Q >= 1, else ``(1 - Q) max_t L(Theta^t)`` (eq. 23)."""
-    over = c.quality >= 1
+    over: Any = c.quality >= 1  # a truth value, or an array of them
     return (1 - c.quality) * (over * c.lowest + (1 - over) * c.highest)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock import DelayStatistics
 
-Quantity = float | np.ndarray  # one number, or several that broadcast
+Quantity = float | np.ndarray[Any, np.dtype[np.float64]]  # one number, or several that broadcast
 
 
 class Constants(NamedTuple):
