@@ -1,7 +1,7 @@
 """A small problem in JAX's default float type: a softmax MLP on Gaussian blobs, clients of unequal sizes.
 
-Also a rule and a client that are in no registry, and how runs are stacked, compared, ended on their way, and executed as
-on an accelerator.
+Also a rule and a client that are in no registry, and how runs are stacked, compared, ended on their way, and executed
+as on an accelerator.
 """
 
 from __future__ import annotations

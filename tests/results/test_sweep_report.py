@@ -382,4 +382,5 @@ def test_a_swept_option_with_the_name_of_a_column_has_its_whole_path():
 def test_a_setting_whose_title_is_a_label_stays_apart():
     """A point that changes nothing is called base, and so may be a label."""
     found = swept_runs(a_sweep({"method": {"base": "fedavg", "other": "asgd"}}, points=[{}]))
-    assert [len(group) for group in by_setting(found).values()] == [1, 1, 1] == [row["seeds"] for row in setting_rows(found)]
+    assert [len(group) for group in by_setting(found).values()] == [1, 1, 1]
+    assert [row["seeds"] for row in setting_rows(found)] == [1, 1, 1]
