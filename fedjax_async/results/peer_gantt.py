@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.engine.peer_points import executed
 from fedjax_async.peers import PeerSchedule, ages
+from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 BARS = "#BFD7EA"
 EVENTS_SHOWN = 5  # per node, about
@@ -54,7 +56,8 @@ def peer_gantt(
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
     inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
     are left out; the text above says how many nodes are shown. ``schedule``: a plan, or a run without a server, which
-    brings its names; its events have the colour of the staleness of what they mix. ``clients``: how many (the first
+    brings its names. A run's events have the colour of the staleness of what they mix, those that withhold their
+    messages, or are rejected, a colour of their own; withheld messages have no lines. ``clients``: how many (the first
     ones) or which. ``since`` and ``until``: the virtual times, in seconds, at which the chart begins and ends (default:
     enough for about five events per node). ``names``: one per node, ``run.client_names``; long ones are cut, as in
     :func:`gantt`.
@@ -76,28 +79,42 @@ def peer_gantt(
     row_of[rows] = np.arange(len(rows))
     draw_absences(axes, [away(schedule, node, until) for node in rows], until, "node")
     events = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
-    if run is None:
-        _draw_events(axes, schedule, row_of, until, {"event": (events, BARS)}, names)
-    else:
-        _draw_events(axes, schedule, row_of, until, _states(figure, axes, run, events), names)
+    quiet = np.zeros(len(schedule.client), bool) if run is None else _quiet(run)
+    sent = ~quiet[schedule.push_event]
+    states = {"event": (events, BARS)} if run is None else _states(figure, axes, run, events, quiet)
+    _draw_events(axes, schedule, row_of, until, states, names, sent)
     mixing = events[(np.diff(schedule.inbox_bounds)[events] > 0) & (schedule.mixed_at[events] <= until)]
     at, y = schedule.mixed_at[mixing] / size, row_of[schedule.client[mixing]]
     ticks = axes.vlines(at, y - 0.34, y + 0.34, canvas.INK, linewidth=0.9)
     canvas.mark(axes, ticks, name="inbox mixed")
-    kinds = _draw_messages(axes, lines_of(schedule, row_of, schedule.end[schedule.push_event] <= until), size)
+    kinds = _draw_messages(axes, lines_of(schedule, row_of, sent & (schedule.end[schedule.push_event] <= until)), size)
     shown = canvas.note(axes, left_out(rows, schedule.num_clients, "node", since, asked, end))
     axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, names, since, until, "node")
-    if kinds:
-        texts = [f"message {name}" for name in kinds]
-        canvas.legend_below(figure, list(kinds.values()), texts, drawing, columns=4, fontsize=8)
+    legend = {f"message {name}": line for name, line in kinds.items()} | _patches(states)
+    if legend:
+        canvas.legend_below(figure, list(legend.values()), list(legend), drawing, columns=4, fontsize=8)
     return canvas.finish(figure, drawing)
 
 
-def _states(figure: Figure, axes: Axes, run: Run, events: np.ndarray) -> dict[str, tuple[np.ndarray, Any]]:
+def _done(run: Run) -> np.ndarray:
+    """The events in the rows of ``run.updates``."""
+    return executed(run.schedule, np.asarray(run.evaluations["time"]))
+
+
+def _quiet(run: Run) -> np.ndarray:
+    """Which events of the plan have withheld their messages; bool[E]."""
+    quiet = np.zeros(len(run.schedule.client), bool)
+    if WITHHELD in run.updates:
+        quiet[_done(run)] = run.updates[WITHHELD]
+    return quiet
+
+
+def _states(
+    figure: Figure, axes: Axes, run: Run, events: np.ndarray, quiet: np.ndarray
+) -> dict[str, tuple[np.ndarray, Any]]:
     """State -> those of the ``events`` that have it, and their colours; a scale of the staleness beside the axes."""
-    plan = run.schedule
-    done = executed(plan, np.asarray(run.evaluations["time"]))
+    plan, done = run.schedule, _done(run)
     staleness = np.full(len(plan.client), np.nan)
     staleness[done] = run.updates["staleness"]
     accepted = np.zeros(len(plan.client), bool)
@@ -105,10 +122,11 @@ def _states(figure: Figure, axes: Axes, run: Run, events: np.ndarray) -> dict[st
     ended = np.isfinite(staleness[events])
     known = staleness[events][ended]
     colours = staleness_colours(figure, axes, known, "events of the sender", white=0.5)  # messages are drawn over bars
-    trained = events[accepted[events]]
+    trained, silent = (events[accepted[events] & kind] for kind in (~quiet[events], quiet[events]))
     rejected, left = events[ended & ~accepted[events]], events[~ended]
     return {
         "trained": (trained, colours.to_rgba(staleness[trained])),
+        WITHHELD: (silent, STATE_COLOURS[WITHHELD]),
         REJECTED: (rejected, STATE_COLOURS[REJECTED]),
         "under way": (left, UNAPPLIED),
     }
@@ -121,11 +139,13 @@ def _draw_events(
     until: float,
     states: Mapping[str, tuple[np.ndarray, Any]],
     names: Sequence[str] | None,
+    pushed: np.ndarray,
 ) -> None:
-    """A bar per event; ``states``: name -> events and their colours."""
+    """A bar per event; ``states``: name -> events and their colours; ``pushed``: which messages are sent, bool[M]."""
     size, _ = canvas.axis("time", until)
     gap = 0.0015 * until / size
-    mixed, sent = np.diff(schedule.inbox_bounds), np.bincount(schedule.push_event, minlength=len(schedule.client))
+    mixed = np.diff(schedule.inbox_bounds)
+    sent = np.bincount(schedule.push_event[pushed], minlength=len(schedule.client))
     columns = (schedule.client, schedule.number, schedule.local_steps, schedule.start, schedule.end, schedule.mixed_at)
     about = np.stack([*columns, mixed, sent], axis=1).astype(np.float32)
     for state, (mine, colours) in states.items():
@@ -141,6 +161,14 @@ def _draw_events(
             "%{customdata[7]} messages<br>mixes %{customdata[6]} messages at %{customdata[5]:,.6~g} s<extra></extra>"
         )
         canvas.mark(axes, bars, name=state, customdata=about[mine], hovertemplate=text, **who)
+
+
+def _patches(states: Mapping[str, tuple[np.ndarray, Any]]) -> dict[str, Patch]:
+    """For the legend, the states of events that have a colour of their own."""
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    shown = {state: states[state] for state in (WITHHELD, REJECTED) if state in states}
+    return {f"event {state}": Patch(color=colour) for state, (mine, colour) in shown.items() if len(mine)}
 
 
 def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[str, Line2D]:

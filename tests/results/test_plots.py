@@ -421,6 +421,18 @@ def test_the_page_has_every_event_and_message():
         assert np.isnan(x[:, 2]).all()
 
 
+def test_withheld_messages_have_no_lines():
+    run, quiet = run_of(PLAN), PLAN.client % 2 == 0
+    run = run._replace(updates=run.updates | {"withheld": quiet})
+    shown = on_page(run, 10_000)
+    traces = {each["name"]: each for each in shown.figure["data"]}
+    np.testing.assert_array_equal(np.sort(array(traces["withheld"]["base"])), np.sort(PLAN.start[quiet]))
+    legend = peer_gantt(run, until=8).legends[0].get_texts()
+    assert {"event withheld", "event rejected"} < {text.get_text() for text in legend}
+    lines = [array(traces[name]["y"]).reshape(-1, 3)[:, 0] for name in NAMES.values() if name in traces]
+    np.testing.assert_array_equal(np.unique(np.concatenate(lines)), np.unique(PLAN.client[~quiet]))
+
+
 def test_a_long_plan_is_cut_and_the_note_says_so():
     shown = on_page(run_of(PLAN), 110)
     bars = sum(len(array(each["base"])) for each in shown.figure["data"] if each["type"] == "bar")
