@@ -19,7 +19,7 @@ from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import significance, store, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.beside import command_in
-from fedjax_async.results.reading import grouped_in, kind_of, listed_in
+from fedjax_async.results.reading import grouped_in, kind_of, listed_in, mixed_settings
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_report import write_tables
 from fedjax_async.results.sweep_table import TableOptions
@@ -156,6 +156,8 @@ def _methods(path: Path, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Conten
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
+    if mixed := mixed_settings(runs):
+        return [], [f"Runs of a method differ in more than their seed, so no table compares them: {mixed}."]
 
     def compared(texts: Sequence[str]) -> list[str]:
         """The columns that both tables have, without those that depend on options of the command."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedjax_async.base import check, lazy
+from fedjax_async.base import check, identity, lazy
 from fedjax_async.results import store, sweep_folder
 from fedjax_async.results.beside import labels_in
 from fedjax_async.results.client_names import with_names
@@ -82,6 +82,26 @@ def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) ->
     allowed = "a comparison with the same finished seeds of all methods"
     found = f"but {first[0]} has {first[1]} and {other[0]} has {other[1]}"
     check.require(other == first, "folder", str(folder), f"{allowed}, {found}")
+
+
+def mixed_settings(runs: Mapping[str, Sequence[Run]]) -> str:
+    """How the settings of a method's runs differ besides the seed, in a few words; empty if they do not.
+
+    A folder has runs of several settings if it was used for other seeds with other settings.
+    """
+    for name, (first, *others) in runs.items():
+        for other in others:
+            found, wanted = (run.settings | {"seed": None} for run in (first, other))
+            if text := identity.difference(found, wanted):
+                return f"{name}, seed {other.settings.get('seed')} against {first.settings.get('seed')}: {text}"
+    return ""
+
+
+def require_same_settings(folder: str | Path, runs: Mapping[str, Sequence[Run]]) -> None:
+    """``ValueError`` unless the runs of each method differ in their seed only: their means would be of nothing."""
+    found = mixed_settings(runs)
+    allowed = f"a comparison whose runs of a method differ in their seed only, but {found} (move the others away)"
+    check.require(not found, "folder", str(folder), allowed)
 
 
 def load(folder: str | Path) -> Any:

@@ -75,6 +75,7 @@ def _comparison(path: Path, plots: bool, *, drawing: Drawing, **options: Any) ->
     found = reading.comparison_in(path)
     runs = {name: found[name] for name in reading.listed_in(path, found) or found}
     reading.require_same_seeds(path, runs)
+    reading.require_same_settings(path, runs)
     require_energy(drawing, [run.settings for seeds in runs.values() for run in seeds])
     return write_comparison(runs, path, plots, drawing=drawing, **options)
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_async import cli, results
 from fedjax_async.config import sweeping
-from fedjax_async.results import reading, redraw, write_comparison, write_run, write_sweep
+from fedjax_async.results import html_folders, reading, redraw, write_comparison, write_run, write_sweep
 from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import Drawing
 from fedjax_async.results.store import save
@@ -174,3 +174,14 @@ def test_curves_against_energy():
     assert accuracy_curve({"a": [counted]}, "step", drawing=Drawing(x="energy")).axes[0].get_xlabel() == "server steps"
     with pytest.raises(ValueError, match="x = 'energy': must be another: the run has no energy"):
         accuracy_curve({"a": [run]}, drawing=Drawing(x="energy"))
+
+
+def test_seeds_with_other_settings_are_not_averaged(comparison):
+    """A folder may have them after another call with other seeds; the page has no table of methods then."""
+    place = comparison / "runs" / "fedavg" / "seed_2"
+    run = results.load(place)
+    save(run._replace(settings=run.settings | {"time": 99.0}), place, overwrite=True)
+    with pytest.raises(ValueError, match=r"but fedavg, seed 2 against 0: time = 99\.0, saved 12\.0"):
+        redraw(comparison, plots=False)
+    found = html_folders.read(comparison)
+    assert found.tables == [] and "fedavg, seed 2 against 0" in found.notes[0]
