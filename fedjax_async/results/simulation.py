@@ -31,7 +31,7 @@ from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
 from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
 from fedjax_async.results.running import OneRun, precision, require_rooms, run_kept
 from fedjax_async.results.runs import write_comparison
-from fedjax_async.results.store import CHECKPOINTS, require_comparison
+from fedjax_async.results.store import CHECKPOINTS, become_comparison, require_comparison
 from fedjax_async.types import Run
 
 
@@ -255,6 +255,8 @@ def train_compared(
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": callbacks, "checkpoints": None if out is None else out / CHECKPOINTS}
         require_rooms(runs, overwrite=overwrite, again=again)
+        if out is not None and overwrite:
+            become_comparison(out)
         with labelled(out, by_name), commanded(out, anew=overwrite or again):
             found = dict(zip(in_order, run_kept(runs, partial(_planned, in_turn, progress), **options), strict=True))
         by_method = Comparison({method: [found[seed, method] for seed in all_seeds] for method in by_name})

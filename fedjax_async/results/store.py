@@ -42,6 +42,7 @@ BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
 CLIENT_NAMES = "client_names.json"  # only if the data name their clients: a list
 OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT, CLIENT_NAMES)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
+SWEEP = "sweep.json"  # the definition of a sweep, in its folder, see ``sweep_folder.py``
 CHECKPOINTS = "checkpoints"  # only while the run is not finished; in a comparison, those of its stacks
 LABELS, COMMAND = BESIDE = ("labels.json", "command.txt")  # beside results, see ``beside.py``
 MEMBERS = "members.json"  # among the checkpoints of a comparison: the settings of the runs that it has begun, by name
@@ -171,7 +172,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
     folder = require_folder(folder)
     if overwrite or _is_bare(folder):
         return folder
-    others = {"sweep.json": "a sweep", MANIFEST: "a run", f"{CHECKPOINTS}/settings.json": "a run"}
+    others = {SWEEP: "a sweep", MANIFEST: "a run", f"{CHECKPOINTS}/settings.json": "a run"}
     others["settings.json"] = "a run"
     found = next((kind for name, kind in others.items() if (folder / name).exists()), None)
     left = [path.name for path in folder.iterdir() if not _is_beside(path)]
@@ -181,6 +182,12 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
         allowed = f"empty or hold a comparison, but it holds {found} (choose another folder)"
         raise Occupied(f"folder = {str(folder)!r}: must be {allowed}")
     return folder
+
+
+def become_comparison(folder: Path) -> None:
+    """Remove the files by which a folder that is overwritten is one of a run or of a sweep; all others stay."""
+    for name in (SWEEP, MANIFEST, "settings.json", f"{CHECKPOINTS}/settings.json"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _is_beside(path: Path) -> bool:
@@ -218,7 +225,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in set(OPTIONAL) - set(contents):  # of an earlier run
+    for name in {*OPTIONAL, *((SWEEP,) if overwrite else ())} - set(contents):  # of earlier results
         (folder / name).unlink(missing_ok=True)
     by_size = sorted(contents, key=lambda name: (name != "settings.json", len(contents[name])))
     writers: dict[str, Callable[[], Any]] = {n: partial(disk.write, folder / n, contents[n]) for n in by_size}

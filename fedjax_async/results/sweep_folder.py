@@ -22,7 +22,7 @@ from fedjax_async.results.runs import write_run
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
-DEFINITION = "sweep.json"
+DEFINITION = store.SWEEP
 NAMELESS = "fedjax_async.config.own.Named"  # a value that is an object, as earlier versions wrote it
 ROLES = "roles.json"  # not in the definition, because roles change how results are read, not the runs
 

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
-from fedjax_async import cli, results
+from fedjax_async import cli, compare, results
 from fedjax_async.config import sweeping
-from fedjax_async.results import html_folders, reading, redraw, write_comparison, write_run, write_sweep
+from fedjax_async.config.grid import expand
+from fedjax_async.results import html_folders, reading, redraw, sweep_folder, write_comparison, write_run, write_sweep
 from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import Drawing
 from fedjax_async.results.store import save
@@ -185,3 +186,15 @@ def test_seeds_with_other_settings_are_not_averaged(comparison):
         redraw(comparison, plots=False)
     found = html_folders.read(comparison)
     assert found.tables == [] and "fedavg, seed 2 against 0" in found.notes[0]
+
+
+def test_a_folder_that_is_overwritten_is_of_the_new_kind(tmp_path, monkeypatch):
+    """Else the earlier sweep or run would be read in place of the new results."""
+    sweep_folder.begin(tmp_path, expand(FEW, {"lr": [0.1, 0.2]}))
+    save(make_run(), tmp_path, overwrite=True)
+    assert reading.kind_of(tmp_path) == "run"
+    sweep_folder.begin(tmp_path, expand(FEW, {"lr": [0.1, 0.2]}))
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
+    for overwrite in (True, False):  # the second call reads what the first one wrote
+        compare(["asgd"], out=tmp_path, overwrite=overwrite, plots=False, progress=False, **FEW)
+        assert reading.kind_of(tmp_path) == "comparison"
