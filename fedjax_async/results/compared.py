@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -152,6 +153,28 @@ def _with_rule(specs: Mapping[str, str], rule: object) -> list[str]:
 
 def _specs(methods: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     return dict(methods) if isinstance(methods, Mapping) else {method: method for method in methods}
+
+
+def target_method(target: str | float, methods: Mapping[str, str] | Iterable[str]) -> str | None:
+    """The method whose final accuracy is the target; None for an accuracy or a share, also if a label is like it.
+
+    >>> target_method("fedavg", ["fedavg", "95%"]), target_method("95%", ["fedavg", "95%"])
+    ('fedavg', None)
+    """
+    return None if 0 < target_number(target) <= 1 else method_in(target, methods)
+
+
+def target_number(target: str | float | None) -> float:
+    """The accuracy or the share that a target is; NaN for None and for other text, such as a method's name.
+
+    >>> target_number("0.7"), target_number("95%"), target_number("fedavg")
+    (0.7, 0.95, nan)
+    """
+    text = str(target)
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
 
 
 def baseline_of(methods: Mapping[str, str] | Iterable[str], given: str | None = None) -> str:

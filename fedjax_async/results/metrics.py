@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.engine.client_scores import smaller_is_better
-from fedjax_async.results.compared import method_in, specs_in
+from fedjax_async.results.compared import specs_in, target_method, target_number
 from fedjax_async.results.measured import column_title, shown_unit
 from fedjax_async.types import Run
 
@@ -227,30 +227,17 @@ def target_accuracy(
 ) -> np.ndarray:
     """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
 
-    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method (as in
-    :func:`fedjax_async.results.compared.method_in`), for its final accuracy; or a share such as ``"95%"``, of the
-    lowest final accuracy of all. ``specs``: method -> its spec, where methods have labels.
+    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a share such as ``"95%"``,
+    of the lowest final accuracy of all; or a method (as in :func:`fedjax_async.results.compared.method_in`), for its
+    final accuracy. ``specs``: method -> its spec, where methods have labels.
     """
-    if (method := method_in(target, list(final) if specs is None else specs)) is not None:
+    if (method := target_method(target, list(final) if specs is None else specs)) is not None:
         return np.asarray(final[method], np.float64)
     number = target_number(target)
     allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
     check.require(0 < number <= 1, "target", target, allowed)
     lowest = np.min(list(final.values()), axis=0)
     return number * lowest if str(target).endswith("%") else np.full(lowest.shape, number)
-
-
-def target_number(target: str | float | None) -> float:
-    """The accuracy or the share that a target is; NaN for None and for other text, such as a method's name.
-
-    >>> target_number("0.7"), target_number("95%"), target_number("fedavg")
-    (0.7, 0.95, nan)
-    """
-    text = str(target)
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        return math.nan
 
 
 def _final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:

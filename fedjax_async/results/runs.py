@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk
 from fedjax_async.results import begun, clients, comparisons, latex, metrics, store, tables
-from fedjax_async.results.compared import method_in, specs_in
+from fedjax_async.results.compared import specs_in, target_method
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import FORMATS, SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns, measured, validation
@@ -154,7 +154,7 @@ def write_comparison(
 
 
 def _described(target: str | float, methods: Mapping[str, str]) -> str:
-    if (method := method_in(target, methods)) is not None:
+    if (method := target_method(target, methods)) is not None:
         return f"the final accuracy of {method}"
     share = str(target).removesuffix("%")
     lowest = f"{share} % of the lowest final accuracy among these methods; with others it may differ, --target fixes it"

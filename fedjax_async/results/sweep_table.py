@@ -15,6 +15,7 @@ from fedjax_async.config.grid import GridPoint, labels, swept
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import comparisons, files, metrics, tables
+from fedjax_async.results.compared import target_number
 from fedjax_async.results.measured import shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
@@ -81,7 +82,7 @@ def swept_runs(sweep: Sweep, target: str | float | None = None) -> list[SweptRun
     ``target``: an accuracy in (0, 1]; its costs are measured too.
     """
     if target is not None:
-        fits = not str(target).endswith("%") and 0 < metrics.target_number(target) <= 1
+        fits = not str(target).endswith("%") and 0 < target_number(target) <= 1
         check.require(fits, "target", target, "an accuracy in (0, 1] for a sweep")
         target = float(target)
     return [swept_run(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]

@@ -216,3 +216,9 @@ def test_a_target_is_a_value_a_method_or_a_share():
     for wrong in ("70", "fedbuff", "0%", "120%", "nan", "", "%", 0, 1.5):
         with pytest.raises(ValueError, match=r"an accuracy in .* a share such as 95%, or one of fedavg, fedasync"):
             target_accuracy(final, wrong)
+
+
+def test_a_label_that_looks_like_a_target_does_not_replace_it():
+    """As of sparsities: the default target would be the final accuracy of the label ``95%``."""
+    final = {"90%": np.array([0.4]), "95%": np.array([0.8]), "5": np.array([0.6])}
+    assert target_accuracy(final) == 0.95 * 0.4 and target_accuracy(final, "5") == 0.6
