@@ -113,7 +113,7 @@ def _print_result(run: Run, began: float) -> None:
     steps = f"{counters['server_steps']} server steps" if run.has_server else f"{counters['messages']} messages"
     print(
         f"{run.settings['method']}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
-        f"{steps}, {end:.0f} virtual seconds" + unused_text(counters.get("unused", 0))
+        f"{steps}, {end:{'.0f' if end >= 10 else '.3g'}} virtual seconds" + unused_text(counters.get("unused", 0))
     )
     lines = [*([] if run.has_server else [nodes_text(run)]), *clients_text(run), *attackers_text(run), *costs_text(run)]
     lines += filter(None, [faults_text(counters), end_text(run)])

@@ -55,7 +55,8 @@ def _run(run: Run) -> str:
     found = {metrics.final_title(name): finals_of([run], name)[0] for name in scores}
     rows = [{"": name, " ": f"{value:.4g}"} for name, value in found.items()]
     rows += [{"": name, " ": f"{run.counters[name]:,}"} for name in ("updates", "server_steps") if name in run.counters]
-    rows += [{"": "virtual seconds", " ": f"{run.evaluations['time'][-1]:,.0f}"}]
+    end = run.evaluations["time"][-1]
+    rows += [{"": "virtual seconds", " ": f"{end:{',.0f' if end >= 10 else '.3g'}}"}]
     rows += [{"": "stopped", " ": run.stopped.why}] if run.stopped is not None else []
     title = f"Run: {run.settings.get('method', '')}"
     return _page(title, changed(run.settings), _table(rows), curve({"": [run]}, metric))

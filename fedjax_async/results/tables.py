@@ -192,7 +192,6 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # whether the intervals are of a loss
     whole = (
-        "time ",
         "updates",
         "unused",
         "rejected",
@@ -210,12 +209,13 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
         return (final and not name.endswith("(%)")) or (loss and name.startswith("95% "))
 
     decimals = {name: 0 if name.startswith(whole) else 4 if precise(name) else 2 for name in columns}
-    return decimals | {"sent (MB)": _for_two_digits(rows, "sent (MB)")}
+    times = {name: _for_two_digits(rows, name, least=0) for name in columns if name.startswith("time ")}
+    return decimals | times | {"sent (MB)": _for_two_digits(rows, "sent (MB)")}
 
 
-def _for_two_digits(rows: Sequence[Row], column: str) -> int:
-    """The decimal places, from 1 to 6, with which the smallest number > 0 of a column has two digits."""
+def _for_two_digits(rows: Sequence[Row], column: str, least: int = 1) -> int:
+    """The decimal places, from ``least`` to 6, with which the smallest number > 0 of a column has two digits."""
     cells = [row.get(column) for row in rows]
     numbers = [cell.mean if isinstance(cell, Spread) else cell for cell in cells]
     found = [number for number in numbers if isinstance(number, (int, float)) and 0 < number < math.inf]
-    return min(6, max(1, 1 - math.floor(math.log10(min(found))))) if found else 1
+    return min(6, max(least, 1 - math.floor(math.log10(min(found))))) if found else least

@@ -258,3 +258,11 @@ def test_another_run_in_a_folder_takes_away_what_was_drawn_of_the_first(tmp_path
     (tmp_path / "mine.png").write_bytes(b"")
     left = set(contents(write_run(make_run([0.1, 0.2, 0.3]), tmp_path, plots=False, overwrite=True)))
     assert not drawn & left and "mine.png" in left
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [((1800.0, 90.0), "90"), ((3.2, 3.4), "3.2"), ((0.04, 0.5), "0.040")])
+def test_times_to_a_target_have_two_digits(seconds, shown):
+    """A job may take a fraction of a second; of whole seconds nothing would be left."""
+    runs = {str(end): [make_run([0.1, 0.5], time=[0.0, end])] for end in seconds}
+    rows = comparison(runs, target=0.5)
+    assert f" {shown} " in table(rows, decimals=tables.decimals_of(rows))
