@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from fedjax_async.base.check import require
@@ -41,7 +42,7 @@ def verify_data(arguments: argparse.Namespace) -> None:
 
 def import_data(arguments: argparse.Namespace) -> None:
     """Write a data set to a new folder, divided by clients, and print how to use it."""
-    from fedjax_async.base import registry  # noqa: PLC0415
+    from fedjax_async.base import grammar, registry  # noqa: PLC0415
     from fedjax_async.data import DATASETS, check_data, federate, write_folder  # noqa: PLC0415
     from fedjax_async.types import FederatedData  # noqa: PLC0415
 
@@ -65,7 +66,8 @@ def import_data(arguments: argparse.Namespace) -> None:
         f"{data.name}: {len(data.size)} clients, {data.size.sum()} examples of {data.x.dtype}{list(data.x.shape[1:])}"
         f"{classes}, {len(data.test_x)} test examples {tests}"
     )
-    print(f"run: fedjax-async run --dataset folder:path={out} --clients {len(data.size)}")
+    dataset = shlex.quote(f"folder:path={grammar.quoted(str(out))}")
+    print(f"run: fedjax-async run --dataset {dataset} --clients {len(data.size)}")
 
 
 def import_fedscale(arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -182,14 +183,15 @@ def _submit(arguments: argparse.Namespace, file: File, work: SweepWork, limits: 
     jobs = cluster.submit(work, arguments.out, arguments.submit, **limits)
     for job in jobs:
         print(f"job {job.id}: {_shown(job)}")
-    again = f"fedjax-async sweep {arguments.file} --out {arguments.out}"
+    plugins = [word for source in arguments.plugin for word in ("--plugin", source)]
+    again = shlex.join(["fedjax-async", "sweep", arguments.file, "--out", arguments.out, *plugins])
     if _is_waited_for(arguments):
         _wait(jobs, again)
         _collect(arguments, file)
         return
     where = f"; logs in {Path(arguments.out) / cluster.LOGS}" if jobs else ": everything is finished"
     if jobs and jobs[0].handle is None:
-        where = f"; of each number N above: fedjax-async job {arguments.out} N"
+        where = f"; of each number N above: fedjax-async job {shlex.quote(arguments.out)} N"
     print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}{where}")
     print(f"when they are done: {again} --collect")
 

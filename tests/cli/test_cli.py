@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import METHODS, cli
+from fedjax_async import METHODS, cli, data
 from fedjax_async.base import registry
 from fedjax_async.cli import entry, flags, listing, planned
 from fedjax_async.clock import DelayStatistics, WaveStatistics
@@ -312,3 +313,9 @@ def test_an_output_without_unicode_shows_what_it_can(monkeypatch):
     monkeypatch.setattr(entry, "parser", lambda: argparse.Namespace(parse_args=lambda argv: action))
     assert cli.main([]) == 0
     assert stream.buffer.getvalue() == b"1 +- 2, \\xe9, caf\xc3\xa9\n"
+
+
+def test_the_command_for_imported_data_can_be_given_to_a_shell(capsys, tmp_path):
+    said = ok(capsys, "data", "import", "quadratic", "--out", str(tmp_path / "two words, one comma"))
+    words = shlex.split(said.splitlines()[-1].removeprefix("run: "))
+    assert data.load(words[words.index("--dataset") + 1]).name == "quadratic"

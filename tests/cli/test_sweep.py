@@ -177,9 +177,10 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
 
 
 def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, no_pictures, engine):
-    out = tmp_path / "out"
+    out = tmp_path / "the out"  # what is printed can be given to a shell
     said = ok(capsys, "sweep", str(file), "--out", str(out), "--submit", "array")
-    assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job {out} N" in said
+    assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job '{out}' N" in said
+    assert f"when they are done: fedjax-async sweep {file} --out '{out}' --collect" in said
     for number in range(4):
         assert cli.main(["job", str(out), str(number)]) == 0
     assert capsys.readouterr().out == "2 runs\n" * 4
