@@ -258,11 +258,18 @@ def test_a_client_that_is_never_in_time_counts_in_the_measure(files):
     assert h.successes(slow, rounds=10) == pytest.approx(math.log(11) / math.log(21))
     # eight tenths between the two: 1 + 0.8 * 8
     assert h.relative_time(slow, trips=20) == pytest.approx((7.4 + 2.5 / 3) / (2.5 / 3))
+    # one of five leaves during its first job and never comes back: the uploads of the other four end each round
+    gone = h.Clients(5, lambda *_: 1.0, lambda client, time: (0.0, math.inf if client else 1.0), 1.0)
+    leaving = gone._replace(interval=lambda client, time: gone.interval(client, time) if client or time < 1 else NEVER)
+    assert h.relative_time(leaving, trips=9) == pytest.approx(2 * (1 + 1 / 3) / (9 / 3 / 5))
 
 
 def test_work_of_the_measures_pauses_while_a_client_is_away(files):
     clients = files.heterogeneity.Clients(1, lambda *_: 1.0, _four_of_ten, 1.0)
     assert files.heterogeneity.finished(clients, 0, 1.0, 5.0) == 12.0, "3 s of work before 4, the rest from 10 on"
+
+
+NEVER = (math.inf, math.inf)
 
 
 def _four_of_ten(client, time):
