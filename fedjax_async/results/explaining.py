@@ -135,8 +135,9 @@ def explain(
 
 
 def _digest(run: Run, folder: Path | None) -> str:
-    """A hash that differs between runs: of the manifest or, without a folder, of the settings."""
-    content = files.json_bytes(run.settings) if folder is None else (folder / MANIFEST).read_bytes()
+    """A hash that differs between runs: of the manifest or, without a folder, of the settings and an early stop."""
+    known = run.settings if run.stopped is None else [run.settings, run.stopped]
+    content = files.json_bytes(known) if folder is None else (folder / MANIFEST).read_bytes()
     return hashlib.sha256(content).hexdigest()
 
 

@@ -10,8 +10,10 @@ from fedjax_async import cli, simulate
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results import Drawing, load, store
-from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
+from fedjax_async.results.explaining import Explanation, _digest, class_rows, client_rows, explain, staleness_rows
 from fedjax_async.results.swings import _owners
+from fedjax_async.types import Stopped
+from tests.results.made_up import make_run
 from tests.results.test_plots import PLAN, run_of
 
 BASE = {"model": "logistic", "clients": 3, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
@@ -160,3 +162,9 @@ def test_rows_add_up():
 def test_a_shared_step_belongs_to_who_moved_it_most():
     a = MADE_UP.arrivals
     assert _owners(a["step"], a["client"], a["change"]).tolist() == [0, 0, 0, 2]
+
+
+def test_a_run_in_memory_that_was_stopped_is_another_than_the_whole_one():
+    """Else the folder of its explanation would be read for the whole run, and hold arrivals up to the stop."""
+    run = make_run()
+    assert _digest(run, None) != _digest(run._replace(stopped=Stopped("callback f", "enough", 1)), None)
