@@ -42,6 +42,8 @@ def content(path: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"config = {path!r}: must be {allowed}; {error}") from None
     check.require(isinstance(found, dict), "config", path, allowed)
+    for name in found:  # both are names of one setting
+        check.require("-" not in name or name.replace("-", "_") not in found, name, found[name], "given once")
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 

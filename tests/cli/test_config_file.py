@@ -125,3 +125,8 @@ def test_the_help_shows_a_file(capsys):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         assert shown in capsys.readouterr().out
+
+
+def test_a_setting_under_both_of_its_names_is_refused():
+    with pytest.raises(ValueError, match="batch-size = 16: must be given once"):
+        settings("run", "--config", written("batch-size = 16\nbatch_size = 64"))
