@@ -17,6 +17,7 @@ from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.config import Settings
 from fedjax_async.config.labelling import by_label
+from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import simulation, write_comparison
 from fedjax_async.results.begun import unfinished
@@ -249,7 +250,8 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     require_final(arguments.final)
     require_columns(arguments.columns, more=settings.metrics is not None)
     drawing = drawing_of(arguments)
-    require_energy(drawing, [{"energy": settings.energy}])
+    each = [settings_in_comparison(settings, method, [*methods.values()]) for method in methods.values()]
+    require_energy(drawing, [{"energy": one.energy} for one in each])  # nodes without a server count none
     target_accuracy(dict.fromkeys(methods, np.ones(1)), arguments.target, methods)  # raises before any training
     plots = plots_of(arguments)
     callbacks = callbacks_of(arguments)  # raises before any training

@@ -156,6 +156,8 @@ def test_the_axis_of_new_runs(capsys, tmp_path, monkeypatch):
         capsys, *words, "energy"
     )
     assert "x = 'energy': must be time" in refused(capsys, "compare", "asgd", *SMALL, "--x", "energy")
+    nodes = ("asgd", "dpsgd", "--energy", "boards", "--x", "energy")  # which count none: not after the training
+    assert "x = 'energy': must be time" in refused(capsys, "compare", *nodes, *SMALL)
     assert "x = 'bytes': must be left out without a folder" in refused(capsys, "run", *SMALL, "--x", "bytes")
     (tmp_path / "s.toml").write_text('[base]\nmodel = "logistic"\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n')
     assert "x = 'energy': must be time" in refused(capsys, "sweep", "s.toml", "--x", "energy")
