@@ -203,12 +203,12 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
         "duplicates",
     )
 
-    def precise(name: str) -> bool:
-        """Whether the column is a final value, or its interval, that is not in percent."""
-        final = any(f", {way}" in name for way in ("mean of last ", "last", "best"))
-        return (final and not name.endswith("(%)")) or (loss and name.startswith("95% "))
+    def places(name: str) -> int:
+        if any(f", {way}" in name for way in ("mean of last ", "last", "best")):  # a final value, also of lateness
+            return 2 if name.endswith("(%)") else 4
+        return 4 if loss and name.startswith("95% ") else 0 if name.startswith(whole) else 2
 
-    decimals = {name: 0 if name.startswith(whole) else 4 if precise(name) else 2 for name in columns}
+    decimals = {name: places(name) for name in columns}
     times = {name: _for_two_digits(rows, name, least=0) for name in columns if name.startswith("time ")}
     return decimals | times | {"sent (MB)": _for_two_digits(rows, "sent (MB)")}
 

@@ -266,3 +266,8 @@ def test_times_to_a_target_have_two_digits(seconds, shown):
     runs = {str(end): [make_run([0.1, 0.5], time=[0.0, end])] for end in seconds}
     rows = comparison(runs, target=0.5)
     assert f" {shown} " in table(rows, decimals=tables.decimals_of(rows))
+
+
+def test_a_metric_is_no_count_though_its_name_begins_like_one():
+    title = metrics.final_title("lateness")
+    assert tables.decimals_of([{"accuracy, last (%)": 1.0, title: 0.25, "late": 3.0}])[title] == 4
