@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.base.notices import all_rejected
 from fedjax_async.config.grid import GridPoint, labels, swept
+from fedjax_async.config.own import Named
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.record import REAL_TIMES
 from fedjax_async.results import comparisons, files, metrics, tables
@@ -104,9 +105,9 @@ def _final_columns(found: Sequence[SweptRun]) -> list[str]:
 
 
 def _identity(each: SweptRun, columns: Mapping[str, str]) -> dict[str, Any]:
-    settings = each.point.settings
-    chosen = {columns[path]: value for path, value in each.point.shown(columns).items()}
-    return {"run": each.point.name, **chosen, "seed": settings.seed}
+    shown = each.point.shown(columns).items()
+    chosen = {columns[path]: str(value) if isinstance(value, Named) else value for path, value in shown}
+    return {"run": each.point.name, **chosen, "seed": each.point.settings.seed}
 
 
 def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, Any]]:

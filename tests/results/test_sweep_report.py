@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from fedjax_async.config import Settings
+from fedjax_async.config import Method, Settings, named
 from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
 from fedjax_async.results.figure import WIDTHS, Drawing
@@ -28,6 +28,7 @@ from fedjax_async.results.sweep_table import (
 )
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tuning import chosen_rows, rank
+from fedjax_async.server import asgd
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
 from tests.results.sweep_engine import made_up
@@ -384,3 +385,12 @@ def test_a_setting_whose_title_is_a_label_stays_apart():
     found = swept_runs(a_sweep({"method": {"base": "fedavg", "other": "asgd"}}, points=[{}]))
     assert [len(group) for group in by_setting(found).values()] == [1, 1, 1]
     assert [row["seeds"] for row in setting_rows(found)] == [1, 1, 1]
+
+
+def test_objects_of_the_users_own_are_names_in_every_table():
+    """Parquet has no type for the objects themselves."""
+    methods = [named(name, Method(asgd(server_lr=rate))) for name, rate in (("fair", 0.1), ("mine", 0.2))]
+    found = swept_runs(a_sweep({"method": methods}))
+    for columns in (as_columns(run_rows(found)), evaluation_columns(found)):
+        read = pyarrow.parquet.read_table(io.BytesIO(parquet_writer()(columns)))
+        assert set(read.column("method").to_pylist()) == {"fair", "mine"}
