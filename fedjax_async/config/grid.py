@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async.base import check, grammar
 from fedjax_async.config.labelling import plain, require_label
-from fedjax_async.config.own import Named, named
+from fedjax_async.config.own import ABSENT, Named, named
 from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, values_of
 from fedjax_async.config.settings import Settings, fields_of
 
@@ -34,9 +34,14 @@ class GridPoint(NamedTuple):
     labelled: tuple[str, ...] = ()  # the paths with a label as their value; the settings have what it stands for
 
     def shown(self, paths: Iterable[str]) -> dict[str, Any]:
-        """The value of each path as tables show it: a label, or as ``paths.values_of`` says."""
-        found = values_of(self.settings, paths)
-        return found | {path: self.values[path] for path in self.labelled if path in found}
+        """The value of each path as tables show it: a label, or as ``paths.values_of`` says.
+
+        An option of an object is the swept value if a file names the object, because then its options are not known.
+        """
+        found, fields = values_of(self.settings, paths), fields_of(self.settings)
+        absent = [field for field, value in fields.items() if isinstance(value, Named) and value.thing is ABSENT]
+        options = [path for path in self.values if "." in path and path.partition(".")[0] in absent]
+        return found | {path: self.values[path] for path in (*self.labelled, *options) if path in found}
 
     def title(self, short: Mapping[str, str]) -> str:
         """A readable title, without the seed."""

@@ -77,8 +77,15 @@ def _names(fields: Fields, field: str) -> Names | Named | None:
     """The names whose options are those of ``field``, or the object: given, or else the method's or the usual ones."""
     if _brings(fields, field):
         return Names((_held("method", fields["method"]).clock,))  # type: ignore[union-attr, arg-type]
-    usual = getattr(usual_of(fields["method"]), field, None) if field in OF_METHODS else USUAL.get(field)
-    return _held(field, fields[field] or usual)
+    return _held(
+        field, fields[field] or (_of_method(fields["method"], field) if field in OF_METHODS else USUAL.get(field))
+    )
+
+
+def _of_method(method: Any, field: str) -> str | None:
+    """The method's default of a setting; None of an object that a file names, of which only the name is known."""
+    absent = isinstance(method, Named) and method.thing is own.ABSENT
+    return None if absent else getattr(usual_of(method), field, None)
 
 
 def _with_names(fields: Fields, field: str, names: Names) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from fedjax_async.base.spec import Spec
 from fedjax_async.config import Method, Settings, named
 from fedjax_async.config.grid import expand
 from fedjax_async.config.own import Named
@@ -190,3 +191,14 @@ def test_objects_of_the_users_own_keep_their_names_in_the_folder(tmp_path, earli
     titles = [point.title({"method": "method"}) for point in sweep_folder.read_definition(tmp_path)]
     assert titles == ["method=fair", "method=fair", "method=mine", "method=mine"]
     assert sweep_folder.is_defined(tmp_path, points)
+
+
+def test_swept_options_beside_an_object_are_read_back(tmp_path):
+    """A folder keeps no code: neither the defaults of a method of one's own nor the options of its rule are known."""
+    own = named("own", Method(Spec(asgd, server_lr=0.1), timing="buffer:size=2"))
+    grid = {"method": [own], "method.server_lr": [0.1, 0.2], "timing.size": [2, 3], "optimizer.momentum": [0.9]}
+    points = expand(BASE, grid)
+    sweep_folder.begin(tmp_path, points)
+    read, paths = sweep_folder.read_definition(tmp_path), [path for path in grid if path != "method"]
+    assert [point.shown(paths) for point in read] == [point.shown(paths) for point in points]
+    assert read[-1].shown(paths) == {"method.server_lr": 0.2, "timing.size": 3, "optimizer.momentum": 0.9}
