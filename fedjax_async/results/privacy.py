@@ -147,13 +147,16 @@ def _unknown(run: Run, s: Settings, noise: float, rejected: np.ndarray) -> str:
         return "no bound is known: the server rejects uploads by their norm (norm_limit)"
     if s.attack is not None and attack_of(s.attack).watches:
         return "no bound is known: attackers forge their uploads from those of other clients, without noise"
-    return _stops(s)
+    return _stops(run, s)
 
 
-def _stops(s: Settings) -> str:
+def _stops(run: Run, s: Settings) -> str:
     """Why no bound is known for a run whose length depends on its evaluations; empty for others."""
-    stops = s.stop_at is not None or s.patience is not None
-    return "no bound is known: the run stopped by what it measured (stop_at, patience)" if stops else ""
+    if s.stop_at is not None or s.patience is not None:
+        return "no bound is known: the run stopped by what it measured (stop_at, patience)"
+    if run.stopped is not None:
+        return f"no bound is known: the run was stopped by {run.stopped.by}, which saw evaluations"
+    return ""
 
 
 def of_sums(
@@ -193,7 +196,7 @@ def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None
     size = np.asarray(data.size, np.int64)
     delta, delta_of = _delta(delta, min(int(size.sum()), len(data.y)), "examples")
     neighbours = "one example's gradients are zero"
-    why = "no bound: noise = 0" if noise == 0 else _stops(s)
+    why = "no bound: noise = 0" if noise == 0 else _stops(run, s)
     if why:
         return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
     batch = length_of_batch(s, data)

@@ -9,7 +9,7 @@ from fedjax_async import cli, simulate
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results import guarantees, save
 from fedjax_async.results.privacy import gaussian, of_sums, sampled
-from fedjax_async.types import FederatedData
+from fedjax_async.types import FederatedData, Stopped
 from tests.results.made_up import make_run
 
 DELTA = 1e-5
@@ -159,6 +159,7 @@ def test_where_no_bound_is_known_it_says_so(buffered):
     assert why(updates=rejected).startswith("no bound is known: 2 uploads were rejected")
     assert "norm_limit" in why(settings=buffered.settings | {"norm_limit": 3.0})
     assert "patience" in why(settings=buffered.settings | {"patience": 3})
+    assert "stopped by callback f, which" in why(stopped=Stopped("callback f", "good enough", 1))
 
 
 def test_code_that_a_folder_names_is_not_run(buffered, tmp_path):
