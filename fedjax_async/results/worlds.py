@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedjax_async.base import identity
 from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.results import metrics
 from fedjax_async.types import Run
@@ -32,16 +33,24 @@ def differences(runs: Mapping[str, Sequence[Run]]) -> str:
     every = [run.settings for seeds in runs.values() for run in seeds]
     found = []
     for name in WORLD:
-        values = list(dict.fromkeys(_text(each[name]) for each in every if name in each))
+        values: list[Any] = []
+        for each in every:
+            if name in each and all(identity.difference(each[name], value) for value in values):
+                values.append(each[name])
         if len(values) > 1:
-            found.append(f"{name} ({', '.join(values[:MOST])}{', ...' if len(values) > MOST else ''})")
+            found.append(f"{name} ({', '.join(_texts(values[:MOST]))}{', ...' if len(values) > MOST else ''})")
     more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
     return f"different worlds: {', '.join(found[:MOST])}{more}" if found else ""
 
 
-def _text(value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+def _texts(values: Sequence[object]) -> list[str]:
+    """The values in at most ``LONGEST`` characters each: their beginnings or, where these are equal, their ends."""
+    whole = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    cut, dots = LONGEST - 1, "\N{HORIZONTAL ELLIPSIS}"
+    found = [text if len(text) <= LONGEST else text[:cut] + dots for text in whole]
+    if len({*found}) == len(found):
+        return found
+    return [text if len(text) <= LONGEST else dots + text[-cut:] for text in whole]
 
 
 def warn_of_differences(runs: Mapping[str, Sequence[Run]]) -> None:

@@ -33,3 +33,13 @@ def test_faults_and_early_ends_in_words():
     assert end_text(early).startswith("ended after 3 of 9 updates because")
     stopped = RUN._replace(stopped=Stopped("stop_at", "accuracy 0.7 reached", 2))
     assert end_text(stopped) == "ended before its budget: stopped by stop_at at evaluation 2: accuracy 0.7 reached"
+
+
+def test_long_settings_that_differ_at_their_end_are_different_worlds():
+    delays = [f"lognormal:mean=60,sigma=0.3,heterogeneity={spread}" for spread in (0.5, 1)]
+    runs = {each: [run._replace(settings={"delay": each})] for each, run in zip(delays, (make_run(), make_run()))}
+    assert differences(runs) == "different worlds: delay (…a=0.3,heterogeneity=0.5, …gma=0.3,heterogeneity=1)"
+    alike = [
+        make_run()._replace(settings={"delay": text, "time": time}) for text, time in (("a:b=1", 9), ("a:b=1.0", 9.0))
+    ]
+    assert differences({"both": alike}) == ""
