@@ -60,7 +60,8 @@ def plan(arguments: argparse.Namespace) -> None:
     """Plan a run without training."""
     settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
     since, until = 0.0 if arguments.since is None else arguments.since, arguments.until
-    for name, given in (("since", arguments.since), ("until", until)):
+    for name in ("since", "until", "width", "title"):
+        given = getattr(arguments, name)
         check.require(given is None or arguments.gantt, name, given, "left out without --gantt FILE")
     check.non_negative("since", since)
     check.optional(check.positive, "until", until)

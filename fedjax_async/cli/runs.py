@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
         value = getattr(arguments, name)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
+    drawn = arguments.out is not None or arguments.format == Drawing.formats
+    check.require(drawn, "format", ",".join(arguments.format), "left out without a folder (--out)")
     names = ("out", "overwrite", "again", "stream", "keep_best")
     _train(arguments, settings, partial(simulate, settings, **{name: getattr(arguments, name) for name in names}))
 

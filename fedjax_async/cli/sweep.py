@@ -233,7 +233,9 @@ def sweep(arguments: argparse.Namespace) -> None:
     }
     alone = "left out with --collect, which trains nothing"
     check.require(not (arguments.collect and arguments.dry_run), "dry_run", True, alone)
-    check.require(not arguments.collect or arguments.submit is None, "submit", arguments.submit, alone)
+    for name in ("submit", "overwrite", "memory_limit", "lanes", "stream", "keep_best"):
+        given = getattr(arguments, name)
+        check.require(not (arguments.collect and given), name, given, alone)
     if (arguments.submit is None or _is_waited_for(arguments)) and not arguments.dry_run:
         plots_of(arguments)
     if arguments.collect:

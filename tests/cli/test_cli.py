@@ -319,3 +319,21 @@ def test_the_command_for_imported_data_can_be_given_to_a_shell(capsys, tmp_path)
     said = ok(capsys, "data", "import", "quadratic", "--out", str(tmp_path / "two words, one comma"))
     words = shlex.split(said.splitlines()[-1].removeprefix("run: "))
     assert data.load(words[words.index("--dataset") + 1]).name == "quadratic"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run --format svg,png", "format = 'svg,png': must be left out without a folder"),
+        ("plan --title T", "title = 'T': must be left out without --gantt"),
+        ("plan --width page", "width = 'page': must be left out without --gantt"),
+        ("sweep f.toml --collect --keep-best", "keep_best = True: must be left out with --collect"),
+        ("sweep f.toml --collect --stream csv", "stream = ('csv',): must be left out with --collect"),
+        ("sweep f.toml --collect --lanes 2", "lanes = 2: must be left out with --collect"),
+        ("sweep f.toml --collect --overwrite", "overwrite = True: must be left out with --collect"),
+    ],
+)
+def test_flags_without_effect_are_refused(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text("[base]\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n")
+    assert message in refused(capsys, *words.split())
