@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_async.base import check, disk
+from fedjax_async.base import check, disk, identity
 from fedjax_async.config import Experiment, Settings, sweeping
 from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.sweeping import SweepGroup
@@ -190,6 +190,22 @@ def require_rooms(runs: Sequence[OneRun], *, overwrite: bool = False, again: boo
                 require_named(one.settings)
                 store.require_room(one.folder, described[one.name], overwrite=overwrite, again=again)
     return described
+
+
+def require_same_settings(runs: Sequence[OneRun], *, again: bool = False) -> None:
+    """``store.Occupied`` if the folder of a run stands beside one of the same method with other settings.
+
+    ``again``: input files may have another content.
+    """
+    for folder, one in {one.folder.parent: one for one in runs if one.folder is not None}.items():
+        ours = {name: value for name, value in as_dict(one.settings).items() if not (again and name == identity.FILES)}
+        for path in sorted(folder.glob("seed_*/settings.json")):
+            wanted = ours | {"seed": begun.read(path).get("seed")}
+            if found := store.differing(path.read_bytes(), wanted, path.name):
+                allowed = (
+                    "must hold runs that differ in their seed only (choose another folder, or move the others away)"
+                )
+                raise store.Occupied(f"folder = {str(folder)!r}: {allowed}, but {path.parent.name} holds {found}")
 
 
 def _remember(checkpoints: Path, members: dict[str, Any]) -> None:

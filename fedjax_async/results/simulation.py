@@ -29,7 +29,7 @@ from fedjax_async.results.claim import claimed
 from fedjax_async.results.compared import Comparison, folder_name, methods_by_name
 from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
 from fedjax_async.results.progress import ProgressShown, bar, planning_bar, require_progress
-from fedjax_async.results.running import OneRun, precision, require_rooms, run_kept
+from fedjax_async.results.running import OneRun, precision, require_rooms, require_same_settings, run_kept
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.store import CHECKPOINTS, become_comparison, require_comparison
 from fedjax_async.types import Run
@@ -245,8 +245,9 @@ def train_compared(
             require_comparison(out, overwrite=overwrite)
         if out is not None and not overwrite:
             for name in by_name:
-                given = as_begun(settings_of(name, common.seed), [folder_of(name, seed) for seed in all_seeds])
-                by_name[name] = given.method
+                others = sorted((out / "runs" / folder_name(name)).glob("seed_*"))
+                folders = [*(folder_of(name, seed) for seed in all_seeds), *others]
+                by_name[name] = as_begun(settings_of(name, common.seed), folders).method
         in_order = list(itertools.product(all_seeds, by_name))
         runs = [
             OneRun(f"{method} seed {seed}", resolved(settings_of(method, seed)), folder_of(method, seed))
@@ -255,6 +256,8 @@ def train_compared(
         options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
         options |= {"callbacks": callbacks, "checkpoints": None if out is None else out / CHECKPOINTS}
         require_rooms(runs, overwrite=overwrite, again=again)
+        if not overwrite:
+            require_same_settings(runs, again=again)
         if out is not None and overwrite:
             become_comparison(out)
         with labelled(out, by_name), commanded(out, anew=overwrite or again):

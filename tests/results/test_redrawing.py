@@ -200,3 +200,14 @@ def test_a_folder_that_is_overwritten_is_of_the_new_kind(tmp_path, monkeypatch):
     for overwrite in (True, False):  # the second call reads what the first one wrote
         compare(["asgd"], out=tmp_path, overwrite=overwrite, plots=False, progress=False, **FEW)
         assert reading.kind_of(tmp_path) == "comparison"
+
+
+def test_other_seeds_with_other_settings_take_no_place_beside_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeping, "execute_group", of_group)
+    given = FEW | {"out": tmp_path, "plots": False, "progress": False}
+    compare(["asgd"], **given)
+    assert len(compare(["asgd"], seed=1, **given)["asgd"]) == 1
+    with pytest.raises(
+        ValueError, match=r"differ in their seed only .*, but seed_0 holds another run: lr = 0\.5, saved"
+    ):
+        compare(["asgd"], seed=2, lr=0.5, **given)
