@@ -264,6 +264,29 @@ def test_parquet_of_numbers_texts_and_class_names(tmp_path):
         refused(f"parquet:path={file}", "must be a Parquet file (")
 
 
+def test_parquet_files_of_a_folder_called_test_are_not_trained_on(tmp_path):
+    """As the Hugging Face hub converts data sets: NAME/train/0000.parquet, NAME/test/0000.parquet."""
+    for part, rows in {"train": [[1.0], [2.0]], "test": [[3.0]]}.items():
+        (tmp_path / part).mkdir()
+        pq.write_table(pa.table({"x": rows, "label": [0] * len(rows)}), tmp_path / part / "0000.parquet")
+    for found in (load(f"parquet:path={tmp_path},x=x"), load(f"parquet:path={tmp_path},x=x,test={tmp_path}/test")):
+        assert found.x.tolist() == [[1], [2]] and found.test_x.tolist() == [[3]]
+    refused(f"parquet:path={tmp_path}/test,x=x,test={tmp_path}/test", "must be files of a training set beside those of")
+
+
+def test_classes_of_several_files_must_be_the_same(tmp_path):
+    for name, label, names in (("one", [0, 1], ["cat", "dog"]), ("two", [0, 1], ["dog", "cat"]), ("text", ["cow"], 0)):
+        features = json.dumps({"info": {"features": {"label": {"names": names}}}})
+        table = pa.table({"x": [1.0] * len(label), "label": label})
+        pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / f"{name}.parquet")
+    both = f"parquet:path={tmp_path}/one.parquet,x=x,test={tmp_path}"
+    refused(f"{both}/two.parquet", "classes of a table = ['dog', 'cat']: must be ['cat', 'dog'], as in the first table")
+    refused(f"{both}/text.parquet", "label = ['cow']: must be names of the classes in the schema, cat, dog")
+    for name, lines in {"names": "x,y\n1,cat\n2,7\n", "numbers": "x,y\n1,7\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(lines)
+    refused(f"csv:path={tmp_path}/names.csv,test={tmp_path}/numbers.csv,x=x,y=y", "'names in one table and numbers in")
+
+
 def test_a_real_file_of_a_package():
     """The table of diamonds from pyarrow's own tests."""
     file = f"{importlib.resources.files('pyarrow.tests')}/data/parquet/v0.7.1.parquet"

@@ -25,8 +25,9 @@ from fedjax_async.data.formats.tables import (
 def parquet(*, path: str, test: str | None = None, client: str | None = None, columns: ReadColumns) -> Dataset:
     """Parquet files: parquet:path=FILE,x=image,y=label,client=writer; a folder with train*.parquet and test*.parquet.
 
-    ``path``: a file or a folder. In a folder, files with a name that begins with ``test`` are the test set, the others
-    the training set. ``test``: a file or folder with the test set; all files of ``path`` are then the training set.
+    ``path``: a file or a folder. In a folder, files with a name that begins with ``test``, or in a folder of such a
+    name, are the test set, the others the training set. ``test``: a file or folder with the test set; all other files
+    of ``path`` are then the training set.
 
     ``x``: a column of images, lists of numbers or texts, or several columns of numbers joined by +. ``y``: a column of
     labels, names of classes or targets. ``client``: the column with the natural owner of each row; without it, a
@@ -40,8 +41,10 @@ def parquet(*, path: str, test: str | None = None, client: str | None = None, co
     root = existing(path)
     files, tests = _files(root), [] if test is None else _files(existing(test, "test"))
     if root.is_dir() and test is None:
-        tests = [file for file in files if file.name.startswith("test")]
-        files = [file for file in files if file not in tests]
+        tests = [file for file in files if any(one.startswith("test") for one in file.relative_to(root).parts)]
+    held_out = {file.resolve() for file in tests}
+    files = [file for file in files if file.resolve() not in held_out]
+    require(bool(files), "path", str(root), "files of a training set beside those of the test set")
     train, tested = ([read(file, columns) for file in some] for some in (files, tests))
     return dataset_of(root.stem, train, tested, columns)
 

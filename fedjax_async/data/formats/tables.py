@@ -173,9 +173,7 @@ def _images(column_name: str, column: Any) -> np.ndarray:
 def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: ReadColumns) -> Dataset:
     """The data set of the rows of some tables; it has natural owners only if there is a column of clients."""
     every = [*train, *test]
-    names = next((rows.classes for rows in every if rows.classes is not None), None)
-    if any(isinstance(rows.y, list) for rows in every):  # classes by name
-        names = names or sorted({value for rows in every for value in rows.y})
+    names = _class_order(name, every, columns)
     count = None if names is None else len(names)
     number = {value: i for i, value in enumerate(names or ())}
     parts = [[part for rows in some for part in _parts(rows, columns, number)] for some in (train, test)]
@@ -184,6 +182,24 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     if names is not None and columns.y is not None:
         found = found._replace(class_names=tuple(map(str, names)))
     return found if columns.client is not None else found._replace(groups=None, test_groups=None, group_names=None)
+
+
+def _class_order(name: str, every: Sequence[Rows], columns: ReadColumns) -> list[str] | None:
+    """The names of the classes in the order of their labels; None if labels are numbers without names."""
+    field = f"{name}: {columns.y}"
+    schemas = [rows.classes for rows in every if rows.classes is not None]
+    for other in schemas:
+        require(other == schemas[0], f"{field}, classes of a table", other, f"{schemas[0]}, as in the first table")
+    named = [isinstance(rows.y, list) for rows in every if len(rows.x)]
+    if not any(named):
+        return schemas[0] if schemas else None
+    values = sorted({value for rows in every if isinstance(rows.y, list) for value in rows.y})
+    if not schemas:
+        require(all(named), field, "names in one table and numbers in another", "names in all tables, or numbers")
+        return values
+    unknown = [value for value in values if value not in schemas[0]]
+    require(not unknown, field, unknown[:3], f"names of the classes in the schema, {', '.join(map(str, schemas[0]))}")
+    return schemas[0]
 
 
 def _parts(rows: Rows, columns: ReadColumns, number: dict[str, int]) -> list[ClientRows]:
