@@ -174,9 +174,12 @@ def write_clients(
 def write_folder(folder: AnyPath, data: FederatedData) -> Path:
     """Write ``FederatedData`` to a new folder, client after client; virtual arrays are computed. Returns the folder.
 
-    For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
+    For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``. Raises ``ValueError``
+    as :func:`write_clients`, and for data with validation parts, which a folder does not keep.
     """
     require_kind("data", data, FederatedData, "FederatedData, made by data.federate or data.from_arrays")
+    kept = data.validation_size is None or not np.any(data.validation_size)
+    require(kept, "data.validation_size", "given", "left out: a folder keeps no validation parts of clients")
     tests = {} if data.test_order is None else {field: getattr(data, field) for field in OWN_TESTS}
     return write_clients(
         folder, _chunks(data), test_x=data.test_x, test_y=data.test_y, decode=data.decode,

@@ -151,6 +151,13 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, arguments, messa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_validation_parts_are_not_left_out_in_silence(tmp_path):
+    data = federate(fashion_mnist_6k(), "iid", num_clients=4, validation_fraction=0.5)
+    with pytest.raises(ValueError, match=r"^data.validation_size = 'given': must be left out: a folder keeps no"):
+        write_folder(tmp_path / "f", data)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(memmap, "MOST_ROWS", 11)
     with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):

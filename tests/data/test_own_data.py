@@ -218,7 +218,9 @@ def test_fetched_data_sets_and_folders_pass(monkeypatch, tmp_path):
     write_cache(small_arrays(), arrays_folder("mnist", SOURCES["mnist"].version, tmp_path))
     data = federate(load("mnist", tmp_path), num_clients=3, validation_fraction=0.2, test_fraction=0.2)
     assert check_data(data) is data
-    written = open_folder(write_folder(tmp_path / "clients", data))
+    written = open_folder(
+        write_folder(tmp_path / "clients", federate(load("mnist", tmp_path), num_clients=3, test_fraction=0.2))
+    )
     assert check_data(written) is written and isinstance(written.x, np.memmap)
 
 
