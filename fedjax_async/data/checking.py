@@ -245,8 +245,8 @@ def _check_labels(name: str, y: Any, num_classes: int | None) -> None:
     _check_range(name, y, high, f"a label from 0 to {high}{more}")
 
 
-def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -> None:
-    """Raise ``ValueError`` for the first integer outside ``low`` .. ``high``; do not read virtual arrays."""
+def _check_range(name: str, array: Any, high: float, allowed: str, low: float = 0) -> None:
+    """Raise ``ValueError`` for the first number outside ``low`` .. ``high``; do not read virtual arrays."""
     if not is_array(array) or len(array) == 0:
         return
     array = np.asarray(array)
@@ -256,7 +256,13 @@ def _check_range(name: str, array: Any, high: int, allowed: str, low: int = 0) -
 
 
 def check_fits(name: str, array: Any) -> None:
-    """Raise ``ValueError`` for the first integer that the device's 32 bits cannot hold; there they would wrap."""
+    """Raise ``ValueError`` for the first number that the device's 32 bits cannot hold.
+
+    There integers would wrap, and floats become infinite.
+    """
+    if is_array(array) and array.dtype == np.float64 and jnp.result_type(float) != jnp.float64:
+        most = float(np.finfo(np.float32).max)
+        _check_range(name, array, most, f"from {-most:.4g} to {most:.4g}: floats have 32 bits", -most)
     if is_array(array) and array.dtype.kind in "iu" and array.dtype.itemsize > 4 and jnp.result_type(int) != jnp.int64:
         low, high = (0, 2**32 - 1) if array.dtype.kind == "u" else (-LARGEST - 1, LARGEST)
         _check_range(name, array, high, f"from {low} to {high}, or a float: integers have 32 bits", low)

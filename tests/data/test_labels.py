@@ -140,6 +140,16 @@ def test_integers_that_are_no_labels_do_not_wrap_either(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_floats_that_would_be_infinite_in_32_bits_are_refused(tmp_path):
+    good, wrong = np.array([[0.0], [-3e38]]), np.array([[0.0], [-1e39]])
+    assert from_arrays([(good, X)], (good, X)).x.tolist() == good.tolist()
+    message = r"x\[1, 0\] = -1e\+39: must be from -3.403e\+38 to 3.403e\+38: floats have 32 bits"
+    with pytest.raises(ValueError, match=message):
+        from_arrays([(wrong, X)], (wrong, X))
+    with pytest.raises(ValueError, match=message):
+        write_clients(tmp_path / "x", [(wrong, X, [2])], test_x=wrong, test_y=X)
+
+
 ONE_HOT, TRUTHS, FLOATS = np.eye(2)[[0, 1]], np.array([False, True]), np.array([0.0, 1.0])
 
 
