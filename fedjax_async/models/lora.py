@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from math import prod
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of
-from fedjax_async.types import Array, Key, Model, Params
+from fedjax_async.types import Array, Key, Model, Params, Path
 
 
 def lora(
@@ -28,7 +28,7 @@ def lora(
 
     ``A`` [m, rank] starts from a normal distribution with variance 1 / m, ``B`` [rank, n] from zero, so that the model
     starts as ``base``. A convolution's kernel counts as a matrix [height * width * inputs, outputs]. ``base`` is a
-    constant: it is neither trained nor sent. Running statistics are trained and sent as always.
+    constant: it is neither trained nor sent. Running statistics are trained and sent as in ``model``.
 
     Args:
       base: the pretrained params, such as ``Run.params`` or what ``models.read_arrays`` and ``models.filled`` give.
@@ -37,7 +37,7 @@ def lora(
       trained: paths of leaves that are trained in full, such as a new output layer: ``"output/*"``.
 
     Returns: a model whose params are ``{"a": ..., "b": ..., "full": ...}`` by the path of the leaf; under ``"params"``
-    if ``base`` has running statistics.
+    if ``base`` has running statistics. What changes a private leaf of ``model`` is private.
 
     Raises: ``ValueError`` for a pattern that matches nothing, and for a weight of fewer than two axes.
 
@@ -92,7 +92,20 @@ def lora(
         outputs, changed = model.train(whole, x, key, mask)  # type: ignore[misc]
         return outputs, {**params, STATISTICS: changed[STATISTICS]}
 
-    return Model(init, apply, model.loss, train if keeps else None)
+    return Model(init, apply, model.loss, train if keeps else None, _private(model, init))
+
+
+def _private(model: Model, init: Callable[[Key], Params]) -> Callable[[Path], bool] | None:
+    """``private`` of the adapted model: what ``model.private`` says of the leaf that a leaf of its params changes."""
+    stays = model.private
+    if stays is None:
+        return None
+
+    def private(path: Path) -> bool:
+        return stays(path if path[0] == STATISTICS else (*path[:-2], *path[-1].split("/")))
+
+    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.eval_shape(jax.random.key, 0)))
+    return private if any(private(tree.path_of(path)) for path, _ in leaves) else None
 
 
 def _factors(key: Key, weights: Mapping[str, Array], rank: int) -> tuple[dict[str, Array], dict[str, Array]]:

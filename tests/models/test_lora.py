@@ -59,6 +59,22 @@ def test_running_statistics_go_on_as_those_of_the_model():
     jax.tree.map(np.testing.assert_array_equal, changed["params"], params["params"])
 
 
+def test_what_stays_with_a_client_stays_there_in_the_adapted_model():
+    plain = from_flax(
+        Normalised(), input_shape=(5,), private=lambda path: path[0] == "batch_stats" or "Dense_1" in path
+    )
+    base = plain.init(KEY)
+    stays = lora(plain, base, rank=1, trained="Dense_1/bias").private
+    paths = [
+        ("params", "b", "Dense_1/kernel"),
+        ("params", "full", "Dense_1/bias"),
+        ("batch_stats", "BatchNorm_0", "mean"),
+    ]
+    assert [stays(path) for path in [*paths, ("params", "a", "Dense_0/kernel")]] == [True, True, True, False]
+    head = from_flax(nn.Dense(3), input_shape=(5,), private=lambda path: path == ("bias",))
+    assert lora(head, head.init(KEY), rank=1).private is None  # the bias is a part of the constant base
+
+
 def test_a_run_trains_and_sends_the_adapters_alone(base):
     model = lora(PLAIN, base, rank=2, alpha=2.0)
     run = simulate(method="asgd", model=model, dataset="fashion_mnist_6k", clients=4, updates=12, lr=0.05, steps=5)
