@@ -336,14 +336,17 @@ def _attention(
     if mask is not None:
         mask = mask.reshape(*(1,) * (scores.ndim - mask.ndim), *mask.shape)
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask
+        blind = jnp.max(scores, axis=-1, keepdims=True) == -jnp.inf  # a position that sees none: PyTorch gives 0
+        scores = jnp.where(blind, 0, scores)
     weights = jax.nn.softmax(scores, axis=-1)
+    weights = weights if mask is None else jnp.where(blind, 0, weights)
     return jnp.matmul(weights if not rate else _dropped(context, weights, rate, weights.shape), v)
 
 
 def _to(context: Context, x: Array, *given: Any, **named: Any) -> Array:
     """A dtype, or another tensor, among the arguments of ``x.to``; devices and layouts do not count."""
     for one in (*given, named.get("dtype")):
-        if str(one).startswith("torch.") and str(one).removeprefix("torch.")[:3] in ("flo", "int", "bfl", "boo"):
+        if type(one).__name__ == "dtype":
             return x.astype(context.dtype_of(one))
         if isinstance(one, jax.Array):
             return x.astype(one.dtype)
@@ -352,8 +355,15 @@ def _to(context: Context, x: Array, *given: Any, **named: Any) -> Array:
 
 def _filled(value: Any, context: Context, shape: Shape, *given: Any, dtype: Any = None, **_: Any) -> Array:
     value = given[0] if value is None else value
-    integer = dtype is None and type(value) is int and bool(given)  # full(shape, 3) is of whole numbers
-    return jnp.full(tuple(shape), value, jnp.result_type(int) if integer else context.dtype_of(dtype))
+    plain = (
+        type(value) if dtype is None and given else float
+    )  # full(shape, 3) is of whole numbers, full(shape, True) not
+    kind = jnp.result_type(plain) if plain in (int, bool) else context.dtype_of(dtype)
+    return jnp.full(tuple(shape), value, kind)
+
+
+def _new(value: Any, context: Context, x: Array, shape: Shape, *, dtype: Any = None, **_: Any) -> Array:
+    return jnp.full(tuple(shape), value, x.dtype if dtype is None else context.dtype_of(dtype))
 
 
 def _alike(value: Any, context: Context, x: Array, *given: Any, dtype: Any = None, **_: Any) -> Array:
@@ -385,7 +395,6 @@ GIVEN_ARRAYS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": _attention, "to": _to, "_to_copy": _to, "type_as": _to,
     "zeros": partial(_filled, 0), "ones": partial(_filled, 1), "full": partial(_filled, None),
     "zeros_like": partial(_alike, 0), "ones_like": partial(_alike, 1), "full_like": partial(_alike, None),
-    "new_zeros": lambda context, x, shape, **named: _filled(0, context, shape, **named),
-    "new_ones": lambda context, x, shape, **named: _filled(1, context, shape, **named), "arange": _arange,
+    "new_zeros": partial(_new, 0), "new_ones": partial(_new, 1), "arange": _arange,
     "one_hot": lambda context, x, classes: jax.nn.one_hot(x, classes, dtype=jnp.result_type(int)),
 }  # fmt: skip

@@ -182,6 +182,13 @@ def _index(x: Array, indices: Sequence[Array | None]) -> Array:
     return x[tuple(slice(None) if index is None else index for index in indices)]
 
 
+def _gather(x: Array, dim: int, index: Array) -> Array:
+    """Of the shape of ``index``, which may be shorter than ``x`` along any axis."""
+    axis = dim % x.ndim
+    near = tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))
+    return jnp.take_along_axis(x[near], index, axis=axis)
+
+
 def _embedding(table: Array, index: Array, padding: int = -1, scaled: bool = False, sparse: bool = False) -> Array:
     """Row ``padding`` gets no gradient."""
     check.require(not scaled, "scale_grad_by_freq", scaled, "false")
@@ -206,7 +213,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "unbind": lambda x, dim=0: tuple(jnp.moveaxis(x, dim, 0)), "pad": _pad,
     "constant_pad_nd": lambda x, pads, value=0: _pad(x, pads, "constant", value),
     "index": _index, "index_select": lambda x, dim, index: jnp.take(x, index, axis=dim),
-    "gather": lambda x, dim, index: jnp.take_along_axis(x, index, axis=dim), "embedding": _embedding,
+    "gather": _gather, "embedding": _embedding,
     "tril": jnp.tril, "triu": jnp.triu, "sym_size": lambda x, dim: x.shape[dim], "sym_numel": lambda x: x.size,
 }  # fmt: skip
 
@@ -244,11 +251,16 @@ def _variance(x: Array, dims: Any = None, correction: Any = 1, keepdim: bool = F
     return jnp.square(x - mean).sum(axis=axes, keepdims=keepdim) / (count - (1 if correction is None else correction))
 
 
+def _root(square: Array) -> Array:
+    """The square root; the gradient is 0 where it is 0, as in PyTorch for deviations and norms."""
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
+
+
 def _norm(x: Array, order: float = 2, dims: Any = None, keepdim: bool = False, dtype: object = None) -> Array:
-    """Euclidean; the gradient is 0 where the norm is, as in PyTorch."""
+    """Euclidean."""
     check.require(order == 2, "order of a norm", order, "2")
-    square = _reduced(jnp.sum)(jnp.square(x), dims, keepdim)
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    return _root(_reduced(jnp.sum)(jnp.square(x), dims, keepdim))
 
 
 def _matmul(a: Array, b: Array) -> Array:
@@ -294,11 +306,11 @@ SUMS: dict[str, Callable[..., Any]] = {
     "min.dim": partial(_chosen, jnp.argmin), "argmax": lambda x, dim=None, keepdim=False: jnp.argmax(
         x, axis=dim, keepdims=keepdim),
     "logsumexp": _reduced(jax.scipy.special.logsumexp), "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, axis=dim),
-    "var.correction": _variance, "std.correction": lambda *args, **named: jnp.sqrt(_variance(*args, **named)),
+    "var.correction": _variance, "std.correction": lambda *args, **named: _root(_variance(*args, **named)),
     "var.dim": lambda x, dims, unbiased=True, keepdim=False: _variance(x, dims, int(unbiased), keepdim),
-    "std.dim": lambda x, dims, unbiased=True, keepdim=False: jnp.sqrt(_variance(x, dims, int(unbiased), keepdim)),
+    "std.dim": lambda x, dims, unbiased=True, keepdim=False: _root(_variance(x, dims, int(unbiased), keepdim)),
     "var.default": lambda x, unbiased=True: _variance(x, None, int(unbiased)),
-    "std.default": lambda x, unbiased=True: jnp.sqrt(_variance(x, None, int(unbiased))),
+    "std.default": lambda x, unbiased=True: _root(_variance(x, None, int(unbiased))),
     "linalg_vector_norm": _norm, "norm.ScalarOpt_dim": _norm, "norm.Scalar": _norm,
     "linear": linear, "matmul": _matmul, "mm": _matmul, "bmm": _matmul, "mv": _matmul, "dot": _matmul,
     "addmm": _addmm, "baddbmm": _addmm, "einsum": lambda text, operands: jnp.einsum(text, *operands),
