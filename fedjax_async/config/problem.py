@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check, inputs, registry, tree
+from fedjax_async.base.spec import Spec
 from fedjax_async.config import concerns, objects, own
 from fedjax_async.config.contracts import checked_partition, returned
 from fedjax_async.config.of_data import USUAL_PARTITION
@@ -20,12 +21,13 @@ from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
 from fedjax_async.data.checking import layout, remedy
+from fedjax_async.data.decode import as_is
 from fedjax_async.data.federated import check_dataset, dealt, with_validation
 from fedjax_async.data.looks import warn_of_looks
 from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import row_of
-from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.models import MODELS, OF_TEXT, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
 from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import FederatedData, Key, Model, Params
@@ -162,7 +164,29 @@ def model_of(s: Settings, data: FederatedData) -> Model:
     if augment is not None:
         tried = partial(returned, "augment", objects.KINDS["augment"], augment)
         check_augment(tried, row_of(data.x), s.augment)
+    if own.thing_of("model", s.model) is None:
+        _check_codes(registry.spec("model", MODELS, str(s.model)), data)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
+
+
+def _check_codes(model: Spec, data: FederatedData) -> None:
+    """``ValueError`` for inputs of a model of texts that are no codes, or codes that it has no vector for.
+
+    It would read them as nothing at all.
+    """
+    if model.name not in OF_TEXT or data.decode is not as_is:
+        return
+    found = np.dtype(data.x.dtype)
+    check.require(
+        np.issubdtype(found, np.integer), "inputs", found.name, f"codes, whole numbers: {model.name} reads texts"
+    )
+    most = model.options["vocabulary"]
+    for name, x in (("x", data.x), ("test_x", data.test_x)):
+        if isinstance(x, np.ndarray) and not (name == "x" and data.streamed):
+            low, high = int(x.min()), int(x.max())
+            check.require(low >= 0, f"smallest code in {name} of {data.name}", low, "at least 0")
+            allowed = f"at least {high + 1}: codes in {name} of {data.name} reach {high}"
+            check.require(high < most, f"vocabulary of {model.name}", most, allowed)
 
 
 def _augment(spec: Chosen) -> Any:

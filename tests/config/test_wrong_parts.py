@@ -26,6 +26,7 @@ from tests.told import refusal
 
 X, Y = np.linspace(-1, 1, 200, dtype=np.float32).reshape(40, 5), np.arange(40) % 3
 IMAGES = np.zeros((40, 8, 8), np.uint8)
+CODES = np.arange(200).reshape(40, 5) // 2
 SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "updates": 4}
 RULE = server.fedasync()
 SCAFFOLD = server.scaffold()
@@ -272,6 +273,11 @@ PARTS = [
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
     # flax raises an error, or the model has no outputs
     ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*ZeroDiv|^model outputs = 0: must be"),
+    ({"model": "char_gru:last=true"}, r"^inputs = 'float32': must be codes, whole numbers"),
+    ({**OWN, "dataset": dealt(CODES), "model": "char_transformer:last=true,vocabulary=90"},
+     r"^vocabulary of char_transformer = 90: must be at least 100: codes in test_x of own reach 99"),
+    ({**OWN, "dataset": dealt(-CODES), "model": "char_gru:last=true"},
+     r"^smallest code in x of own = -74: must be at least 0"),
     ({"model": Required()}, r"^argument of Required.__call__ = 'temperature': must .*others need a default"),
 ]  # fmt: skip
 
