@@ -54,10 +54,13 @@ def mean_and_std(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, .
         values = np.arange(256) / 255.0
         mean = counts @ values / len(channels)
         std = np.sqrt(np.maximum(counts @ values**2 / len(channels) - mean**2, 0.0))
+        constant = np.count_nonzero(counts, axis=1) == 1
     else:
         channels = x.reshape(-1, x.shape[-1]).astype(np.float64)
         mean, std = channels.mean(axis=0), channels.std(axis=0)
-    return tuple(mean.tolist()), tuple(np.where(std > 1e-12, std, 1.0).tolist())
+        constant = channels.min(axis=0) == channels.max(axis=0)
+    # the deviation of a constant channel may be a rounding error, and that of one in small units as small
+    return tuple(mean.tolist()), tuple(np.where(constant | (std < np.finfo(np.float32).tiny), 1.0, std).tolist())
 
 
 @lru_cache(maxsize=64)

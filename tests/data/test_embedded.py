@@ -165,6 +165,15 @@ def test_measurements_are_standardised_channel_by_channel():
     np.testing.assert_array_equal(normalised(data, "none").decode(x), x)
 
 
+def test_a_channel_is_constant_if_it_is_and_not_by_its_size():
+    grey = np.full((30, 8, 8, 1), 31, np.uint8)  # the mean of its squares minus the square of its mean is 3e-18
+    assert mean_and_std(dealt(grey))[1] == (1.0,)
+    x = np.stack([np.full(40, 1e6 + 0.1), 1e-14 * RNG.normal(size=40)], axis=1)
+    _, std = mean_and_std(dealt(x))
+    assert std[0] == 1.0
+    np.testing.assert_allclose(std[1], x[:, 1].std(), rtol=1e-9)
+
+
 def test_equal_statistics_are_one_function_and_the_published_constants_are_the_default():
     data = federate(load("fashion_mnist_6k"), "iid", 3)
     assert normalised(data, "published") is data
