@@ -256,6 +256,8 @@ def test_parquet_of_numbers_texts_and_class_names(tmp_path):
     refused(f"parquet:path={file}", "image[1] = None: must be a value")
     pq.write_table(pa.table({"image": [[1], [1, 2]], "label": [0, 1]}), file)
     refused(f"parquet:path={file}", "image = 'lists of 1 to 2': must be lists of one length")
+    pq.write_table(pa.table({"image": [image_bytes(np.full((8, 8), 300, np.uint16), mode="I;16")], "label": [0]}), file)
+    refused(f"parquet:path={file}", "image[0] = 'mode I;16': must be an image of 8 bits a channel")
     pq.write_table(pa.table({"image": [b"no image"], "label": [0]}), file)
     refused(f"parquet:path={file}", "image[0]: must be an image (cannot identify")
     whole = file.read_bytes()
@@ -477,6 +479,8 @@ def test_the_separator_of_a_csv_file_is_found(tmp_path, separator):
     np.testing.assert_array_equal(found.x, np.array([[1, 0.5], [3, 2.5]], np.float32))
     assert found.y.tolist() == [0, 1] and found.class_names == ("cat", "dog") and found.groups.tolist() == [0, 0]
     assert found.test_x.tolist() == [[2.0, 1.5]] and found.test_groups.tolist() == [1]
+    path.write_text("x,y\n1,cat\n2, cat\n3,cat \n")
+    assert load(f"csv:path={path},x=x,y=y").class_names == ("cat",)
 
 
 def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):
@@ -493,6 +497,7 @@ def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):
     ("a,y\n1,0\n2\n", "x=a,y=y", "must be a CSV file with a header"),
     ("a,a,y\n1,2,0\n", "x=a,y=y", "columns = ['a']: must be named differently"),
     ("a,y,s\n1,0,dev\n", "x=a,y=y,split=s", "s[0] = 'dev': must be train or test"),
+    ("a;y\n1;3\n2;2,5\n", "x=a,y=y", "y[1] = '2,5': must be written with a decimal point"),
     ("a,y\n1,0\n", "x=a,y=why", "column = 'why': must be one of the file's (known: a, y)"),
     ("a,y\n1,0\n", "x=a,y=y,separator=x", "separator = 'x': must be one of"),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedjax_async.data.formats.clients import existing
 from fedjax_async.data.formats.tables import ReadColumns, arrow, dataset_of, read_columns, rows_of
 
 SEPARATORS = ",;\t|"
+_WITH_COMMA = re.compile(r" *[+-]?\d+(,\d+)? *")
 SPLITS = {"train": False, "training": False, "test": True, "testing": True}  # whether such a row is a test example
 
 
@@ -35,7 +37,8 @@ def csv(
     examples, ``train`` or ``test``. Without either the data have no test set: give ``test_fraction``. ``x``: a column
     of numbers or texts, several of numbers joined by +, or ``x=others``, all columns that nothing else names.
     ``y``: a column of labels, names of classes or numbers. ``client``: the column with the owner of each row, read as
-    text (007 stays 007); without it, a partitioner deals the rows. ``separator``: by default the one of ``, ; TAB |``
+    text (007 stays 007); without it, a partitioner deals the rows. Spaces around names of classes and owners do not
+    count, numbers have a decimal point. ``separator``: by default the one of ``, ; TAB |``
     that cuts the header into most names. ``length``, ``y=none``: as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row, also for missing values. Needs pyarrow (extra ``formats``).
@@ -45,10 +48,10 @@ def csv(
         require(separator in tuple(SEPARATORS), "separator", separator, "one of , ; | or a tab")
     columns = columns._replace(client=client)
     file, other = existing(path), None if test is None else existing(test, "test")
-    table = _read(file, separator, client)
+    table = _read(file, separator, columns)
     columns = _named(file, table.column_names, columns, split)
     if other is not None:
-        tests = rows_of(other, _read(other, separator, client), columns)
+        tests = rows_of(other, _read(other, separator, columns), columns)
         return dataset_of(file.stem, [rows_of(file, table, columns)], [tests], columns)
     if split is None:
         return dataset_of(file.stem, [rows_of(file, table, columns)], [], columns)
@@ -57,9 +60,9 @@ def csv(
     return dataset_of(file.stem, parts[:1], parts[1:], columns)
 
 
-def _read(file: Path, separator: str | None, client: str | None) -> Any:
-    """The table of a file, with the texts of its column ``client``; ``ValueError`` if it is none."""
-    pa = arrow()
+def _read(file: Path, separator: str | None, columns: ReadColumns) -> Any:
+    """The table of a file, with the texts of its column of clients; ``ValueError`` if it is none."""
+    pa, client = arrow(), columns.client
     reader = importlib.import_module("pyarrow.csv")
     try:
         with open(reading(file), encoding="utf-8-sig") as lines:
@@ -73,12 +76,24 @@ def _read(file: Path, separator: str | None, client: str | None) -> Any:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{file}': must be a CSV file with a header ({reason})") from error
     names = table.column_names
-    if client in names:
-        trimmed = importlib.import_module("pyarrow.compute").utf8_trim_whitespace(table.column(client))
-        table = table.set_column(names.index(client), client, trimmed)
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"'{file}': columns", twice, "named differently")
+    for name in {client, columns.y} & {*names}:
+        if pa.types.is_string(table.column(name).type):
+            trimmed = importlib.import_module("pyarrow.compute").utf8_trim_whitespace(table.column(name))
+            table = table.set_column(names.index(name), name, trimmed)
+    for name in (one for one in dict.fromkeys([*columns.inputs, columns.y]) if one in names):
+        _check_decimals(f"'{file}': {name}", table.column(name))
     return table
+
+
+def _check_decimals(where: str, column: Any) -> None:
+    """Raise ``ValueError`` for numbers with a decimal comma, which are texts to the reader."""
+    texts = column.to_pylist() if arrow().types.is_string(column.type) else []
+    found = [_WITH_COMMA.fullmatch(text or "") for text in texts]
+    first = next((row for row, match in enumerate(found) if match and match[1]), None)
+    allowed = "written with a decimal point"
+    require(first is None or not all(found), f"{where}[{first}]", texts[first or 0] if texts else None, allowed)
 
 
 def _named(file: Path, names: list[str], columns: ReadColumns, split: str | None) -> ReadColumns:

@@ -24,6 +24,7 @@ from fedjax_async.data.images import import_pillow
 
 IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # the image formats that Pillow may decode
 MOST_PIXELS = 2**26  # of one image
+DEEP = ("I", "F")  # with these, Pillow's modes of more than 8 bits a channel begin; it would cut their values at 255
 
 
 class ReadColumns(NamedTuple):
@@ -160,6 +161,8 @@ def _images(column_name: str, column: Any) -> np.ndarray:
             with image_module.open(io.BytesIO(content.as_py()), formats=IMAGES) as image:
                 pixels = image.size[0] * image.size[1]
                 require(pixels <= MOST_PIXELS, f"{column_name}[{row}]", f"{pixels} pixels", f"at most {MOST_PIXELS}")
+                allowed = "an image of 8 bits a channel"
+                require(not image.mode.startswith(DEEP), f"{column_name}[{row}]", f"mode {image.mode}", allowed)
                 plain = image if image.mode in ("L", "RGB") else image.convert("RGB")
                 found.append(np.asarray(plain, np.uint8))
         except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
