@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_async.base.notices import RunWarning
+from fedjax_async.data.characters import PADDING
 from fedjax_async.data.checking import SIDE, layout
 from fedjax_async.data.decode import as_is, unit_images
 from fedjax_async.types import FederatedData
@@ -25,6 +26,8 @@ class DataWarning(RunWarning):
 def warn_of_looks(data: FederatedData) -> None:
     """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 
+    Also of sequences of test labels that are padding alone, which lower the accuracy of any model.
+
     Values are read only where they are in memory; at most 256 rows of x are.
     """
     plain = data.decode is as_is
@@ -34,6 +37,11 @@ def warn_of_looks(data: FederatedData) -> None:
         _warn(data.name, said)
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
+    if data.num_classes is not None and np.ndim(data.test_y) == 2:
+        empty = int((np.asarray(data.test_y) == PADDING).all(axis=1).sum())
+        if empty > 0:
+            said = f"{empty} of {len(data.test_y)} test examples have no label but padding ({PADDING})"
+            _warn(data.name, f"{said}: they count as wrong, with loss 0")
 
 
 def _warn(name: str, text: str) -> None:

@@ -130,7 +130,8 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
     """uint8[M, H, W] or [M, H, W, C] and int32[M]; a channel axis of one is dropped."""
     require(len(source) > 0, name, "an empty split", "a split with examples")
     require({"image", "label"} <= set(source[0]), name, sorted(source[0]), "a data set with image and label")
-    shape = np.shape(source[0]["image"])
+    shape, kind = np.shape(source[0]["image"]), np.asarray(source[0]["image"]).dtype
+    require(kind == np.uint8, name, f"images of {kind}", "images of 8 bits")
     x = np.empty((len(source), *shape), np.uint8)
     y = np.empty(len(source), np.int64)
     for i, example in enumerate(source):

@@ -163,9 +163,14 @@ def _seeded(generators: Any, key: Key | None) -> Any:
     if key is None:
         return _copy(generators)
     leaves, structure = jax.tree.flatten(generators)
-    random = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    fresh = [jax.random.fold_in(key, i) if is_key else jnp.zeros_like(leaves[i]) for i, is_key in enumerate(random)]
-    return jax.tree.unflatten(structure, fresh)
+
+    def fresh(i: int, leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros_like(leaf)
+        own: Array = jax.random.fold_in(key, i)
+        return jax.random.split(own, leaf.shape) if leaf.shape else own  # layers made by nnx.vmap have a key each
+
+    return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])
 
 
 def _as_here(module: Any, mask: Array | None) -> None:

@@ -150,6 +150,13 @@ def test_floats_that_would_be_infinite_in_32_bits_are_refused(tmp_path):
         write_clients(tmp_path / "x", [(wrong, X, [2])], test_x=wrong, test_y=X)
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.float32])
+def test_images_of_tfds_that_eight_bits_cannot_hold_are_refused(kind):
+    images = [{"image": np.full((2, 2, 1), 300, kind), "label": 0}]
+    with pytest.raises(ValueError, match=rf"^made up = 'images of {kind.__name__}': must be images of 8 bits"):
+        _stack("made up", images)
+
+
 ONE_HOT, TRUTHS, FLOATS = np.eye(2)[[0, 1]], np.array([False, True]), np.array([0.0, 1.0])
 
 

@@ -340,6 +340,14 @@ def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
     return [line.removeprefix("data own: ") for line in lines]
 
 
+def test_sequences_without_any_label_are_said_to_count_as_wrong():
+    y = np.array([[1, 2, 0]] * 60)
+    assert said(y=y, test_y=y) == []
+    none = np.where(np.arange(60)[:, None] < 2, 0, y)
+    found = said(y=y, test_y=none)
+    assert found == ["2 of 60 test examples have no label but padding (0): they count as wrong, with loss 0"]
+
+
 def test_good_data_are_not_remarked_on():
     standardised = 3 * RNG.standard_normal((60, 8, 9, 3)).astype(np.float32)
     counts = np.rint(100 * RNG.random((60, 64))).astype(np.float32)

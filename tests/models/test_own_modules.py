@@ -145,6 +145,26 @@ def test_what_makes_nnx_modules_is_told_by_what_it_needs():
     assert not any(map(makes_nnx, (lambda x: x, Nnx(nnx.Rngs(0)), functools.partial(Nnx, nnx.Rngs(0)), nnx.Linear, 3)))
 
 
+class Stacked(nnx.Module):
+    """Three equal layers with dropout, made by ``nnx.vmap`` and run by ``nnx.scan``."""
+
+    def __init__(self, rngs):
+        made = nnx.vmap(lambda rngs: nnx.Dropout(0.5, rngs=rngs), in_axes=0, out_axes=0)
+        self.layers = nnx.split_rngs(splits=3)(made)(rngs)
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x):
+        run = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return run(x, self.layers) * self.scale
+
+
+def test_layers_made_by_vmap_draw_dropout_of_their_own():
+    model = from_nnx(Stacked)
+    out = np.asarray(jax.jit(model.apply)(model.init(KEY), jnp.ones((200, 5)), KEY))
+    assert set(np.unique(out)) == {0.0, 8.0}
+    assert 0.08 < (out > 0).mean() < 0.17  # an eighth; a half if all layers drew the same
+
+
 class Counting(nnx.Module):
     """Keeps the mean of its inputs, which would count padded rows."""
 
