@@ -87,7 +87,7 @@ def alike(part: str, found: object, like: object, contract: str, note: str = "")
 def check_own_model(model: Model, data: FederatedData) -> None:
     """Check a model of the user's own: params of float arrays, one row of outputs and one loss per example."""
 
-    def tried(key: Key, x: Array, y: Array) -> None:
+    def tried(key: Key, x: Array, y: Array) -> Array:
         params = returned("model.init", "init(key) -> params", model.init, key)
         leaves = jax.tree.leaves(params)
         floats = all(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -102,16 +102,35 @@ def check_own_model(model: Model, data: FederatedData) -> None:
         loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y, note=note)
         good = is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
         fits(good, "model.loss", loss, f"a number per example, float[{ROWS}] for {ROWS} of them, and not their mean")
-        if model.train is not None:
+        if model.train is None:  # a local step calls it with a key
+            again = returned("model.apply", "apply(params, x, key) -> outputs", model.apply, params, x, key)
+            alike("model.apply with a key", again, outputs, "outputs")
+        else:
             mask = jnp.ones(ROWS, loss.dtype)
             kind = "(outputs, params), the outputs as apply's"
             found = returned("model.train", f"returning {kind}", model.train, params, x, key, mask)
             after = pair("model.train", found, kind)
             alike("model.train's outputs", after[0], outputs, "outputs")
             alike("model.train's params", after[1], params, "params")
+        return outputs
 
     x, y = (_rows(rows) for rows in (data.x, data.y))
-    jax.eval_shape(tried, jax.eval_shape(jax.random.key, 0), x, y)
+    outputs = jax.eval_shape(tried, jax.eval_shape(jax.random.key, 0), x, y)
+    if jnp.issubdtype(y.dtype, jnp.floating) and outputs.shape != y.shape:
+        _check_alone(model, outputs, y)
+
+
+def _check_alone(model: Model, outputs: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
+    """``ValueError`` if the loss of an example depends on others: [B, 1] and [B] broadcast to [B, B]."""
+
+    def made(first: float, like: jax.ShapeDtypeStruct) -> Array:
+        return jnp.asarray(np.linspace(first, 1, like.size).reshape(like.shape).astype(like.dtype))
+
+    ours, wanted = made(0.1, outputs), made(0.5, y)
+    together, alone = model.loss(ours, wanted)[0], model.loss(ours[:1], wanted[:1])[0]
+    good = np.allclose(together, alone, rtol=1e-3, equal_nan=True)
+    allowed = "of each example by itself: arrays [B, 1] and [B] broadcast to [B, B]; take outputs[:, 0]"
+    check.require(good, "model.loss", f"mixes examples (outputs are {shown(outputs)}, y is {shown(y)})", allowed)
 
 
 def _check_labels(outputs: Array, y: Array, note: str) -> None:

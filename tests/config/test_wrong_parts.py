@@ -113,12 +113,26 @@ class Required(nn.Module):
         return nn.Dense(3)(x) / temperature
 
 
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(3)(nn.Dropout(0.5, rng_collection="noise", deterministic=not train)(x))
+
+
 MODEL = models.make("logistic", num_classes=3, input_shape=(5,))
 DEALING = {"dataset": synthetic(clients=4, least_size=20, std_log_size=0.0, mean_log_size=1.0), "clients": 4}
 
 
 def modelled(**changes):
     return {"model": MODEL._replace(**changes)}
+
+
+def broadcasting(outputs, y):
+    return jnp.square(outputs - y[None]).mean(-1)
+
+
+def with_loss(loss):
+    return models.from_flax(nn.Dense(1), input_shape=(5,), loss=loss)
 
 
 def trained(**changes):
@@ -273,6 +287,9 @@ PARTS = [
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
     # flax raises an error, or the model has no outputs
     ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*ZeroDiv|^model outputs = 0: must be"),
+    ({**OWN, "dataset": dealt(X, X[:, 0]), "model": with_loss(broadcasting)},
+     r"^model.loss = 'mixes examples \(outputs are float32\[3, 1\], y is float32\[3\]\)': must be of each example by"),
+    ({"model": Noisy()}, r"^model.apply: must be a function apply\(params, x, key\) -> .*raised InvalidRngError"),
     ({"model": "char_gru:last=true"}, r"^inputs = 'float32': must be codes, whole numbers"),
     ({**OWN, "dataset": dealt(CODES), "model": "char_transformer:last=true,vocabulary=90"},
      r"^vocabulary of char_transformer = 90: must be at least 100: codes in test_x of own reach 99"),
@@ -353,6 +370,7 @@ def test_a_registered_factory_that_returns_something_else(nothing_stays_register
 @pytest.mark.parametrize("changes", [
     {"delay": by_index}, {"method": Method(RULE, client=for_checkers)}, {"clients": 2},
     rule() | {"model": MODEL} | {"client": client()},
+    {"dataset": dealt(X, X[:, 0]), "model": with_loss(lambda outputs, y: jnp.square(outputs[:, 0] - y))},
 ])  # fmt: skip
 def test_right_parts_pass(changes):
     prepare(Settings(**{**OWN, **changes}))
