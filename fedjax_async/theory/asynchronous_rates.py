@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Bound, Quantity, require_admissible
+from fedjax_async.theory.rates import Bound, Quantity, check_each, require_admissible
 
 
 class BufferedConstants(NamedTuple):
@@ -52,9 +52,9 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
     """
     c = constants
     for name in ("server_steps", "local_steps", "lr", "server_lr", "smoothness"):
-        check.positive(name, getattr(c, name))
+        check_each(check.positive, name, getattr(c, name))
     for name in ("gap", "variance", "heterogeneity", "squared_gradient", "staleness"):
-        check.non_negative(name, getattr(c, name))
+        check_each(check.non_negative, name, getattr(c, name))
     if not beyond:
         require_admissible("lr", c.lr, largest_lr_fedbuff(c), "Theorem 1")
     move = c.server_lr * c.lr * c.local_steps
@@ -67,7 +67,7 @@ def largest_lr_fedbuff(constants: BufferedConstants) -> Quantity:
     """Largest eta_l that Theorem 1 admits: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
     c = constants
     for name in ("server_lr", "smoothness", "local_steps"):
-        check.positive(name, getattr(c, name))
+        check_each(check.positive, name, getattr(c, name))
     return 1 / (c.smoothness * c.server_lr * c.local_steps)
 
 
@@ -85,11 +85,11 @@ def fedasync_factor(
 
     Raises: ``ValueError`` with the first argument that is out of range.
     """
-    check.positive("mixing", mixing)
-    check.in_range("mixing", mixing, 0, 1)
+    check_each(check.positive, "mixing", mixing)
+    check_each(check.in_range, "mixing", mixing, 0, 1)
     given = {"lr": lr, "convexity": convexity, "local_steps": local_steps, "smoothness": smoothness}
     for name, value in given.items():
-        check.positive(name, value)
+        check_each(check.positive, name, value)
     require_admissible("convexity", convexity, smoothness, "a loss of this smoothness")
     require_admissible("lr", lr, 1 / smoothness, "the analysis (1 / L)")
     return 1 - mixing + mixing * (1 - lr * convexity) ** local_steps
@@ -111,9 +111,8 @@ def fedasync_gap_bound(
       staleness: S, the largest.
       noise: ``eta L sigma^2 / (2 mu)``, sigma^2 the variance of a minibatch gradient.
     """
-    check.non_negative("gap", gap)
-    check.non_negative("factor", factor)
-    check.in_range("factor", factor, 0, 1)
-    for name, value in (("server_steps", server_steps), ("staleness", staleness), ("noise", noise)):
-        check.non_negative(name, value)
+    check_each(check.in_range, "factor", factor, 0, 1)
+    given = {"gap": gap, "server_steps": server_steps, "staleness": staleness, "noise": noise}
+    for name, value in given.items():
+        check_each(check.non_negative, name, value)
     return factor ** np.ceil(np.asarray(server_steps) / (np.asarray(staleness) + 1)) * gap + noise

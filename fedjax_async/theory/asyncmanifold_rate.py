@@ -42,7 +42,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, require_admissible
+from fedjax_async.theory.rates import Quantity, check_each, numbers_of, require_admissible
 
 
 class ManifoldConstants(NamedTuple):
@@ -95,7 +95,7 @@ POSITIVE = ("server_steps", "local_steps", "lr", "server_lr", "smoothness", "qua
 def _checked(c: ManifoldConstants) -> ManifoldConstants:
     for name, value in c._asdict().items():
         range_of = "" if name in LOSSES else " > 0" if name in POSITIVE else " >= 0"
-        for index, number in _numbers(value):
+        for index, number in numbers_of(value):
             fits = check.is_real(number) and (name in LOSSES or number > 0 or (number == 0 and name not in POSITIVE))
             check.require(bool(fits), name + index, number, f"a finite number{range_of}")
     shapes = {name: np.shape(value) for name, value in c._asdict().items() if np.shape(value) != ()}
@@ -109,15 +109,6 @@ def _checked(c: ManifoldConstants) -> ManifoldConstants:
             ordered = bool(np.all(np.asarray(pair[0]) <= np.asarray(pair[1])))
             check.require(ordered, low, pair[0], f"at most {high}, {check.shown(pair[1])}")
     return c
-
-
-def _numbers(value: Quantity) -> list[tuple[str, Quantity]]:
-    """The numbers of a field with their indices as text; none for a tracer, because its values are not known."""
-    if isinstance(value, jax.core.Tracer):
-        return []
-    if not isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return [("", value)]
-    return [(str(list(index)) if index else "", number.item()) for index, number in np.ndenumerate(np.asarray(value))]
 
 
 def quality_term(c: ManifoldConstants) -> Quantity:
@@ -174,7 +165,7 @@ def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> Man
     Raises: ``ValueError`` with the first constant that is out of range; mu must be > 0.
     """
     c = _checked(constants._replace(lr=1.0))
-    check.positive("mu", c.mu)
+    check_each(check.positive, "mu", c.mu)
     root = c.server_steps**0.5
     if not printed:
         lr = 1 / (c.mu * c.proximal_smoothness * c.local_steps * root)

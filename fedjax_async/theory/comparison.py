@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity
+from fedjax_async.theory.rates import Quantity, check_each
 
 
 class Setting(NamedTuple):
@@ -123,7 +123,7 @@ def compare(setting: Setting) -> dict[str, Quantity]:
     True
     """
     for field in ("server_steps", "local_steps", "clients", "participants"):
-        check.positive(field, getattr(setting, field))
+        check_each(check.positive, field, getattr(setting, field))
     for field in ("variance", "heterogeneity", "squared_gradient", "tau_max", "tau_avgm", "tau_c"):
-        check.non_negative(field, getattr(setting, field))
+        check_each(check.non_negative, field, getattr(setting, field))
     return {name: row.rate(setting) for name, row in TABLE_2.items()}

@@ -27,8 +27,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, larger, require_admissible
+from fedjax_async.theory.rates import Quantity, check_each, larger, require_admissible
 
 
 class PushCenConstants(NamedTuple):
@@ -75,12 +77,12 @@ class PushCenBound(NamedTuple):
 
 def _checked(c: PushCenConstants) -> PushCenConstants:
     for name in ("events", "clients", "local_steps", "lr", "smoothness", "share"):
-        check.positive(name, getattr(c, name))
+        check_each(check.positive, name, getattr(c, name))
     for name in PushCenConstants._fields[PushCenConstants._fields.index("variance") :]:
-        check.non_negative(name, getattr(c, name))
+        check_each(check.non_negative, name, getattr(c, name))
     for name in ("share", "largest_share", "sent"):
-        check.in_range(name, getattr(c, name), 0, 1)
-    check.below_one("contraction", c.contraction)
+        check_each(check.in_range, name, getattr(c, name), 0, 1)
+    check_each(check.below_one, "contraction", c.contraction)
     return c
 
 
@@ -133,7 +135,7 @@ def pushcen_bound(
         )
     if distance is None:
         distance = 4 * c.clients * consensus(c) + 4 * c.staleness**2 * drift + 2 * c.error**2
-    check.non_negative("distance", distance)
+    check_each(check.non_negative, "distance", distance)
     uneven = c.largest_share / c.share
     within = (c.local_steps - 1) * (2 * c.local_steps - 1) / (6 * c.local_steps**2)
     trained = 8 * c.smoothness**2 * within * uneven + 2 * c.smoothness * c.largest_share * uneven / move
@@ -158,7 +160,8 @@ def shares_of_masses(least: Quantity, most: Quantity, clients: Quantity) -> tupl
 
     The second may exceed 1; then use 1.
     """
-    check.positive("least", least)
-    check.positive("clients", clients)
-    check.require(not isinstance(most, (int, float)) or bool(most >= least), "most", most, f"a number >= {least}")
+    check_each(check.positive, "least", least)
+    check_each(check.positive, "clients", clients)
+    known = all(isinstance(each, (int, float, np.ndarray, np.generic)) for each in (least, most))
+    check.require(not known or bool(np.all(most >= least)), "most", most, f"a number >= {least}")
     return least / (clients * most), most / (clients * least)

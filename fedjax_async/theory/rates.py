@@ -28,8 +28,10 @@ Non-Convex Optimization" (2025), eqs. 11 to 18.
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async.base import check
@@ -71,23 +73,39 @@ class Bound(NamedTuple):
 
 def constant_delays(server_steps: int, delay: float = 1.0) -> DelayStatistics:
     """Every client ``delay`` >= 1 steps late in each of ``server_steps`` server steps; 1 is synchronous."""
-    check.positive("server_steps", server_steps)
-    check.in_range("delay", delay, 1, float("inf"))
+    check_each(check.positive, "server_steps", server_steps)
+    check_each(check.in_range, "delay", delay, 1, float("inf"))
     return DelayStatistics(server_steps, delay, delay, delay, delay, delay)  # type: ignore[arg-type]
 
 
 def checked(c: Constants) -> Constants:
-    """``c`` itself. Raises ``ValueError`` with the first field that is out of range."""
+    """``c`` itself. Raises ``ValueError`` with the first field, or entry of an array, that is out of range."""
     for field in ("gap", "variance", "heterogeneity"):
-        check.non_negative(field, getattr(c, field))
+        check_each(check.non_negative, field, getattr(c, field))
     for field in ("smoothness", "lr", "server_lr", "gamma"):
-        check.positive(field, getattr(c, field))
-    check.in_range("gamma", c.gamma, 0, 1)
+        check_each(check.positive, field, getattr(c, field))
+    check_each(check.in_range, "gamma", c.gamma, 0, 1)
     check.whole("clients", c.clients)
     check.whole("local_steps", c.local_steps)
-    check.positive("delays.server_steps", c.delays.server_steps)
-    check.in_range("delays.tau_max (fresh=1)", c.delays.tau_max, 1, float("inf"))
+    check_each(check.positive, "delays.server_steps", c.delays.server_steps)
+    for field in ("tau_max", "tau_avg0"):  # of delays counted from 0, the mean is often the only one below 1
+        check_each(check.in_range, f"delays.{field} (fresh=1)", getattr(c.delays, field), 1, float("inf"))
     return c
+
+
+def check_each(test: Callable[..., None], field: str, value: Quantity, *limits: float) -> None:
+    """``test(field, number, *limits)`` of a number or of each entry of an array; not of a tracer, which has none."""
+    for index, number in numbers_of(value):
+        test(field + index, number, *limits)
+
+
+def numbers_of(value: Quantity) -> list[tuple[str, Quantity]]:
+    """The numbers of a quantity with their indices as text; none for a tracer, because its values are not known."""
+    if isinstance(value, jax.core.Tracer):
+        return []
+    if not isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return [("", value)]
+    return [(str(list(index)) if index else "", number.item()) for index, number in np.ndenumerate(np.asarray(value))]
 
 
 def require_admissible(field: str, value: Quantity, largest: Quantity, of: str) -> None:
@@ -102,8 +120,8 @@ def require_admissible(field: str, value: Quantity, largest: Quantity, of: str) 
 
 def compression_factor(gamma: Quantity) -> Quantity:
     """``c = (1 - gamma)(2 - gamma) / gamma^2``, the cost of compression with error feedback; 0 at gamma = 1."""
-    check.positive("gamma", gamma)
-    check.in_range("gamma", gamma, 0, 1)
+    check_each(check.positive, "gamma", gamma)
+    check_each(check.in_range, "gamma", gamma, 0, 1)
     return (1 - gamma) * (2 - gamma) / gamma**2
 
 
@@ -184,7 +202,7 @@ def smallest_gamma_asynflc(tau_max: Quantity) -> Quantity:
     >>> smallest_gamma_asynflc(1)  # synchronous: at most a quarter of the energy may be lost
     0.75
     """
-    check.non_negative("tau_max", tau_max)
+    check_each(check.non_negative, "tau_max", tau_max)
     return 1 - 1 / (2 * (tau_max + 1))
 
 

@@ -121,4 +121,6 @@ test_bad_input = refusals(
     (lambda: fedasync_factor(0.5, 0.1, 3.0, 1, smoothness=2.0), "convexity = 3.0: must be at most 2"),
     (lambda: fedasync_gap_bound(1.0, 1, 1.5), "factor"),
     (lambda: fedasync_gap_bound(1.0, 1, 0.5, staleness=-1), "staleness"),
+    (lambda: fedbuff_bound(C._replace(gap=np.array([1.0, -1.0]))), r"^gap\[1\] = -1"),
+    (lambda: fedasync_gap_bound(np.array([1.0, np.nan]), 1, 0.5), r"^gap\[1\] = nan"),
 )

@@ -304,6 +304,9 @@ OUT_OF_RANGE = [
     ({"gamma": 1.5}, "gamma = 1.5"),
     ({"delays": DELAYS._replace(tau_max=0)}, r"delays\.tau_max \(fresh=1\) = 0"),
     ({"delays": DELAYS._replace(server_steps=0)}, r"delays\.server_steps = 0"),
+    ({"delays": DELAYS._replace(tau_avg0=0.5)}, r"delays\.tau_avg0 \(fresh=1\) = 0\.5: must be between 1"),
+    ({"variance": np.array([0.1, -0.1])}, r"^variance\[1\] = -0\.1: must be a finite number >= 0"),
+    ({"gamma": np.array([[0.5, 1.5]])}, r"^gamma\[0, 1\] = 1\.5: must be between 0 and 1"),
 ]
 CHECKING = (*BOUNDS.values(), corollary_1, residual_order, largest_lr_asynfl, slow_lrs)
 test_constants_out_of_range_are_named = refusals(
