@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_async.clock import chance
 from fedjax_async.clock.event_queue import UPLOAD, EventQueue
 from fedjax_async.clock.record import APPLIED, Outcome
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario
+from fedjax_async.clock.scenario import Scenario
 from fedjax_async.types import Schedule
 
 # After so many cohorts in a row without an upload that counts, none is expected to come.
@@ -47,12 +47,21 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         if fruitless == FRUITLESS_ROUNDS and budget_left:
             if queue.asks and queue.decisions.withheld >= fruitless:
                 raise queue.decisions.nothing_uploaded()
-            field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
             told = " (those that came were corrupt)" if queue.record.corrupt else ""
             raise ValueError(
-                f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without a sound upload{told}"
+                f"{_obstacles(scenario, deadline)}: must let some uploads count; {fruitless} rounds without a sound "
+                f"upload{told}"
             )
     return queue.record.schedule(exhausted=budget_left and not queue.events)
+
+
+def _obstacles(scenario: Scenario, deadline: float | None) -> str:
+    """What can keep uploads from counting: the settings that are given."""
+    availability, faults, limits = scenario.conditions
+    numbers = {"deadline": deadline, "timeout": limits.timeout, "max_staleness": limits.max_staleness}
+    given = {"faults": faults, "availability": availability}
+    named = [name for name, sources in given.items() if sources]
+    return ", ".join([*named, *(f"{name} = {value}" for name, value in numbers.items() if value is not None)])
 
 
 def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:

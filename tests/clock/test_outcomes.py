@@ -162,3 +162,12 @@ def test_a_job_that_would_fail_after_its_round_is_stopped_by_the_end_of_the_roun
     np.testing.assert_array_equal(s.dispatch_time[:4], [0, 0, 2, 2])
     np.testing.assert_array_equal(s.outcome[:2], [Outcome.GIVEN_UP, Outcome.APPLIED])
     assert not len(s.failure_time) and not trained_in_vain(s).any() and fault_counts(s)["lost"] == 0
+
+
+def test_rounds_without_an_upload_that_counts_name_what_keeps_them_from_it():
+    for given, named in (
+        ({"limits": Limits(timeout=0.5)}, "timeout = 0.5"),
+        ({"limits": Limits(timeout=0.5), "faults": "drop", "availability": "always"}, "faults, availability, timeout"),
+    ):
+        with pytest.raises(ValueError, match=f"^{named}.*: must let some uploads count"):
+            make("cohort:size=2", table_of([1], [1]), num_clients=2, until=Until(updates=2), **given)
