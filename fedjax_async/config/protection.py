@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_async.base import check, factories, grammar, registry, tree
 from fedjax_async.base.spec import Spec, naming
+from fedjax_async.clock.record import with_derived_columns
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, Server, bound
@@ -183,8 +184,9 @@ def uploads_of_a_sum(server: Server, hyper: Mapping[str, float], schedule: Sched
 
 
 def uploads_of_steps(schedule: Schedule) -> np.ndarray:
-    """The number of arrivals of each closed server step; int64[steps]."""
-    return np.bincount(schedule.step)[schedule.step[schedule.closes]]
+    """The number of sound uploads in each closed server step, without the corrupt ones; int64[steps]."""
+    sound = schedule.step[~with_derived_columns(schedule).corrupt[schedule.job]]
+    return np.bincount(sound, minlength=len(schedule.closes) + 1)[schedule.step[schedule.closes]]
 
 
 def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedule: Schedule, probes: Any) -> None:
