@@ -314,7 +314,8 @@ def fruitless(corrupt: int = 0) -> ValueError:
     """The error for a budget that will never be spent; ``corrupt``: how many of the last uploads came, but corrupt."""
     told = f" ({'all' if corrupt >= FRUITLESS else corrupt} of their uploads came, but corrupt)" if corrupt else ""
     sound = "was applied with a sound upload"
-    return ValueError(f"faults, limits: of the last {FRUITLESS} jobs not one {sound}{told}, nor will the next be")
+    fields = "faults, availability, timeout, max_staleness"
+    return ValueError(f"{fields}: of the last {FRUITLESS} jobs not one {sound}{told}, nor will the next be")
 
 
 def _always(client: int, time: float) -> tuple[float, float]:
