@@ -88,6 +88,19 @@ register("client", "going_on")(local.going_on_training)
 
 ```sh
 fedjax-async run --plugin going_on.py --method fedasync@midway:at=0.5 --client going_on:share=0.5 --steps 4 --updates 40
+```
+
+**DFedAvgM** (Sun, Li, Wang 2023) and **DFedSAM** (Shi et al. 2023) are left out: of both only the abstracts could be
+read. What these name is there: D-PSGD with several local steps, with momentum (`keep_optimizer` says whether it lives
+on from round to round, which the abstract does not) or with sharpness-aware steps. Compressed differences are in
+`choco`, which sends later what the compression loses. Several exchanges after one training are not there.
+
+```python
+from fedjax_async import simulate
+
+world = {"topology": "ring", "model": "logistic", "clients": 6, "steps": 4, "updates": 24}
+heavy = simulate(method="dpsgd:keep_optimizer=false", optimizer="sgd:momentum=0.9", **world)
+sharp = simulate(method="dpsgd", optimizer="sam:rho=0.05", **world)
 ```"""
 # Use of settings -> what the table calls it.
 USES = {

@@ -547,8 +547,9 @@ def test_the_methods_of_the_claims_are_methods_and_one_client_is_slow(monkeypatc
     claims = module("methods", "claims")
     for _, methods in claims.WORLDS.values():
         for spec, rates in methods.values():
-            methods_of = [method_of(claims.variant(spec.format(rate)).changes["method"]) for rate in rates]
-            assert len({(each.rule, each.timing) for each in methods_of}) == len(rates)
+            changes = [claims.variant(spec.format(rate)).changes for rate in rates]
+            methods_of = [(method_of(each.pop("method")), each) for each in changes]
+            assert len({(each.rule, each.timing, str(others)) for each, others in methods_of}) == len(rates)
             assert len(rates) > 1 or "{}" not in spec, "a number to choose has several values"
     usual, slow = bind_delays("lognormal:mean=60,sigma=0.3", 3, 0), claims.one_slow(times=7.0)(3, 0)
     ratio = slow.durations(np.arange(3), 0) / usual.durations(np.arange(3), 0)

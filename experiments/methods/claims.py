@@ -3,9 +3,9 @@
     python experiments/methods/claims.py --scale laptop     # ten to twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
-speeds, clients that are absent, nodes on a ring, graphs that change. A method's rate is the best of a small grid by
-validation accuracy, the mean over the seeds; test examples choose nothing. All methods of a world have the same virtual
-time. ``paper`` has a larger model and more seeds; it is not from a paper.
+speeds, clients that are absent, nodes on a ring, graphs that change, slow links. A method's rate is the best of a small
+grid by validation accuracy, the mean over the seeds; test examples choose nothing. All methods of a world have the same
+virtual time. ``paper`` has a larger model and more seeds; it is not from a paper.
 
 Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the same command continues from there.
 """
@@ -122,6 +122,17 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "D-PSGD, all with all": ("dpsgd topology=complete", ("",)),
         },
     ),
+    "nodes with slow links": (
+        {
+            **{"delay": "lognormal:mean=60", "network": "link:latency=40", "global_tests": "all", "steps": 1},
+            **{"time": 12000.0, "eval_time": 240.0},
+        },
+        {
+            "SGP": ("sgp lr={}", (0.1, 0.05, 0.025)),
+            "overlap SGP": ("osgp lr={}", (0.1, 0.05, 0.025)),
+            "SGP, no rounds": ("sgp@push_sum lr={}", (0.1, 0.05, 0.025)),
+        },
+    ),
 }
 SMOKE = {"model": "logistic", "time": 240.0, "eval_time": 120.0, "eval_examples": 100}
 SETTINGS = {"smoke": _COMMON | SMOKE, "laptop": _COMMON, "paper": _COMMON | {"model": "lenet5"}}
@@ -152,7 +163,8 @@ def last_bytes(run: Run) -> float:
 def variant(spec: str) -> Variant:
     """A method, with the settings after it."""
     method, *settings = spec.split()
-    return Variant(spec, {"method": method} | dict(one.split("=", 1) for one in settings))
+    given = dict(one.split("=", 1) for one in settings)
+    return Variant(spec, {"method": method} | given | {name: float(given[name]) for name in given if name == "lr"})
 
 
 def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
