@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from fedjax_async import clock
 from fedjax_async.clock import Decisions, Prior, Until, plan
+from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.adaptive import in_flight, observed_loss
 from fedjax_async.engine import Every
 from fedjax_async.engine.components import facts_of
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints, Outset
-from fedjax_async.local import local_steps
+from fedjax_async.local import feedback, local_steps
 from fedjax_async.types import Probe
-from tests.engine.problem import MODEL, SIZES
+from tests.engine.problem import MODEL, SIZES, client
 from tests.engine.problem import personal as personal_case
 
 EVERY, DELAY = Every(updates=5), "lognormal:mean=1,heterogeneity=0.5"
+LOOP, VMAP = {"batching": "loop", "max_width": 2, "lanes": 2}, {"batching": "vmap", "max_width": 2, "lanes": 1}
 STEPS = local_steps(np.array(SIZES), batch_size=4, epochs=2.0)
 PRIOR = Prior(len(SIZES), np.array(SIZES), 1.0 + np.arange(len(SIZES)), STEPS, 3)
 FAULTY = {"faults": "drop:probability=0.2+crash:probability=0.1,restart=2+corrupt:probability=0.1"}
@@ -58,6 +62,12 @@ def adaptive(executor, given, timing, policy, *, conditions=None, delay=DELAY, u
     policy = bound_to(policy)
     outset = outset_of(given, policy, arrive=not conditions, under_way=under_way)
     return planned(executor(outset, **options), policy, timing, delay=delay, conditions=conditions)
+
+
+@functools.cache
+def sparse_client():
+    """A client whose uploads are compressed; ``topk`` would compile twice as long."""
+    return feedback(client(), COMPRESSORS["topk_fast"](ratio=0.3))
 
 
 def learned(outcome):

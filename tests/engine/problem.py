@@ -137,6 +137,7 @@ def changed(given, **components):
     return given._replace(components=given.components._replace(**components))
 
 
+@functools.cache
 def remembering() -> ServerAlgorithm:
     """A server with a row of memory about each client (its last upload) and personal messages."""
 
@@ -155,6 +156,7 @@ def remembering() -> ServerAlgorithm:
     return ServerAlgorithm(init, receive, dispatch, lambda state: state["x"])
 
 
+@functools.cache
 def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
     """A client with state between jobs: it adds half of its last upload to the next one, and counts its jobs."""
 

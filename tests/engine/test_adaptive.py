@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 import pytest
 
 from fedjax_async import clock
 from fedjax_async.clock import Choice, Limits, Policy
-from fedjax_async.compress import COMPRESSORS
-from fedjax_async.engine import evaluation_points, growing_stack, run_waves, trainers
+from fedjax_async.engine import evaluation_points, growing_stack, programs, run_waves, trainers
 from fedjax_async.engine.adaptive import alone
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.local import feedback
-from fedjax_async.server import SERVERS
-from tests.engine.adaptive_problem import DELAY, EVERY, FAULTY, adaptive, learned, personal
-from tests.engine.problem import Killed, case, changed, client, close, killer, remembering, same
+from tests.engine.adaptive_problem import DELAY, EVERY, FAULTY, LOOP, VMAP, adaptive, learned, personal, sparse_client
+from tests.engine.problem import Killed, case, changed, close, killer, on_an_accelerator, remembering, same
+
+pytestmark = pytest.mark.float64
 
 
 @pytest.mark.slow_cases("window:length=0.7-conditions1-1", "cohort:size=3,over_selection=1,deadline=2-conditions2-1")
@@ -32,9 +30,9 @@ from tests.engine.problem import Killed, case, changed, client, close, killer, r
 )
 def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(timing, conditions, every):
     given = personal(timing, **conditions)
-    want = run_waves(*given, batching="loop", lanes=2)
+    want = run_waves(*given, **LOOP)
     looking = Policy(every=every)
-    schedule, have, decisions = adaptive(alone, given, timing, looking, conditions=conditions, batching="loop", lanes=2)
+    schedule, have, decisions = adaptive(alone, given, timing, looking, conditions=conditions, **LOOP)
     same(list(given.schedule), list(schedule))
     same(learned(want), learned(have))
     if not conditions:
@@ -43,15 +41,13 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
 
 
 @pytest.mark.slow
-@pytest.mark.float64
 @pytest.mark.parametrize(("timing", "policy"), [
     ("buffer:size=2,concurrency=3", "power_of_choice:d=4+adaptive_buffer:size=1,recent=4"),
     ("window:length=0.7,concurrency=3", "power_of_choice:d=4+adaptive_window:length=0.7,most=2,recent=4"),
 ])  # fmt: skip
 def test_engine_equals_oracle_and_the_replayed_schedule(timing, policy):
-    options = {"batching": "vmap", "max_width": 2}
     given = personal(timing)
-    have = adaptive(alone, given, timing, policy, **options)
+    have = adaptive(alone, given, timing, policy, **VMAP)
     want = adaptive(ReferenceExecutor, given, timing, policy)
     same(list(have[0]), list(want[0]))
     assert not np.array_equal(have[0].client, given.schedule.client), "the policy must decide something"
@@ -65,34 +61,28 @@ def test_engine_equals_oracle_and_the_replayed_schedule(timing, policy):
     close(run_waves(*again, batching="vmap").params, have[1].params, 1e-12)
 
 
-@pytest.mark.float64
-@pytest.mark.parametrize(("rule", "timing", "conditions"), [
-    ("fedadam", "buffer:size=2,concurrency=3", {}),
-    ("fedasync", "every:concurrency=3", {}),
-    ("remembering", "cohort:size=3,over_selection=1,deadline=2", FAULTY),
-], ids=["grouped", "every", "with a memory"])  # fmt: skip
-def test_off_the_cpu_an_adaptive_run_equals_the_oracle(monkeypatch, tmp_path, rule, timing, conditions):
-    """Flat states, and messages of known number: also in a run that is killed and resumed."""
-    given = case(remembering() if rule == "remembering" else SERVERS[rule](), timing, DELAY, every=EVERY, **conditions)
-    policy, options = "power_of_choice:d=4", {"conditions": conditions, "batching": "vmap", "max_width": 2, "lanes": 1}
+def test_off_the_cpu_an_adaptive_run_equals_the_oracle(tmp_path):
+    """Flat states, a memory, and messages of known number: also in a run that is killed and resumed."""
+    conditions, timing = FAULTY, "cohort:size=3,over_selection=1,deadline=2"
+    given = case(remembering(), timing, DELAY, every=EVERY, **conditions)
+    policy, options = "power_of_choice:d=4", {"conditions": conditions} | VMAP
     want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    have = adaptive(alone, given, timing, policy, **options)
+    with on_an_accelerator():
+        have = adaptive(alone, given, timing, policy, **options)
+        with pytest.raises(Killed):
+            adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
+        again = adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), **options)
     same(list(have[0]), list(want[0]))
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
-    with pytest.raises(Killed):
-        adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
-    again = adaptive(alone, given, timing, policy, keeper=Keeper(tmp_path, 3, {}), **options)
     same(learned(again[1]), learned(have[1]))
 
 
-@pytest.mark.float64
 def test_clients_that_withhold_and_true_bytes_equal_the_oracle():
-    timing, policy = "buffer:size=2,concurrency=4", "event_triggered:norm=0.3+true_bytes"
+    timing, policy = "buffer:size=2,concurrency=3", "event_triggered:norm=0.3+true_bytes"
     conditions = FAULTY | {"network": "link:up=40,down=1e6"}
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
-    given = changed(given, client=feedback(client(), COMPRESSORS["topk"](ratio=0.3)))
-    have = adaptive(alone, given, timing, policy, conditions=conditions, max_width=2)
+    given = changed(given, client=sparse_client())
+    have = adaptive(alone, given, timing, policy, conditions=conditions, **LOOP)
     want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
     same(list(have[0]), list(want[0]))
     close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
@@ -106,7 +96,6 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle():
 
 
 @pytest.mark.slow
-@pytest.mark.float64
 def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_expected(monkeypatch):
     """All uploads are trained and wait for the end of their window, but the store has only two rows."""
     monkeypatch.setattr(growing_stack, "LEAST", 2)
@@ -123,35 +112,35 @@ def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_ex
 def test_a_policy_that_decides_otherwise_when_it_is_resumed_is_refused(tmp_path):
     timing = "buffer:size=2,concurrency=3"
     given = case("fedbuff", timing, DELAY, every=EVERY)
-    options = {"batching": "loop", "max_width": 2, "lanes": 1}
     first = Policy(choose=lambda view, idle, count: Choice(idle[:count], np.zeros(count)))
     last = Policy(choose=lambda view, idle, count: Choice(idle[-count:], np.zeros(count)))
     sizes = Policy(choose=first.choose, buffer=lambda view: 1)
     with pytest.raises(Killed):
-        adaptive(alone, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **options)
+        adaptive(alone, given, timing, first, keeper=Keeper(tmp_path, 3, {}), progress=killer(7), **LOOP)
     for other in (last, sizes):
         with pytest.raises(ValueError, match=r"policy = .*must be deterministic, so that the run can be resumed"):
-            adaptive(alone, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **options)
+            adaptive(alone, given, timing, other, keeper=Keeper(tmp_path, 3, {}), **LOOP)
 
 
 def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path):
     """Jobs of equal length: all clients come together at 1 s, and only the end of the window differs."""
-    given = case("fedbuff", "window:length=1", "constant:mean=1", every=EVERY)
-    options = {"batching": "loop", "max_width": 2, "lanes": 1, "delay": "constant:mean=1"}
+    given = case("fedbuff", "window:length=1,concurrency=3", "constant:mean=1", every=EVERY)
+    timing, options = "window:concurrency=3", LOOP | {"delay": "constant:mean=1", "progress": killer(9)}
     for length, refused in ((0.5, pytest.raises(Killed)), (0.7, pytest.raises(ValueError, match="must be determini"))):
         decided = Policy(window=lambda view, length=length: length)
         with refused:
-            adaptive(alone, given, "window", decided, keeper=Keeper(tmp_path, 3, {}), progress=killer(9), **options)
+            adaptive(alone, given, timing, decided, keeper=Keeper(tmp_path, 3, {}), **options)
 
 
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
+    """Jobs that are under way when the run ends may be."""
     conditions, timing = FAULTY | {"limits": Limits(timeout=4.0)}, "every:concurrency=4"
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
-    schedule, have, _ = adaptive(
-        alone, given, timing, "oort", conditions=conditions, batching="loop", max_width=2, lanes=1
-    )
-    assert np.isinf(schedule.upload_time).sum() > 5
-    assert have.counters["executed_steps"] == have.counters["useful_steps"] > 0
+    schedule, have, _ = adaptive(alone, given, timing, "oort", conditions=conditions, **LOOP)
+    lost, under_way = np.isinf(schedule.upload_time), schedule.outcome == clock.Outcome.UNDER_WAY
+    more, useful = (have.counters[f"{name}_steps"] for name in ("executed", "useful"))
+    assert 0 < useful <= more <= useful + schedule.local_steps[under_way].sum()
+    assert lost.sum() > 5 and schedule.local_steps[lost].sum() > schedule.local_steps[under_way].sum()
 
 
 def test_a_choice_that_is_none_is_refused():
@@ -163,8 +152,7 @@ def test_a_choice_that_is_none_is_refused():
             adaptive(ReferenceExecutor, given, "every:concurrency=3", wrong)
 
 
-LANES = {"batching": "loop", "max_width": 1, "lanes": 2}
-TIMING = "buffer:size=2,concurrency=4"
+TIMING = "buffer:size=2,concurrency=3"
 
 
 @pytest.fixture
@@ -189,11 +177,13 @@ def all_ended(pools):
 
 def test_the_threads_end_with_a_run_that_fails(pools):
     with pytest.raises(Killed):
-        run_waves(*case("fedbuff", TIMING, DELAY), progress=killer(4), **LANES)
+        run_waves(*case("fedbuff", TIMING, DELAY), progress=killer(4), **LOOP)
     assert all_ended(pools) == 1
 
 
 def test_the_threads_of_an_adaptive_run_last_while_its_tables_grow_and_end_with_it(pools, monkeypatch):
+    compiled, compile_programs = [], programs.compile_programs
     monkeypatch.setattr(growing_stack, "LEAST", 2)
-    adaptive(alone, case("fedbuff", TIMING, DELAY, every=EVERY), TIMING, Policy(), under_way=1, **LANES)
-    assert all_ended(pools) == 1
+    monkeypatch.setattr(programs, "compile_programs", lambda *a, **k: compiled.append(a) or compile_programs(*a, **k))
+    adaptive(alone, case("fedbuff", TIMING, DELAY, every=EVERY), TIMING, Policy(every=4), under_way=1, **LOOP)
+    assert len(compiled) == 2 and all_ended(pools) == 1
