@@ -17,7 +17,7 @@ from fedjax_async.engine.storage import StoringServer
 from fedjax_async.server import SERVERS, begun, swa
 from fedjax_async.server.orthofl import by_average, by_last, orthogonal
 from fedjax_async.types import Info, Message, ServerAlgorithm
-from tests.engine.problem import case, close
+from tests.engine.problem import case, changed, close
 
 FACTS = Facts(7, True, 40, 20)
 PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
@@ -75,10 +75,10 @@ def test_a_rule_begins_alike_whether_its_init_takes_facts_or_not(wrapper):
         jax.tree.map(np.testing.assert_array_equal, have, want)
 
 
-@pytest.mark.parametrize("init", [WITHOUT["option"], WITH["other name"], WITH["facts"]])
-def test_a_run_is_the_same_whether_its_rule_takes_facts_or_not(init):
+@pytest.mark.float64
+def test_a_run_is_the_same_whether_its_rule_takes_facts_or_not():
     for engine in (run_waves, run_reference):
-        plain, other = (engine(*case(adding(one), updates=6)) for one in (WITHOUT["params"], init))
+        plain, other = (engine(*case(adding(init))) for init in (WITHOUT["option"], WITH["other name"]))
         jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
 
 
@@ -90,36 +90,62 @@ def test_by_hand_a_rule_is_that_of_a_single_client(name):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("name", ["asynfl", "scaffold", "asynccurve"])
-def test_a_function_of_a_rule_may_be_replaced_where_the_rule_takes_facts(name):
+@pytest.mark.parametrize(("name", "timing"), [("asynfl", "buffer:size=3"), ("scaffold", "every")])
+def test_a_function_of_a_rule_may_be_replaced_where_the_rule_takes_facts(name, timing):
     """Half of the upload is received: half the step for AsynFL, which divides by the number of clients."""
-    made = SERVERS[name]()
+    made, problem = SERVERS[name](), case(name, timing)
 
     def receive(state, memory, arrival):
         return made.receive(state, memory, arrival._replace(upload=jax.tree.map(lambda d: d / 2, arrival.upload)))
 
-    for timing in ("every", "buffer:size=3"):
-        problem = case(name, timing, updates=9)
-        components = problem.components._replace(rule=made._replace(receive=receive))
-        halved = run_waves(*problem._replace(components=components)).params
-        close(halved, run_reference(*problem._replace(components=components)).params, 1e-10)
-        usual = run_waves(*problem).params
-        gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), halved, usual)
-        assert max(jax.tree.leaves(gaps)) > 1e-4
-        if name == "asynfl":
-            close(halved, run_waves(*case(SERVERS[name](server_lr=0.5), timing, updates=9)).params, 1e-12)
+    given = changed(problem, rule=made._replace(receive=receive))
+    halved = run_waves(*given).params
+    close(halved, run_reference(*given).params, 1e-10)
+    if name == "asynfl":
+        close(halved, run_waves(*changed(problem, rule=SERVERS[name](server_lr=0.5))).params, 1e-12)
+    gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), halved, run_reference(*problem).params)
+    assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
+SMALL = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
+
+
+@pytest.mark.float64
 def test_a_replaced_function_takes_effect_in_simulate():
-    made = server.fedbuff()
+    made = adding(WITH["facts"])
 
     def receive(state, memory, arrival):
         state, memory, info = made.receive(state, memory, arrival)
         return state, memory, info._replace(columns={"mine": arrival.staleness})
 
-    settings = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
-    run = simulate(method=Method(made._replace(receive=receive)), **settings)
+    run = simulate(method=Method(made._replace(receive=receive)), **SMALL)
     np.testing.assert_array_equal(run.updates["mine"], run.updates["staleness"])
+
+
+def scaled() -> ServerAlgorithm:
+    """A rule with functions that all depend on the number of clients: its state is the model times that number."""
+
+    def init(params, facts):
+        model = jax.tree.map(lambda leaf: facts.num_clients * leaf, params)
+        return (model, jnp.zeros(facts.num_clients), facts.static), ()
+
+    def receive(state, memory, arrival):
+        model, counts, facts = state
+        model = jax.tree.map(lambda w, u: w + facts.num_clients * u, model, arrival.upload)
+        return (model, counts.at[arrival.client].add(1), facts), memory, Info(arrival.weight)
+
+    def params(state):
+        return jax.tree.map(lambda leaf: leaf / len(state[1]), state[0])
+
+    return ServerAlgorithm(init, receive, lambda state, memory, _: (Message(params(state)), memory), params)
+
+
+@pytest.mark.float64
+def test_a_rule_takes_the_facts_of_the_run_wherever_it_is_used():
+    problem = case(scaled())
+    close(run_waves(*problem).params, run_reference(*problem).params, 1e-12)
+    found, usual = (simulate(method=Method(rule), **SMALL) for rule in (scaled(), adding(WITHOUT["params"])))
+    close(found.params, usual.params, 1e-12)
 
 
 def test_static_facts_have_no_leaves_and_totals_are_leaves():

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Method, simulate
 from fedjax_async.clock import Limits, trained_in_vain
 from fedjax_async.engine import Every, run_reference, run_waves
 from fedjax_async.local import job_key, run_job
 from fedjax_async.types import ClientData, Info, Message, ServerAlgorithm
-from tests.engine.problem import SIZES, case, changed, client, close, data, personal
+from tests.engine.problem import SIZES, carrying, case, changed, client, close, data, personal
 
-
-def scaled() -> ServerAlgorithm:
-    """A rule with functions that all depend on the number of clients: its state is the model times that number."""
-
-    def init(params, facts):
-        model = jax.tree.map(lambda leaf: facts.num_clients * leaf, params)
-        return (model, jnp.zeros(facts.num_clients), facts.static), ()
-
-    def receive(state, memory, arrival):
-        model, counts, facts = state
-        model = jax.tree.map(lambda w, u: w + facts.num_clients * u, model, arrival.upload)
-        return (model, counts.at[arrival.client].add(1), facts), memory, Info(arrival.weight)
-
-    def params(state):
-        return jax.tree.map(lambda leaf: leaf / len(state[1]), state[0])
-
-    return ServerAlgorithm(init, receive, lambda state, memory, _: (Message(params(state)), memory), params)
-
-
-SMALL = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
-
-
-@pytest.mark.float64
-def test_a_rule_takes_the_facts_of_the_run_wherever_it_is_used():
-    problem = case(scaled())
-    waves, oracle = run_waves(*problem), run_reference(*problem)
-    close(waves.params, oracle.params, 1e-12)
-    found, usual = simulate(method=Method(scaled()), **SMALL), simulate(method="asgd", **SMALL)
-    close(found.params, usual.params, 1e-5)
+pytestmark = pytest.mark.float64
 
 
 # Lost uploads of clients with state, jobs that never arrive, and corrupt uploads of which the server drops some unseen.
@@ -50,22 +23,24 @@ LATE = {"faults": "late:probability=0.3,factor=4+corrupt:probability=0.4", "limi
 LOST = {"faults": "drop:probability=0.3"}
 
 
-@pytest.mark.float64
+@functools.cache
+def forgetful():
+    """The client of ``personal`` that forgets the job of a lost upload."""
+    return carrying(client())._replace(unsent=lambda before, after: before)
+
+
 @pytest.mark.parametrize(
-    ("timing", "conditions", "batching"),
-    [("every", LATE, "vmap"), ("cohort:size=3,over_selection=1", LOST, "loop")],
+    ("timing", "conditions", "options"),
+    [("every", LATE, {"batching": "vmap", "max_width": 2}), ("cohort:size=3,over_selection=1", LOST, {})],
     ids=["late", "over_selection"],
 )
-def test_memory_personal_messages_and_the_state_of_clients_equal_the_oracle(timing, conditions, batching):
+def test_memory_personal_messages_and_the_state_of_clients_equal_the_oracle(timing, conditions, options):
     given = personal(timing, **conditions)
-    want = run_reference(*given)
-    have = run_waves(*given, max_width=4, batching=batching)
+    want, have = run_reference(*given), run_waves(*given, **options)
     close(have.params, want.params, 1e-10)
     np.testing.assert_array_equal(have.records["count"], want.records["count"])
     assert trained_in_vain(given.schedule).any()
-    # a client that forgot the job of a lost upload would continue from a different state
-    forgetful = given.components.client._replace(unsent=lambda before, after: before)
-    other = run_reference(*changed(given, client=forgetful))
+    other = run_reference(*changed(given, client=forgetful()))
     gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
     assert max(jax.tree.leaves(gaps)) > 1e-4
 
@@ -86,7 +61,6 @@ def moving_at_once(remembers: bool) -> ServerAlgorithm:
     return ServerAlgorithm(init, receive, dispatch, lambda state: state["params"])
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize(("remembers", "timing"), [(True, "buffer:size=3"), (False, "every")])
 def test_a_rule_whose_every_arrival_moves_the_model_equals_the_oracle(remembers, timing):
     given = case(moving_at_once(remembers), timing, "exponential:mean=1", updates=20)
@@ -125,7 +99,6 @@ def test_diverged_clients_are_rejected_and_the_run_goes_on(run, rule, timing):
         run(*given, on_bad="raise")
 
 
-@pytest.mark.float64
 def test_rejected_clients_keep_their_state_as_in_the_oracle():
     given = changed(personal(), data=poisoned(data(), [0]))
     close(run_waves(*given).params, run_reference(*given).params, 1e-10)
@@ -141,7 +114,6 @@ def train(params, key, part, i, number, steps):
     return run_job(client(), job_key(key, i, number), Message(params, (), 0), (), part, steps)[0]
 
 
-@pytest.mark.float64
 def test_fedavg_by_schedule_is_a_textbook_loop():
     given = case("fedavg", "cohort:size=3", updates=12)
     schedule, key, who = given.schedule, given.key, given.components.data
@@ -166,7 +138,6 @@ def test_more_evaluations_only_add_rows():
     close(many.params, few.params, 1e-6)
 
 
-@pytest.mark.float64
 def test_compared_methods_see_the_same_minibatches():
     """A client's first job starts from the same model under every method, so its upload is the same."""
     norms = []
