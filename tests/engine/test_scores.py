@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from fedjax_async.config import prepare
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.data import Federation, federate
 from fedjax_async.data.federated import client_rows
-from fedjax_async.engine import run_reference, run_waves
+from fedjax_async.engine import programs, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import owners, validation_part
 from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
@@ -30,6 +31,7 @@ from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import ClientData, Info, Message, ServerAlgorithm
 from tests.engine.problem import CLASSES, MODEL, case, changed, data, near, same
 
+pytestmark = pytest.mark.float64
 PRIVATE = MODEL._replace(private=lambda path: path[0] == "output")
 CLIENT = local_training(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
@@ -65,15 +67,21 @@ def scores_by_hand(models, who):
     return np.array(found).T
 
 
-@pytest.mark.float64
+@functools.cache
+def remembered():
+    """A run whose clients have models of their own, with a private layer, and its result in the engine."""
+    with jax.enable_x64(True):
+        given = problem("orthofl", "window:length=0.7", faults="drop:probability=0.3")
+        return given, run_waves(*given, per_client=True)
+
+
 def test_own_models_equal_the_oracle_and_the_run_is_unchanged():
-    given = problem("orthofl", "window:length=0.7", faults="drop:probability=0.3")
+    given, have = remembered()
     want = run_reference(*given, per_client=True)
     assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-    have = run_waves(*given, per_client=True, batching="loop")
     assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
     near(have.scores, want.scores)
-    plain = run_waves(*given, batching="loop")
+    plain = run_waves(*given)
     same((have.params, have.records), (plain.params, plain.records))
 
 
@@ -92,20 +100,19 @@ def test_the_request_says_when_and_for_whom(engine):
     def receive(state, memory, arrival):
         return state, memory, Info(arrival.weight)
 
-    with jax.enable_x64(True):
-        rule = ServerAlgorithm(init, receive, dispatch, lambda state: state)
-        given = problem(rule, private=False)
-        model = MODEL._replace(
-            apply=lambda params, x, key=None: jnp.full((len(x), 3), params["output"]["bias"][0]),
-            loss=lambda outputs, y: outputs[:, 0],
-        )
-        out = engine(*changed(given, model=model), per_client=True)
-        schedule, points, size = given.schedule, given.points, given.components.data.size
-        for row, position, time in zip(out.scores["client_own_loss"], points.position, points.time):
-            for i in (0, 1, 2, 4):
-                steps = schedule.local_steps[schedule.client == i][0]
-                want = i + 10 * schedule.closes[:position].sum() + 1000 * steps + 1e5 * size[i] + 1e-3 * time
-                np.testing.assert_allclose(row[i], want, rtol=1e-12)
+    rule = ServerAlgorithm(init, receive, dispatch, lambda state: state)
+    given = problem(rule, private=False)
+    model = MODEL._replace(
+        apply=lambda params, x, key=None: jnp.full((len(x), 3), params["output"]["bias"][0]),
+        loss=lambda outputs, y: outputs[:, 0],
+    )
+    out = engine(*changed(given, model=model), per_client=True)
+    schedule, points, size = given.schedule, given.points, given.components.data.size
+    for row, position, time in zip(out.scores["client_own_loss"], points.position, points.time):
+        for i in (0, 1, 2, 4):
+            steps = schedule.local_steps[schedule.client == i][0]
+            want = i + 10 * schedule.closes[:position].sum() + 1000 * steps + 1e5 * size[i] + 1e-3 * time
+            np.testing.assert_allclose(row[i], want, rtol=1e-12)
 
 
 @pytest.mark.slow_cases("run_waves")
@@ -152,27 +159,34 @@ ALL = Measures(
 )
 
 
-@pytest.mark.float64
 def test_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
-    given = problem("orthofl", private=False, faults="drop:probability=0.3", updates=16)
+    given, plain = remembered()
     want = run_reference(*given, per_client=True, measures=ALL)
-    have = run_waves(*given, per_client=True, measures=ALL, batching="loop")
+    have = run_waves(*given, per_client=True, measures=ALL)
     near(have.scores, want.scores)
     names = {"loss", "accuracy", "brier_error", "top2", "macro_f1"}
     clients = {f"client_{model}{name}" for name in names for model in ("", "own_", "tuned_")}
     assert set(have.scores) == names | {"train_loss"} | clients
     assert np.isnan(have.scores["client_tuned_macro_f1"][:, 3]).all(), "client 3 has no test rows"
-    plain = run_waves(*given, per_client=True, batching="loop")
     same((have.params, have.records), (plain.params, plain.records))
     same({name: have.scores[name] for name in plain.scores}, plain.scores)
 
 
-@pytest.mark.float64
-def test_metrics_and_a_training_loss_of_more_rows_than_the_oracle_evaluates_at_once_equal_the_oracle():
-    given = problem("fedbuff", private=False, updates=3)
-    assert len(given.components.data.test_y) == 20
-    measures = Measures(ALL.metrics[:1], Sample(21, seed=5))
-    near(run_waves(*given, measures=measures).scores, run_reference(*given, measures=measures).scores)
+@pytest.fixture(scope="module")
+def tuned():
+    """A run in which two clients are tuned at a time, as those of a batch: its case, measures and result."""
+    asked = Measures(ALL.metrics[:1], Sample(), fine_tune=3, tuner=TUNER)
+    measuring = programs._measuring
+    with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "_measuring", lambda stack: measuring(stack)._replace(width=2))
+        given = problem("fedbuff", private=False, updates=9)
+        return given, asked, run_waves(*given, measures=asked)
+
+
+def test_two_clients_at_a_time_and_a_loss_of_more_rows_than_the_oracle_reads_at_once_equal_the_oracle(tuned):
+    given, asked, have = tuned
+    assert len(given.components.data.test_y) == 20 < len(given.components.data.y)
+    near(have.scores, run_reference(*given, measures=asked).scores)
 
 
 def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
@@ -181,13 +195,10 @@ def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
     assert training_rows(who, Sample(20, seed=5)).tolist() != who.order[chosen].tolist()
 
 
-@pytest.mark.float64
-def test_training_loss_and_fine_tuning_by_hand():
-    given = problem("fedbuff", private=False, updates=9)
-    out = run_waves(*given, measures=ALL._replace(metrics=(), training=Sample()))
-    assert {name for name in out.scores if name.startswith("client_")} == {
-        "client_tuned_loss", "client_tuned_accuracy",
-    }  # fmt: skip
+def test_training_loss_and_fine_tuning_by_hand(tuned):
+    given, _, out = tuned
+    names = {f"client_tuned_{name}" for name in ("loss", "accuracy", "brier_error")}
+    assert {name for name in out.scores if name.startswith("client_")} == names
     who, key, params = given.components.data, given.key, jax.tree.map(jnp.asarray, out.params)
     everything = ClientData(*map(jnp.asarray, (who.x, who.y, who.order)), None, None)
     root, models = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), []
@@ -202,14 +213,6 @@ def test_training_loss_and_fine_tuning_by_hand():
     np.testing.assert_allclose(out.scores["client_tuned_accuracy"][-1], accuracy, rtol=1e-12)
     trained = scores_by_hand([params], on_rows(who, who.order))
     np.testing.assert_allclose(out.scores["train_loss"][-1], trained[1][0], rtol=1e-9)
-
-
-@pytest.mark.float64
-def test_the_number_of_clients_tuned_at_a_time_changes_nothing():
-    given = problem("fedbuff", private=False, updates=4)
-    asked = Measures(fine_tune=3, tuner=TUNER)
-    one, two = (run_waves(*given, measures=asked, batching="vmap", max_width=width).scores for width in (1, 2))
-    near(two, one)
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (1, 12), (5, 5), (6, 3), (9, 4), (9, 12)])
@@ -310,7 +313,6 @@ def experiment(who, **options):
     return changed(case("fedasync", updates=12, **options), data=who)
 
 
-@pytest.mark.float64
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_the_scores_are_means_over_all_held_out_rows(engine):
     who, rows = held_out(), np.array([5, 17, 2, 11, 8])
@@ -330,7 +332,7 @@ def test_validation_changes_nothing_else_and_nothing_else_changes_it():
     y[ROWS] = (y[ROWS] + 1) % CLASSES
     unseen = np.setdiff1d(np.arange(len(who.y)), ROWS).astype(np.int32)  # so that no client trains on the rows
     size = np.array([6, 4, 10, 6, 1], np.int32)
-    trained = {"order": unseen, "size": size, "offset": (np.cumsum(size) - size).astype(np.int32)}
+    trained = {"order": np.append(unseen, ROWS), "size": size, "offset": (np.cumsum(size) - size).astype(np.int32)}
     plain = run_waves(*experiment(data()._replace(**trained)))
     have, relabelled, retested = (
         run_waves(*experiment(one._replace(**trained))) for one in (who, who._replace(y=y), who._replace(test_y=test_y))
