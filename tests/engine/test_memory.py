@@ -37,7 +37,7 @@ def stacked(**changes):
 
 
 def test_a_memory_limit_shortens_batches_and_changes_nothing_else():
-    options = {"batching": "loop", "max_width": 16}
+    options = {"batching": "loop", "max_width": 8}
     whole = run(**options, lanes=1)
     tight = run(**options, lanes=1, memory_limit=str(stacked(**options).num_bytes - 1))
     assert max(tight.counters["widths"]) < max(whole.counters["widths"])
