@@ -75,7 +75,7 @@ class GrowingStack:
         self._compile()
         self._carry = self.stack.start()
         _, self._begins = pooled([m.components.data.order for m in members])
-        room, tables, empty = self._room, self.stack.tables, partial(self.stack.buffers, self._carry)
+        room, tables, empty = self._room, self.stack.tables, self.stack.buffers
 
         def train(*given: Any) -> JobBuffers:
             trained: JobBuffers = self.stack.train(*given)
@@ -88,7 +88,9 @@ class GrowingStack:
         if layout.whole:
             self._trainers = Trainers(room.lanes, tables, train, empty)
         else:
-            self._trainers = Trainers(room.lanes, tables, train, empty, None, keep, partial(_zeros, self._store))
+            self._trainers = Trainers(
+                room.lanes, tables, train, empty, None, keep, programs.compiled_zeros(self._store)
+            )
 
     def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
         """The sizes and facts of the extensions so far and of this one."""
@@ -209,10 +211,6 @@ class GrowingStack:
         """End the host threads."""
         if self._trainers is not None:
             self._trainers.close()
-
-
-def _zeros(shapes: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _longer(table: Tree, length: int) -> Tree:

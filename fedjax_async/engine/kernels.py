@@ -130,16 +130,16 @@ def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
     return jax.vmap(function, in_axes=(of_hyper, *[0] * len(jobs)))(hyper, *jobs)
 
 
-def make_buffers(kind: JobKind, capacity: int, whole: bool, starts: bool) -> MakeBuffers:
+def make_buffers(kind: JobKind, capacity: int, whole: bool) -> MakeBuffers:
     """``buffers(tables, rows) -> buffers``: empty buffers of the right shapes.
 
-    ``whole``: each job ends in the call that begins it. Then ``starts`` says whether start models are kept.
+    ``whole``: each job ends in the call that begins it.
     """
 
     def buffers(tables: Any, rows: Readable) -> JobBuffers:
         one = jax.eval_shape(partial(one_job, kind), tables, rows)
         if whole:
-            one = one._replace(started=one.started if starts else (), before=(), work=())
+            one = one._replace(before=(), work=())
         empty: JobBuffers = tree.stack_zeros(one, capacity)
         return empty
 

@@ -73,7 +73,7 @@ class SideBySide(Protocol[Tables]):
     def start(self) -> Carry:
         """The carry at the start."""
 
-    def buffers(self, carry: Carry) -> JobBuffers:
+    def buffers(self) -> JobBuffers:
         """Empty buffers of a lane."""
 
     def train(self, width: int, tables: Tables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:

@@ -108,14 +108,12 @@ def peer_shapes(
 ) -> Shapes:
     """What a run will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(what, shape.num_clients, shape.slot_count, mesh), tables, params)
-    empty = jax.eval_shape(_buffers(what, shape, batching, mesh), tables, carry.readable)
+    whole = batching == "loop"
+    empty = programs.shapes_of_buffers(what, shape.capacity, whole, tables, carry.readable)
+    empty = empty._replace(started=()) if whole else empty
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
-
-
-def _buffers(what: NodeJobs, shape: StackShape, batching: str, mesh: Mesh | None) -> Wrapped:
-    return programs.buffers(what, shape.capacity, batching == "loop", False, mesh)
 
 
 def compile_peer_programs(
@@ -147,7 +145,7 @@ def compile_peer_programs(
     run, online = np.int32(0), np.zeros(shape.num_clients, np.bool_)
     return PeerPrograms(
         start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=_buffers(what, shape, batching, mesh).lower(tables, carry.readable).compile(),
+        buffers=programs.compiled_zeros(empty, mesh),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(jax.default_backend() == "cpu", mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),

@@ -89,9 +89,9 @@ class PeerStack(NamedTuple):
         carry: Carry = self.programs.start(self.tables, self.params)
         return carry
 
-    def buffers(self, carry: Carry) -> JobBuffers:
+    def buffers(self) -> JobBuffers:
         """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers(self.tables, carry.readable)
+        empty: JobBuffers = self.programs.buffers()
         return empty
 
     def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:

@@ -38,9 +38,31 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def buffers(kind: JobKind, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
-    return jitted(kernels.make_buffers(kind, capacity, whole, starts), out_shardings=spread(mesh))
+def _shapes_of_buffers(kind: JobKind, capacity: int, whole: bool) -> Wrapped:
+    return jitted(kernels.make_buffers(kind, capacity, whole))  # only traced
+
+
+def shapes_of_buffers(
+    kind: JobKind, capacity: int, whole: bool, tables: Any, rows: kernels.Readable
+) -> kernels.JobBuffers:
+    """The shapes of :func:`kernels.make_buffers`."""
+    shapes: kernels.JobBuffers = jax.eval_shape(_shapes_of_buffers(kind, capacity, whole), tables, rows)
+    return shapes
+
+
+@lru_cache(maxsize=64)
+def _zeros(structure: Structure, leaves: tuple[jax.ShapeDtypeStruct, ...], mesh: Mesh | None) -> Wrapped:
+    def zeros() -> Any:
+        return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves])
+
+    return jitted(zeros, out_shardings=spread(mesh))
+
+
+def compiled_zeros(shapes: Any, mesh: Mesh | None = None) -> Compiled:
+    """``zeros() -> buffers`` of these shapes, which no client needs to be traced for; each device holds its rows."""
+    leaves, structure = jax.tree.flatten(shapes)
+    plain = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return _zeros(structure, plain, mesh).lower().compile()
 
 
 @lru_cache(maxsize=256)
@@ -193,8 +215,7 @@ def shapes_of(stack: Stack, mesh: Mesh | None = None) -> Shapes:
     components, facts, tables, whole = stack.members[0].components, stack.facts, stack.tables, stack.layout.whole
     made = start(components.rule, components.client, facts, stack.shape.slot_count, mesh)
     carry = jax.eval_shape(made, tables, stack.params)
-    made = buffers(ClientJobs(components.client), stack.shape.capacity, whole, True, mesh)
-    empty = jax.eval_shape(made, tables, carry.readable)
+    empty = shapes_of_buffers(ClientJobs(components.client), stack.shape.capacity, whole, tables, carry.readable)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     if whole and not _keeps_starts(components.rule, facts, structure, shapes):
@@ -231,7 +252,6 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
     span = np.zeros(4, np.int32)
     carry, empty, store = shapes
     kind = ClientJobs(client)
-    make_buffers = buffers(kind, shape.capacity, layout.whole, bool(empty.started), mesh)
     own = client if what.own_models else None
     score = evaluate(model, server, own, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
@@ -245,7 +265,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
         together = compiled_together(*given)
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
-        buffers=make_buffers.lower(tables, carry.readable).compile(),
+        buffers=compiled_zeros(empty, mesh),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, what.own_models), span[0], now, *tests).compile(),

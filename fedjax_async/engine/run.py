@@ -51,7 +51,7 @@ def run_stack(
         for name, value in stack.identity().items():
             keeper.identify(name, value)
     feed = None if stack.feed is None else stack.feed.batch
-    with Trainers(layout.dealt.lanes, stack.tables, stack.train, partial(stack.buffers, carry), feed) as trainers:
+    with Trainers(layout.dealt.lanes, stack.tables, stack.train, stack.buffers, feed) as trainers:
         evaluate = stack.evaluator(watcher, trainers)
         carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
         if not scores.at:

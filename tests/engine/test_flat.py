@@ -72,7 +72,7 @@ def test_off_the_cpu_states_messages_and_uploads_are_vectors(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     stack = stack_of(case("scaffold", "every", steps=2, updates=5), max_width=4, batching="vmap")
     carry = stack.programs.start(stack.tables, stack.params)
-    buffers = stack.buffers(carry)
+    buffers = stack.buffers()
     for held in (carry.server, carry.clients, carry.slots.params, carry.slots.extra, buffers.left, buffers.after):
         leaves = jax.tree.leaves(held)
         assert isinstance(held, Flat) and len(leaves) == len({leaf.dtype for leaf in leaves})

@@ -67,7 +67,7 @@ def test_off_the_cpu_the_events_of_a_turn_are_written_at_once(monkeypatch):
     stack = make_peer_stack(members, layout, peer_shape(layout))
     carry = stack.start()
     span = np.zeros(2, np.int32)
-    traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(carry), span)
+    traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(), span)
     assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
     first, second = run_stack(stack)
     agree(first, want)
