@@ -67,10 +67,14 @@ def test_public_names_are_those_imported_as_themselves_or_defined(tmp_path, monk
 
 
 USES = {
-    "a room": "import fedjax_async; fedjax_async.clock.DELAYS",
-    "a module of a room": "import fedjax_async.config; fedjax_async.config.grid.expand",
-    "no torch": "import sys, fedjax_async; fedjax_async.models.is_module(3); assert 'torch' not in sys.modules",
-    "no JAX": "import sys, fedjax_async.config, fedjax_async.engine; assert 'jax' not in sys.modules",
+    "a room, without JAX": (
+        "import sys, fedjax_async; fedjax_async.clock.DELAYS; import fedjax_async.config, fedjax_async.engine;"
+        "assert 'jax' not in sys.modules"
+    ),
+    "a module of a room, and no torch": (
+        "import sys, fedjax_async.config; fedjax_async.config.grid.expand;"
+        "fedjax_async.models.is_module(3); assert 'torch' not in sys.modules"
+    ),
     "all names": "from fedjax_async import *; simulate, sweep, Settings(updates=1)",
 }
 

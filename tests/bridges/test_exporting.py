@@ -22,7 +22,7 @@ IMAGES = data.Dataset(
     *(RNG.integers(0, 256, (12, 4, 4, 3)).astype(np.uint8), np.arange(12, dtype=np.int32) % 3),
 )
 SMALL = {"dataset": IMAGES, "model": "logistic", "clients": 3, "steps": 2, "batch_size": 4, "partition": "iid"}
-SERVED = {**SMALL, "updates": 6, "eval_updates": 6, "lr": 0.1}
+SERVED = {**SMALL, "updates": 6, "eval_updates": 6, "lr": 0.1, "engine": "reference"}
 EXPORTED = {"names": "torch", "flattened": {"output": 3}}  # given, because a user's own data set has no name
 
 

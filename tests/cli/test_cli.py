@@ -298,7 +298,7 @@ def test_missing_data_sets_help_and_version_cost_no_import(tmp_path, arguments, 
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    command = [sys.executable, "-m", "fedjax_async", "list", "--options"]
+    command = [sys.executable, "-m", "fedjax_async", "list", "delays", "--options"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 0

@@ -12,7 +12,7 @@ from fedjax_async.results.landscape import LEVELS, levels_of
 from tests.results.folders import rows
 
 FAST = ("--steps", "5", "--grid", "3", "--points", "3", "--examples", "20")
-BASE = {"clients": 3, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "logistic"}
+BASE = {"clients": 4, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "logistic"}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def folders(tmp_path_factory):
     top = tmp_path_factory.mktemp("runs")
     run = simulate(**BASE)
     for name, by in zip("abc", (0.0, 1.0, -2.0)):
-        params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2, run.params)
+        params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2 + abs(by) * leaf, run.params)
         save(run._replace(params=params), top / name)
     save(run._replace(settings={**run.settings, "model": "mlp"}), top / "other")
     return top
@@ -65,7 +65,7 @@ def test_three_runs_of_one_client_and_no_curve(folders, tmp_path, capsys):
         (("a", "b"), ("--best",), "run it with --keep-best"),
         (("a", "b"), ("--part", "exam"), "part = 'exam'"),
         (("a", "b"), ("--part", "validation"), "part = 'validation': must be a part with examples"),
-        (("a", "b"), ("--client", "3"), "client = 3: must be"),
+        (("a", "b"), ("--client", "4"), "client = 4: must be"),
         (("a", "b"), ("--grid", "1"), "grid = 1: must be"),
         (("a", "b"), ("--lr", "0"), "lr = 0.0: must be"),
         (("a", "b"), ("--format", "gif"), "format = 'gif'"),

@@ -15,7 +15,7 @@ from fedjax_async.config.cautions import caution_model
 from fedjax_async.server import rule, scale_by_staleness
 from tests.told import warned
 
-SMALL = {"clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
 
 
 class Seeded(nnx.Module):
@@ -101,7 +101,7 @@ def divided():
 
 
 def test_a_rule_that_makes_the_model_infinite_is_named_with_the_update():
-    run, (line,) = warned(simulate, **SMALL, method=divided())
+    run, (line,) = warned(simulate, **SMALL, method=divided(), engine="reference")
     assert "the model is not finite since update 0, which has the weight inf." in line
     assert not np.isfinite(run.evaluations["loss"][-1])
 
@@ -115,13 +115,13 @@ def test_a_model_of_nodes_that_is_not_finite_is_said_too():
 
 
 def test_fragments_that_travel_together_are_said_and_change_nothing():
-    shared = WORLD | {"clients": 6, "updates": 18, "delay": "lognormal:mean=10", "progress": False}
+    shared = WORLD | {"clients": 4, "updates": 12, "delay": "lognormal:mean=10", "engine": "reference"}
     with pytest.warns(UserWarning, match=r"^topology: each receiver of a node gets all .* with 2 messages in"):
         cut = simulate(**shared, method="divshare:omega=0.5", topology="ring")
     whole = simulate(**shared, method="async_dfedavg", topology="ring")
     np.testing.assert_allclose(cut.evaluations["loss"], whole.evaluations["loss"], rtol=1e-5)
-    apart = {"method": "divshare:omega=0.5", "updates": 18, "clients": 6}
+    apart = {"method": "divshare:omega=0.5", "updates": 12, "clients": 4}
     assert said(apart | {"topology": "gossip:receivers=2"}) == []
-    (line,) = said(apart | {"topology": "gossip:receivers=5"})  # all other nodes
+    (line,) = said(apart | {"topology": "gossip:receivers=3"})  # all other nodes
     assert line.startswith("topology: each receiver")
     assert said(apart | {"topology": "ring", "faults": "drop:probability=0.3"}) == []

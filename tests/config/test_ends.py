@@ -77,7 +77,8 @@ def test_a_plan_that_runs_out_of_clients_says_how_far_it_came_and_why(way, field
 @pytest.fixture(scope="module")
 def gone():
     """A run that ends because its clients leave, and its warnings."""
-    return quietly(method="asgd", **LEAVES, updates=900, eval_updates=300)
+    small = {"model": "logistic", "clients": 4, "steps": 1, "delay": SMALL["delay"]}  # shares its programs
+    return warned(simulate, **small, **LEAVES, updates=900, eval_updates=300, kind=notices.EndedEarly)
 
 
 @pytest.mark.parametrize("way", [None, WAYS[5] | {"engine": "reference"}, WAYS[8] | {"engine": "reference"}])

@@ -11,7 +11,7 @@ from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.objects import KINDS
 from fedjax_async.config.settings import DEFAULTS
 
-SMALL = {"model": "logistic", "clients": 3, "steps": 1, "updates": 4, "dataset": "fashion_mnist_6k"}
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 4, "dataset": "fashion_mnist_6k"}
 FIELDS = Settings.__dataclass_fields__
 TAKEN = {
     simulate: (keywords.OfRuns, {*FIELDS, "data"}),
@@ -57,7 +57,7 @@ def test_a_sweep_may_be_given_by_keywords_alone():
 def test_progress_means_the_same_everywhere(capfd):
     for call, total in (
         (lambda progress: simulate(**SMALL, progress=progress), 4),
-        (lambda progress: compare(["fedasync", "asgd"], **SMALL, progress=progress), 8),
+        (lambda progress: compare(["fedasync", "fedasync:mixing=0.3"], **SMALL, progress=progress), 8),
         (lambda progress: sweep(SMALL, {"lr": [0.1, 0.2]}, progress=progress), 8),
     ):
         seen = []

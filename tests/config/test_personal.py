@@ -24,6 +24,7 @@ PARTS = [(RNG.normal(size=(n + TESTS, FEATURES)), RNG.normal(size=n + TESTS) + i
 START = {"w": np.array([0.5, -0.2, 0.1]), "b": np.array(0.3)}
 
 
+@functools.cache
 def affine():
     """A linear model, x w + b, with squared loss: two leaves."""
 

@@ -79,7 +79,7 @@ def test_a_traced_option_of_a_registered_client_is_that_of_the_spec_or_of_the_pr
     """Such an option once kept its default: it was left out of the numbers of the run."""
     register("client", "mine")(anchored)
     register("method", "mine", timing="every", client=Spec(anchored, pull=0.5))(server.fedasync)
-    given = SMALL | {"steps": 3, "lr": 0.3}
+    given = SMALL | {"steps": 3, "lr": 0.3, "engine": "reference"}
     usual, other = (simulate(**given, method=f"fedasync:proximal={weight}") for weight in (0.5, 0.9))
     equal(simulate(**given, client="mine:pull=0.5"), usual)
     equal(simulate(**given, method="mine"), usual)

@@ -14,7 +14,7 @@ from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from tests.results.folders import Killed
 
 BASE = Settings(
-    method="fedasync", model="logistic", clients=5, delay="exponential", updates=30, eval_updates=10, steps=3
+    method="fedasync", model="logistic", clients=4, delay="exponential", updates=30, eval_updates=10, steps=3
 )
 
 

@@ -11,10 +11,12 @@ from fedjax_async.config import sweeping
 from fedjax_async.engine.checkpoint import completed
 from fedjax_async.results.store import CHECKPOINTS
 from tests.results.folders import Killed, contents, ends_the_same
+from tests.results.made_up import of_group
 
-SMALL = {"model": "logistic", "clients": 5, "updates": 12, "eval_updates": 6, "steps": 2, "delay": "exponential"}
+SMALL = {"model": "logistic", "clients": 4, "updates": 12, "eval_updates": 6, "steps": 2, "delay": "exponential"}
 SERVED = ["fedasync", "fedbuff@buffer:size=3"]
-STEP = 12  # writes between two of the kills in a test
+SEEDS = 3  # one stack on two lanes
+STEP = 16  # writes between two of the kills in a test
 
 
 def equal(a, b):
@@ -25,9 +27,8 @@ def equal(a, b):
     assert a.settings == b.settings
 
 
-def started(monkeypatch, calls):
+def started(monkeypatch, calls, train=sweeping.execute_group):
     """Keep the names of the runs of each group that is trained."""
-    train = sweeping.execute_group
 
     def execute_group(experiments, group, **options):
         calls.append([(str(experiments[i].method), experiments[i].seed) for i in group.members])
@@ -36,7 +37,7 @@ def started(monkeypatch, calls):
     monkeypatch.setattr(sweeping, "execute_group", execute_group)
 
 
-def killed(folder, at, **given):
+def killed(folder, at, seeds=SEEDS, **given):
     """Start a comparison and kill it once ``at`` updates of all runs are done."""
 
     def kill(done, total, **status):
@@ -44,37 +45,43 @@ def killed(folder, at, **given):
             raise Killed
 
     with pytest.raises(Killed):
-        compare(SERVED, seeds=4, out=folder, progress=kill, **SMALL | given)
+        compare(SERVED, seeds=seeds, out=folder, progress=kill, **SMALL | given)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a comparison that nothing ended."""
+def compared(tmp_path_factory):
+    """The runs of a comparison that nothing ended, and their folder."""
     folder = tmp_path_factory.mktemp("whole")
-    compare(SERVED, seeds=4, out=folder, plots=False, progress=False, **SMALL)
-    return folder
+    return compare(SERVED, seeds=SEEDS, out=folder, plots=False, progress=False, **SMALL), folder
 
 
-@pytest.mark.parametrize(
-    ("methods", "brought"),
-    [(SERVED, {}), ([SERVED[0], "pushcen"], {"test_fraction": 0.2})],  # which nodes bring to a comparison
-    ids=["with a server", "beside nodes"],
-)
-def test_the_runs_are_those_of_the_sweep_bit_for_bit(methods, brought):
-    runs = compare(methods, seeds=2, progress=False, **SMALL)
-    points = [{"method": method} | ({} if method == "pushcen" else brought) for method in methods]
-    found = sweep(SMALL, points=points, seeds=2, progress=False)
+@pytest.fixture
+def whole(compared):
+    return compared[1]
+
+
+def are_those_of_the_sweep(runs, points):
+    found = sweep(SMALL, points=points, seeds=len(runs[SERVED[0]]), progress=False)
     swept = {(point.settings.method, point.settings.seed): run for point, run in zip(found.points, found.runs)}
-    for method in methods:
+    for method in runs:
         for seed, run in enumerate(runs[method]):
             equal(run, swept[method, seed])
 
 
-def test_the_runs_are_those_in_turn_to_rounding():
-    runs = compare(SERVED, seeds=2, progress=False, **SMALL)
-    in_turn = compare(SERVED, seeds=2, progress=False, callbacks=[lambda evaluation: None], **SMALL)
+def test_the_runs_are_those_of_the_sweep_bit_for_bit(compared):
+    are_those_of_the_sweep(compared[0], [{"method": method} for method in SERVED])
+
+
+def test_beside_nodes_they_are_those_of_the_sweep_too():
+    """Nodes bring ``test_fraction`` to a comparison."""
+    runs = compare([SERVED[0], "dpsgd"], seeds=1, progress=False, **SMALL)
+    are_those_of_the_sweep(runs, [{"method": SERVED[0], "test_fraction": 0.2}, {"method": "dpsgd"}])
+
+
+def test_the_runs_are_those_in_turn_to_rounding(compared):
+    in_turn = compare(SERVED, seeds=SEEDS, progress=False, callbacks=[lambda evaluation: None], **SMALL)
     for method in SERVED:
-        for run, alone in zip(runs[method], in_turn[method], strict=True):
+        for run, alone in zip(compared[0][method], in_turn[method], strict=True):
             np.testing.assert_allclose(run.evaluations["loss"], alone.evaluations["loss"], rtol=1e-6)
 
 
@@ -85,16 +92,16 @@ def test_no_more_programs_than_one_run_after_the_other_and_none_for_other_number
         if event == "/jax/core/compile/backend_compile_duration":
             seen.append(str(details.get("fun_name", "")))
 
-    def programs(**given):  # with a model of its own, so that no program is there from an earlier run
+    def programs(**given):  # of so many clients that no program is there from an earlier run
         seen.clear()
-        compare(SERVED, seeds=3, progress=False, **SMALL | given)
+        compare(SERVED[:1], seeds=SEEDS, progress=False, **SMALL | given)
         return sorted(name for name in seen if name in names)
 
     names = [f"jit({name})" for name in ("start", "buffers", "train", "receive", "evaluate")]
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        in_turn, together = programs(model="mlp:hidden=3", lanes=2), programs(model="mlp:hidden=5")
-        again = programs(model="mlp:hidden=5", lr=0.2)
+        in_turn, together = programs(clients=17, lanes=2), programs(clients=19)
+        again = programs(clients=19, lr=0.2)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert together == in_turn and set(together) == set(names) and again == []
@@ -102,26 +109,27 @@ def test_no_more_programs_than_one_run_after_the_other_and_none_for_other_number
 
 def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, whole):
     cut = tmp_path / "cut"
-    killed(cut, 30)
+    killed(cut, 20)
     kept = [max(completed(stack)) for stack in (cut / CHECKPOINTS).iterdir() if stack.is_dir()]
     kept += [SMALL["updates"] for _ in cut.glob("runs/*/*/manifest.json")]  # of a stack that was finished
-    assert 30 - sum(kept) <= SMALL["updates"]
-    compare(SERVED, seeds=4, out=cut, plots=False, progress=False, **SMALL)
+    assert 20 - sum(kept) <= SMALL["updates"]
+    compare(SERVED, seeds=SEEDS, out=cut, plots=False, progress=False, **SMALL)
     assert contents(cut) == contents(whole) and not (cut / CHECKPOINTS).exists()
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, STEP))])
 def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, first):
     def start(folder):
-        compare(SERVED, seeds=4, out=folder, plots=False, progress=False, **SMALL)
+        compare(SERVED, seeds=SEEDS, out=folder, plots=False, progress=False, **SMALL)
 
-    ends_the_same(start, tmp_path, least=60, first=first, step=STEP)
+    ends_the_same(start, tmp_path, least=45, first=first, step=STEP)
 
 
 def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_path, monkeypatch, capsys):
-    compare(SERVED, seeds=2, out=tmp_path, plots=False, progress=False, **SMALL)
     calls = []
-    started(monkeypatch, calls)
+    started(monkeypatch, calls, train=of_group)
+    compare(SERVED, seeds=2, out=tmp_path, plots=False, progress=False, **SMALL)
+    calls.clear()
     runs = compare([*SERVED, "asgd"], seeds=3, out=tmp_path, plots=False, progress=False, **SMALL)
     assert sorted(calls) == [[("asgd", 0), ("asgd", 1), ("asgd", 2)], [("fedasync", 2)], [(SERVED[1], 2)]]
     assert capsys.readouterr().out.count("was read") == 4
@@ -129,17 +137,17 @@ def test_what_was_finished_before_is_read_and_not_trained_with_its_stack(tmp_pat
 
 
 def test_another_comparison_keeps_the_checkpoints_of_a_killed_one(tmp_path, whole):
-    killed(tmp_path / "cut", 65)  # in the second group
+    killed(tmp_path / "cut", 50)  # in the second group
     kept = sorted(path for path in (tmp_path / "cut" / CHECKPOINTS).rglob("*.npz"))
-    compare(["asgd"], out=tmp_path / "cut", plots=False, progress=False, **SMALL)
+    compare(["fedasync:mixing=0.3"], out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert kept and sorted((tmp_path / "cut" / CHECKPOINTS).rglob("*.npz")) == kept
-    compare(SERVED, seeds=4, out=tmp_path / "cut", plots=False, progress=False, **SMALL)
+    compare(SERVED, seeds=SEEDS, out=tmp_path / "cut", plots=False, progress=False, **SMALL)
     assert not (tmp_path / "cut" / CHECKPOINTS).exists()
     for path, found in contents(whole).items():
         assert found == (tmp_path / "cut" / path).read_bytes(), path
 
 
-@pytest.mark.parametrize("given", [{"checkpoint": 4}, {"lanes": 1}, {"callbacks": [lambda evaluation: None]}])
+@pytest.mark.parametrize("given", [{"checkpoint": 4}, {"lanes": 2}, {"callbacks": [lambda evaluation: None]}])
 def test_settings_of_single_runs_and_callbacks_train_one_run_after_the_other(tmp_path, monkeypatch, given):
     calls, seen = [], []
     alone = simulate(method=SERVED[0], seed=1, **SMALL | {name: given[name] for name in given if name == "lanes"})
@@ -153,10 +161,10 @@ def test_settings_of_single_runs_and_callbacks_train_one_run_after_the_other(tmp
 
 
 def test_a_comparison_that_took_checkpoints_of_each_run_goes_on_from_them(tmp_path):
-    compare(SERVED, seeds=4, out=tmp_path / "whole", plots=False, progress=False, checkpoint=4, **SMALL)
-    killed(tmp_path / "cut", 32, checkpoint=4)
+    compare(SERVED, seeds=2, out=tmp_path / "whole", plots=False, progress=False, checkpoint=4, **SMALL)
+    killed(tmp_path / "cut", 32, seeds=2, checkpoint=4)
     assert len(set(tmp_path.glob("cut/runs/*/*/checkpoints"))) == 1 and list(tmp_path.rglob("checkpoints/*.npz"))
-    compare(SERVED, seeds=4, out=tmp_path / "cut", plots=False, progress=False, checkpoint=4, **SMALL)
+    compare(SERVED, seeds=2, out=tmp_path / "cut", plots=False, progress=False, checkpoint=4, **SMALL)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

@@ -16,7 +16,7 @@ from fedjax_async.types import Stopped
 from tests.results.made_up import make_run
 from tests.results.test_plots import PLAN, run_of
 
-BASE = {"model": "logistic", "clients": 3, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
+BASE = {"model": "logistic", "clients": 4, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
 
 
 @pytest.fixture(scope="module")

@@ -178,6 +178,7 @@ def test_a_sweep_shows_labels_in_folders_and_tables(tmp_path, monkeypatch, capsy
     }
 
 
+@pytest.mark.usefixtures("made_up")
 def test_a_sweep_in_python_takes_labels_too():
     grid = {"method": {"Ours": "fedasync:mixing=0.4", "Own": Method(methods.asgd())}, "lr": {"low": 1e-3, "high": 0.1}}
     found = sweep(SMALL, grid, progress=False)

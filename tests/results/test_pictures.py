@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,7 @@ DRAWN = {
     "large numbers": lambda d: swings.swings(arrivals(30, 10_000), (2.3, 0.1), "validation", drawing=d),
     "one client": lambda d: swings.swings(arrivals(1), (2.3, 0.1), "test", drawing=d),
 }
+on_screen = functools.cache(lambda name: DRAWN[name](Drawing()))
 FUNCTIONS = {name for name in results.__all__ if name.endswith(("_curve", "gantt", "histogram", "_picture"))}
 
 
@@ -129,13 +131,13 @@ def notebook(request):
 def test_a_notebook_shows_a_picture_once(notebook, name, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, stream, **options: stream.write(b"\x89PNG"))
     monkeypatch.setattr(pylabtools, "print_figure", lambda figure, *given, **options: b"\x89PNG")
-    data, _ = notebook.format(DRAWN[name](Drawing()))
+    data, _ = notebook.format(on_screen(name))
     assert [kind for kind in data if kind.startswith("image/")] == ["image/png"]
     assert Gcf.get_all_fig_managers() == []  # pyplot, whose figures the inline backend shows too, has none
 
 
 def test_a_shown_picture_is_a_png_that_can_be_copied():
-    figure = copy.deepcopy(DRAWN["loss_curve"](Drawing()))
+    figure = copy.deepcopy(on_screen("loss_curve"))
     png, shown = figure._repr_png_()
     assert png.startswith(b"\x89PNG") and min(shown.values()) > 300
     assert shown["width"] / shown["height"] == pytest.approx(figure.get_figwidth() / figure.get_figheight(), rel=0.01)

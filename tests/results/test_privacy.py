@@ -72,16 +72,21 @@ def most(run):
     return int(np.bincount(run.updates["client"]).max())
 
 
-@pytest.fixture(scope="module")
-def in_rounds():
-    """A run in rounds with noise for clients and for examples, as planned: nothing is trained."""
-    given = {"method": "fedavg:weighting=uniform@cohort:size=3", "privacy": "dp:clip=0.1,noise=3+dp_sgd:noise=2"}
-    experiment = prepare(Settings(**SMALL, **given))
+def planned(settings):
+    """The run of these settings as planned, with uploads of equal weight: nothing is trained."""
+    experiment = prepare(settings)
     schedule = experiment.schedule
     every = np.ones(len(schedule.job), bool)
     columns = {"client": schedule.client[schedule.job], "step": schedule.step, "weight": every / 3}
     run = make_run()._replace(settings=experiment.described, schedule=schedule, evaluations={"time": schedule.time})
     return run._replace(updates=columns | {"accepted": every, "used": every})
+
+
+@pytest.fixture(scope="module")
+def in_rounds():
+    """A run in rounds with noise for clients and for examples."""
+    given = {"method": "fedavg:weighting=uniform@cohort:size=3", "privacy": "dp:clip=0.1,noise=3+dp_sgd:noise=2"}
+    return planned(Settings(**SMALL, **given))
 
 
 def test_a_buffered_run_counts_its_participations(buffered):
@@ -113,12 +118,12 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples(in_roun
 
 
 def sharing(order, clients=4):
-    """A run with DP-SGD and two of four clients a round; ``order``: the ten examples of each client."""
+    """A run with DP-SGD of all clients in each of three rounds; ``order``: the ten examples of each client."""
     x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40, dtype=np.int32) % 2
     offset, size = np.arange(clients) * 10, np.full(clients, 10)
     data = FederatedData("shared", x, y, np.ravel(order), offset, size, x, y, lambda rows: rows, 2)
     given = {"method": "fedavg@cohort:size=4", "privacy": "dp_sgd:noise=2", "server_steps": 3, "epochs": 1}
-    run = simulate(dataset=data, model="logistic", clients=clients, batch_size=10, eval_updates=12, **given)
+    run = planned(Settings(dataset=data, model="logistic", clients=clients, batch_size=10, eval_updates=12, **given))
     return guarantees(run, delta=DELTA, dataset=data)[0]
 
 

@@ -98,7 +98,7 @@ def test_a_repeated_run_with_other_arrivals_is_far_from_the_saved_one(tmp_path, 
     simulate(**given, **delays(tmp_path, 3), out=tmp_path / "run", plots=False)
     as_by_an_older_version(tmp_path / "run")
     delays(tmp_path, 1)
-    assert cli.main(["explain", str(tmp_path / "run"), "--quiet"]) == 0
+    assert cli.main(["explain", str(tmp_path / "run"), "--quiet", "--examples", "20"]) == 0
     told = next(line for line in capsys.readouterr().out.splitlines() if "away from the saved" in line)
     assert "delays.csv changed since is not known" in told and "machine" not in told
 
@@ -107,5 +107,5 @@ def test_an_explanation_of_a_stopped_run_is_read_again(tmp_path):
     stops = [lambda evaluation: Stop("enough") if evaluation.number == 2 else None]
     simulate(**SMALL | {"eval_updates": 1}, callbacks=stops, out=tmp_path / "run", plots=False)
     folder = tmp_path / "explained"
-    first, second = (explain(tmp_path / "run", out=folder, say=lambda line: None) for _ in range(2))
+    first, second = (explain(tmp_path / "run", examples=20, out=folder, say=str) for _ in range(2))
     assert np.isnan(first.drift) and np.isnan(second.drift) and second[1:4] == first[1:4]

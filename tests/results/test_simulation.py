@@ -93,7 +93,8 @@ def test_a_folder_needs_a_name(tmp_path, way):
     assert not list(tmp_path.iterdir())
 
 
-def test_compare_keeps_own_objects(tmp_path):
+def test_compare_keeps_own_objects(tmp_path, monkeypatch):
+    monkeypatch.setattr(EXECUTE, of_group)
     runs = compare([named("fair", fair(0.5))], Settings(**SMALL), seeds=2, out=tmp_path, plots=False, progress=False)
     assert list(runs) == ["fair"] and load(tmp_path / "runs" / "fair" / "seed_1").settings["own"]
 
