@@ -79,7 +79,22 @@ def made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.results.made_up import of_group
 
     monkeypatch.setattr("fedjax_async.config.sweeping.execute_group", of_group)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
+    pictures_are_blank(monkeypatch)
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of runs and comparisons are files without a picture."""
+    pictures_are_blank(monkeypatch)
+
+
+def pictures_are_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    blank = Figure()
+    for name in ("accuracy_curve", "loss_curve", "measured_curve", "gantt", "staleness_histogram"):
+        monkeypatch.setattr(f"fedjax_async.results.runs.{name}", lambda *given, **options: blank)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, stream, **options: stream.write(b"drawn"))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -263,31 +264,30 @@ def late(x): return x - {late}
 def unused(x): return {unused}
 """
 VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}  # the last one is not used
-PRINT = """
-import sys, fedjax_async.base.fingerprints as f
-for folder in sys.argv[1:]:
+READ = """
+def read(folder):
+    import sys, fedjax_async.base.fingerprints as f
     sys.path.insert(0, folder)
     import own
-    print(f.fingerprint((own.fair, own.fair(), own.Net())))
+    found = f.fingerprint((own.fair, own.fair(), own.Net()))
     del sys.path[0], sys.modules["own"], sys.modules["own_helper"]
+    return found
 """
 
 
-def in_a_process(folder: Path, seed: int, names: list[str]) -> list[str]:
-    """The fingerprints of the same code in which, one after the other, these values are another."""
-    for name in names:
+def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_path):
+    for name in VALUES:
         values = VALUES | {name: 9}
-        (folder / name).mkdir(parents=True)
-        (folder / name / "own.py").write_text(OWN.format(helper="own_helper", **values))
-        (folder / name / "own_helper.py").write_text(HELPER.format(**values))
-    environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-B", "-c", PRINT, *(str(folder / name) for name in names)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text(OWN.format(helper="own_helper", **values))
+        (tmp_path / name / "own_helper.py").write_text(HELPER.format(**values))
+    exec(READ, here := {})  # noqa: S102 (the same code as in the process)
+    *others, usual = (here["read"](str(tmp_path / name)) for name in VALUES)
+    assert len({usual, *others}) == len(VALUES)
+    environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}  # sets have another order there
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(tmp_path / "unused", tmp_path / "elsewhere" / "copy")
+    command = [sys.executable, "-B", "-c", f"{READ}\nprint(read({str(tmp_path / 'elsewhere' / 'copy')!r}))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_equal_in_other_processes_and_changed_by_everything_that_is_used(tmp_path):
-    *others, usual = in_a_process(tmp_path / "one", 0, [*VALUES])
-    assert in_a_process(tmp_path / "two", 12345, ["unused"]) == [usual]
-    assert len({usual, *others}) == len(VALUES)
+    assert done.stdout.split() == [usual]

@@ -93,8 +93,7 @@ def test_a_command_killed_at_random_moments_ends_the_same(tmp_path, name, kills=
         assert contents(folder) == want
 
 
-def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
+def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, blank_pictures):
     given = {"model": "logistic", "clients": 4, "updates": 8, "steps": 2, "method": "fedbuff@buffer:size=3"}
     experiment = prepare(Settings(**given, checkpoint=4))
     ends_the_same(lambda folder: run_alone(experiment, folder, plots=True), tmp_path, least=12)

@@ -33,7 +33,7 @@ def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found(tun
     assert tuned.values["lr"][0] == pytest.approx(0.01) and tuned.values["lr"][-1] > 0.025
     assert 0.2 < tuned.values["method.mixing"][-1] < 1  # the logit keeps it below 1 for any step
     assert tuned.settings.lr == pytest.approx(tuned.values["lr"][-1])
-    run = simulate(tuned.settings)
+    run = simulate(tuned.settings, engine="reference")
     assert run.evaluations["validation_loss"][-1] == pytest.approx(tuned.losses[-1], rel=1e-4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -28,20 +29,25 @@ def seeded(method: str, seed: int, *accuracies: float):
     return run._replace(settings=run.settings | {"seed": seed})
 
 
-@pytest.fixture
-def comparison(tmp_path):
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
     """A saved comparison with two methods and three seeds, one of the methods with a label."""
     runs = {
         "Ours": [seeded("fedasync:mixing=0.4", seed, 0.4, 0.6 + 0.01 * seed) for seed in range(3)],
         "fedavg": [seeded("fedavg", seed, 0.3, 0.5 - 0.01 * seed) for seed in range(3)],
     }
-    folder = tmp_path / "compared"
+    folder = tmp_path_factory.mktemp("drawn") / "compared"
     for name, seeds in runs.items():
         for seed, run in enumerate(seeds):
             save(run, folder / "runs" / name / f"seed_{seed}")
     (folder / "labels.json").write_text('{"Ours": "Ours"}')
     write_comparison(runs, folder)
     return folder
+
+
+@pytest.fixture
+def comparison(drawn, tmp_path):
+    return Path(shutil.copytree(drawn, tmp_path / "compared"))
 
 
 @pytest.fixture(autouse=True)
