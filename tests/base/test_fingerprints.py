@@ -281,7 +281,7 @@ def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.py").write_text(OWN.format(helper="own_helper", **values))
         (tmp_path / name / "own_helper.py").write_text(HELPER.format(**values))
-    exec(READ, here := {})  # noqa: S102 (the same code as in the process)
+    exec(READ, here := {})  # the same code as in the process
     *others, usual = (here["read"](str(tmp_path / name)) for name in VALUES)
     assert len({usual, *others}) == len(VALUES)
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}  # sets have another order there
