@@ -34,7 +34,7 @@ World = dict[str, str | None]
 OPTIONS = {
     "timing": {
         "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1",
-        "polling": "length=0.7,size=2", "hurry": "size=2,bound=2",
+        "polling": "length=0.7,size=2", "hurry": "size=2,bound=2", "pace": "bound=3,length=0.3,unknown=2",
     },
     "delay": {"pareto": "shape=2.5"} | dict.fromkeys(("lognormal", "exponential"), "heterogeneity=0.5"),
     "availability": {
@@ -161,7 +161,7 @@ ALIKE: dict[str, list[str]] = {
     ],
     "part": ["dominance momentum", "cyclic geodesic"],  # at one place
     "attack": ["sign_flip scaled", "alie inner_product"],
-    "policy": ["power_of_choice oort linear"],  # choose clients by their losses
+    "policy": ["power_of_choice oort pisces linear"],  # choose clients by their losses
     "measures": ["metrics"],
     "execution": ["max_width"],
     "delay": ["normal half_normal uniform gamma", "lognormal exponential"],
@@ -183,6 +183,7 @@ def kind(axis: str, value: str | None) -> str:
 NOT_TOGETHER = [
     ("run", "swept", "devices", "8"), ("execution", "lanes=2", "run", "swept"),
     *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
+    *(("method", name, "devices", "8") for name, method in METHODS.items() if method.policy is not None),
 ]  # fmt: skip
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {

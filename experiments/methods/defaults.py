@@ -74,6 +74,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "ringleader": {"server_lr": (1, 0.3, 0.1)},
     "fedbuff": {"@buffer:size": (10, 3, 30), "server_lr": (0.7, 0.3, 1)},
     "port": {"@hurry:size": (10, 30), "server_lr": (1, 0.3)},
+    "pisces": {"@pace:bound": (20, 5), "server_lr": (1, 0.3)},
     "fedstaleweight": {"@buffer:size": (5, 10, 30), "server_lr": (1, 0.3)},
     "fedcompass": {"server_lr": (0.9, 0.3, 2.7)},
     "asynfl": WINDOW,

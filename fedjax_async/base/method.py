@@ -21,7 +21,8 @@ class Method(NamedTuple):
 
     ``timing`` (default ``"every"``), or without a server ``exchange`` (``"push_sum"``) and ``topology``
     (``"gossip"``): specs such as ``"buffer:size=10"``, the defaults of the settings with these names; so are
-    ``compress``, ``feedback``, ``optimizer`` and ``lr``. ``proximal`` is the weight mu of the local term
+    ``policy`` (with a server: what decides during the run), ``compress``, ``feedback``, ``optimizer`` and ``lr``.
+    ``proximal`` is the weight mu of the local term
     ``(mu/2) ||w - w_0||^2``.
 
     ``client`` is a factory of local training, or its ``Spec`` (default: ``local.local_training``; nodes keep the
@@ -43,6 +44,7 @@ class Method(NamedTuple):
     lr: float = 0.01
     exchange: str | None = None
     topology: str | None = None
+    policy: str | None = None
     about: str = ""  # one line for lists of methods
     joint: str | None = None  # an option of the rule that its timing has too: both must have one value
 

@@ -63,6 +63,7 @@ def _closes_after(method: str, chosen: Method) -> int | None:
     """Replies per server step; None: all of a round. ``ValueError`` for a method that Flower's rounds cannot run."""
     plain = factory_of(chosen.client) is local_training and not local_options(method) and chosen.compress is None
     check.require(plain, "method", method, "one whose clients train by themselves and upload the whole model")
+    check.require(chosen.policy is None, "method", method, "one without a policy: Flower chooses the nodes of a round")
     timing = registry.spec("timing", TIMINGS, str(chosen.timing))
     timing.make()  # checks the ranges
     closing = {"every": 1, "buffer": timing.options.get("size"), "cohort": None}

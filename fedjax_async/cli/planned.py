@@ -76,8 +76,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if not experiment.has_server:
         _print_peers(experiment)
     else:
-        if settings.policy is not None:
-            print(f"the plan without decisions: policy {settings.policy} will decide while the run trains")
+        if (policy := experiment.settings.policy) is not None:
+            print(f"the plan without decisions: policy {policy} will decide while the run trains")
         options["used"] = _print_plan(experiment)
         options["offline"] = absences_of(experiment.described, experiment.schedule.num_clients).times
     if arguments.gantt:

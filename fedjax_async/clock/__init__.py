@@ -5,7 +5,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 1. ``scenario.py``: the input of a timing; ``timing.py``: the timings (registry ``TIMINGS``), with ``buffering.py``,
    those of every K arrivals, and ``cohorts.py``, the plan of synchronous rounds; ``calling_off.py``: jobs that are
    stopped because they would come too late; ``compass.py``: local steps by speed; ``midway.py``: messages in mid-job;
-   ``polling.py`` and ``hurry.py``: clients that answer with unfinished work.
+   ``polling.py`` and ``hurry.py``: clients that answer with unfinished work; ``pacing.py``: steps as far apart as the
+   slowest client needs.
 2. ``event_queue.py``: jobs under way; ``job_outcomes.py``: what will become of each; ``idle_clients.py``: which client
    is next; ``record.py``: what happened; ``budget.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
@@ -13,8 +14,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 4. ``availability.py`` and ``faults.py``: what may go wrong; ``absences.py``: when clients are offline. ``energy.py``:
    what jobs and messages cost the devices. ``fedscale.py``: tables for all these from FedScale's traces.
 5. ``fast_paths.py``: the same schedules, planned faster, where nothing goes wrong. Adaptive runs: ``views.py`` (what a
-   policy sees and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the
-   planner asks.
+   policy sees and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, ``pisces.py``, and ``decisions.py``,
+   which the planner asks.
 6. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes one from
    arrays and checks it, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """

@@ -7,7 +7,7 @@ The timing makes the other decisions, as in a planned run. Specs joined with ``+
 
 A policy sees what a server would have seen by then: a :class:`View`. It is a function of its prior, the views and
 its own random numbers (seeded by ``prior.seed``), and of nothing else; ``decisions.py`` asks it, in order of virtual
-time. ``oort.py`` is the one policy with a file of its own.
+time. ``oort.py`` and ``pisces.py`` are policies with files of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedjax_async.base import check, factories, grammar, registry
 from fedjax_async.base.spec import naming
 from fedjax_async.clock import chance
 from fedjax_async.clock.oort import oort
+from fedjax_async.clock.pisces import in_five_digits, pisces
 from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
 
 
@@ -57,9 +58,7 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
             asked = rng.choice(idle, min(max(d, count), len(idle)), replace=False, p=weight)
             losses = view.losses(asked)
             values = np.where(np.isfinite(losses), losses, np.inf)  # a loss that is not finite is the highest
-            largest = float(np.max(np.abs(losses), where=np.isfinite(losses), initial=1e-300))
-            unit = 10.0 ** (math.floor(math.log10(largest)) - 4)
-            highest = np.argsort(-np.round(values / unit), kind="stable")[:count]
+            highest = np.argsort(-in_five_digits(values), kind="stable")[:count]
             return Choice(asked[highest], losses[highest])
 
         return Policy(choose=choose, every=every)
@@ -205,6 +204,7 @@ POLICIES: dict[str, Callable[..., PolicyModel]] = {
     "uniform": uniform,
     "power_of_choice": power_of_choice,
     "oort": oort,
+    "pisces": pisces,
     "linear": linear,
     "adaptive_buffer": adaptive_buffer,
     "adaptive_window": adaptive_window,

@@ -34,6 +34,7 @@ from fedjax_async.clock.event_queue import UPLOAD
 from fedjax_async.clock.hurry import hurry
 from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.midway import midway
+from fedjax_async.clock.pacing import pace
 from fedjax_async.clock.polling import polling
 from fedjax_async.clock.record import SLACK
 from fedjax_async.clock.scenario import MOST_STEPS, Scenario, in_units
@@ -210,4 +211,5 @@ TIMINGS: dict[str, Callable[..., Timing]] = {
     "midway": midway,
     "polling": polling,
     "hurry": hurry,
+    "pace": pace,
 }

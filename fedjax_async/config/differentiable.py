@@ -12,6 +12,7 @@ from fedjax_async.base import check, registry
 from fedjax_async.base.tree import Columns
 from fedjax_async.config import concerns
 from fedjax_async.config.experiment import prepare
+from fedjax_async.config.methods import usual_of
 from fedjax_async.config.resolving import with_objects, without_server
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
@@ -76,6 +77,8 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     settings = with_objects(settings, **objects)
     allowed = "a method with a server: only those have a trajectory"
     check.require(not without_server(settings), "method", str(settings.method), allowed)
+    allowed = "a method without a policy, which plans the run while it trains"
+    check.require(usual_of(settings.method).policy is None, "method", str(settings.method), allowed)
     concerns.refuse("trajectory", given_in(settings))
     experiment = prepare(settings)
     components = experiment.components

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_async.base import registry
 from fedjax_async.base.factories import options_of
 from fedjax_async.base.grammar import Name
-from fedjax_async.clock import TIMINGS
+from fedjax_async.clock import POLICIES, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import words
 from fedjax_async.config.names import Names, known_parts
@@ -18,7 +18,12 @@ from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 MOST = 2  # examples of names that take an option
 Factories = Mapping[str, Callable[..., Any]]
 # settings with a default that depends on the method -> their registries
-SETTINGS: dict[str, Factories] = {"topology": TOPOLOGIES, "optimizer": OPTIMIZERS, "compress": COMPRESSORS}
+SETTINGS: dict[str, Factories] = {
+    "policy": POLICIES,
+    "topology": TOPOLOGIES,
+    "optimizer": OPTIMIZERS,
+    "compress": COMPRESSORS,
+}
 
 
 class Place(NamedTuple):

@@ -40,7 +40,7 @@ class OfMethod:
     policy: str | Named | None = setting(
         None,
         "decides during the run which clients train next, how large the buffer is or which updates are uploaded, e.g."
-        " power_of_choice:d=20 or oort+true_bytes (`list policies` shows all)",
+        " power_of_choice:d=20 or oort+true_bytes (`list policies` shows all) [the method's, mostly none]",
         "compared",
         without="nodes trajectory",
         rare=True,

@@ -115,7 +115,7 @@ def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, A
     """The method of a factory: without a server if the factory takes ``stays``, else with one."""
     nodes = positional(factory)
     kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
-    for field in ("timing", "feedback") if nodes else ("exchange", "topology"):
+    for field in ("timing", "policy", "feedback") if nodes else ("exchange", "topology"):
         check.require(field not in preset, f"preset.{field}", preset.get(field), f"left out of a method {kind}")
     takes = len(nodes) == len(NODES)
     allowed = "a compressor such as 'topk:ratio=0.1', which the factory takes" if takes else "left out: it takes none"

@@ -44,8 +44,12 @@ LONGEST: dict[str, Callable[[Mapping[str, Any], int, int], int]] = {
     "every": lambda options, clients, in_flight: 1,
     "buffer": lambda options, clients, in_flight: options["size"],
     "window": lambda options, clients, in_flight: in_flight,
+    "pace": lambda options, clients, in_flight: clients,
     "cohort": lambda options, clients, in_flight: options["size"] or min(10, clients - options["over_selection"]),
 }
+
+# Timings that leave clients idle without a concurrency that is given.
+IDLE = {"pace"}
 
 
 def decides(policy: Policy) -> bool:
@@ -86,7 +90,7 @@ def first_timing(s: Settings, timing: Spec, clients: int) -> Spec:
 def require_choice(s: Settings, timing: Spec, policy: Policy, clients: int) -> None:
     """``ValueError`` if the policy chooses clients but all of them are to train at once; says how to change that."""
     options = timing.options
-    if policy.choose is None or "concurrency" not in options or options["concurrency"] is not None:
+    if policy.choose is None or timing.name in IDLE or options.get("concurrency", 1) is not None:
         return  # the planner checks a concurrency that is given
     spec, brought = str(s.timing or method_of(s.method).timing), brings_timing(s.method)
     lower = min(max(options.get("size", 1), clients // 2), max(clients - 1, 1))

@@ -112,7 +112,7 @@ def _refuse_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]
 
 
 def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
+    """Fill derived defaults: the partition from the data set; policy, compression, optimiser and rate from the method.
 
     Without a server also the topology and the test fraction. Optimiser and rate stay open if the factory of local
     training does not take them and the run has no fine-tuning or Ditto. The settings get the digests of their input
@@ -125,6 +125,7 @@ def resolved(settings: Settings) -> Settings:
 
 def _resolved(settings: Settings) -> Settings:
     usual = usual_of(settings.method)
+    settings = dataclasses.replace(settings, policy=settings.policy or usual.policy)
     if settings.policy is not None:
         settings = with_evaluations(settings)
     concerns.refuse("server" if usual.has_server else "nodes", given_in(settings), method=str(settings.method))

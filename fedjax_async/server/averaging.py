@@ -1,4 +1,4 @@
-"""Rules that step by a weighted mean or sum of deltas: FedAvg, FedNova, FedBuff, FedAsync, ASGD, AsynFL, FedCompass."""
+"""Rules that step by a weighted mean or sum of deltas: FedAvg, FedNova, FedBuff, Pisces, FedAsync, ASGD and others."""
 
 from __future__ import annotations
 
@@ -89,6 +89,23 @@ def fedbuff(*, server_lr: Traced = 0.7, discounted: Weight, guards: Transform) -
     """
     check.positive("server_lr", server_lr)
     return rule(guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr))
+
+
+@takes(discounted=discount, guards=guard_rails)
+def pisces(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+    """Mean of the staleness-weighted deltas of a server step, by examples (Pisces, Jiang et al. 2022).
+
+    ``x <- x + eta sum_i (n_i / sum_j n_j) s(tau_i) Delta_i``, n_i examples, ``s = (1 + tau)^-0.5`` by default. The
+    method's policy ``pisces`` chooses clients by their losses and their staleness, and its timing ``pace`` sets steps
+    apart so that no upload becomes too stale. Another policy in its place: ``policy="uniform"`` chooses none.
+
+    Args:
+      server_lr: ``eta > 0``; 1 in the authors' code, which has none.
+
+    Source: ``federated_averaging`` in the authors' code (``plato/servers/fedavg.py`` of github.com/SamuelGong/Pisces).
+    """
+    check.positive("server_lr", server_lr)
+    return rule(guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr), weighting="examples")
 
 
 @takes(discounted=discount, guards=guard_rails)

@@ -13,7 +13,7 @@ from fedjax_async.server.adpsgd import adpsgd as adpsgd
 from fedjax_async.server.area import area as area
 from fedjax_async.server.asynccurve import asynccurve as asynccurve
 from fedjax_async.server.averaging import (asgd as asgd, asynfl as asynfl, fedasync as fedasync, fedavg as fedavg,
-    fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova)
+    fedbuff as fedbuff, fedcompass as fedcompass, fednova as fednova, pisces as pisces)
 from fedjax_async.server.ca2fl import ca2fl as ca2fl, fedstale as fedstale, fedvarp as fedvarp
 from fedjax_async.server.delay_adaptive import delay_adaptive_asgd as delay_adaptive_asgd
 from fedjax_async.server.delay_correction import (dc_asgd as dc_asgd, dc_asgd_a as dc_asgd_a, orthodyn as orthodyn,
@@ -79,6 +79,12 @@ METHODS: dict[str, Method] = {
     "fedbuff": Method(fedbuff, "buffer:size=10", about="Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
     "port": Method(
         port, "hurry", about="Deltas weighted by age and likeness, late clients hurry (Su and Li 2022).", joint="bound"
+    ),
+    "pisces": Method(
+        pisces,
+        "pace:bound=20",
+        policy="pisces",
+        about="Clients of high loss and low staleness, at the pace of the slowest (Jiang et al. 2022).",
     ),
     "fedstaleweight": Method(
         fedstaleweight, "buffer:size=5", about="Deltas weighted by their clients' mean staleness (Ma et al. 2024)."

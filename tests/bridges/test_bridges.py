@@ -185,6 +185,8 @@ def test_methods_that_flower_cannot_run_are_refused():
     for method in ("scaffold", "asynccurve", "asynflc", "floco"):
         with pytest.raises(ValueError, match=rf"^method = '{method}': must be one whose clients train by themselves"):
             strategy(method, clients=2, rounds=3)
+    with pytest.raises(ValueError, match=r"^method = 'pisces': must be one without a policy"):
+        strategy("pisces", clients=2, rounds=3)
     with pytest.raises(ValueError, match=r"^timing of the method = 'window': "):
         strategy("fedavg@window:length=3", clients=2, rounds=3)
     with pytest.raises(ValueError, match=r"^rounds = 0"):

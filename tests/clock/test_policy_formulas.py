@@ -18,8 +18,8 @@ def view(rows=(), losses=None, time=0.0, **more):
 
 
 def test_every_policy_is_tested_here():
-    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "adaptive_window", "event_triggered"}
-    assert set(POLICIES) == tested | {"true_bytes"}
+    tested = {"uniform", "power_of_choice", "oort", "pisces", "linear", "adaptive_buffer", "adaptive_window"}
+    assert set(POLICIES) == tested | {"event_triggered", "true_bytes"}
     assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3, spec="uniform:every=3")
 
 
@@ -136,6 +136,61 @@ def test_oort_draws_by_utility_and_explores_by_speed():
     np.testing.assert_allclose(found[:4], np.array([30, 28, 27, 0]) / 85, atol=0.05)
     found = often([], np.arange(N), "exploration=1,least=1")
     np.testing.assert_allclose(found, 1 / PRIOR.seconds / (1 / PRIOR.seconds).sum(), atol=0.03)
+
+
+def test_pisces_takes_the_highest_utilities_discounted_by_staleness():
+    """Jiang et al. (2022): U_i = |B_i| sqrt(mean square loss) / (1 + mean of the last five staleness values)^beta."""
+    rng, rows, late = np.random.default_rng(2), [], []
+    choose = bind_policy("pisces:penalty=0.7,recent=3,exploration=0.5,decay=0.9,least=0.2")(PRIOR).choose
+    squares, seen, explored = {}, {}, 0
+    for turn in range(60):
+        idle, count = np.sort(rng.choice(N, 12, replace=False)).tolist(), int(rng.integers(1, 7))
+        clients, scores = choose(view(rows, staleness=np.array(late, int)), np.array(idle), count)
+        assert len(set(clients.tolist())) == count and set(clients.tolist()) <= set(idle)
+        utility = {}
+        for i, values in squares.items():
+            size, tau = PRIOR.examples[i], seen[i][-3:]
+            quality = size * math.sqrt(sum(values) / size)
+            utility[i] = quality / (1 + sum(tau) / len(tau)) ** 0.7
+        old = [i for i in clients.tolist() if i in utility]
+        assert old == sorted((i for i in idle if i in utility), key=lambda i: -utility[i])[: len(old)], turn
+        np.testing.assert_allclose(scores[: len(old)], [utility[i] for i in old], rtol=1e-12)
+        assert np.isnan(scores[len(old) :]).all()
+        explored += count - len(old)
+        for i in clients.tolist():
+            squares[i] = rng.exponential(3.0, PRIOR.examples[i]).tolist()
+            late.append(int(rng.integers(0, 9)))
+            seen.setdefault(i, []).append(late[-1])
+            rows.append((i, 1.0, 0.0, math.sqrt(np.mean(squares[i]))))
+    assert explored == N, "in the end all are known"
+
+
+def test_pisces_explores_a_binomial_number_of_new_clients_and_ever_fewer():
+    rows = [(i, 1.0, 0.0, 1.0 + i) for i in range(10)]  # ten are known, ten are new
+    seen, new, hits = view(rows, staleness=np.zeros(10, int)), np.zeros((4, 800)), np.zeros(N)
+    for seed in range(800):
+        choose = bind_policy("pisces:exploration=0.8,decay=0.5,least=0.3")(PRIOR._replace(seed=seed)).choose
+        for turn in range(4):
+            clients = choose(seen, np.arange(N), 5).clients
+            new[turn, seed] = (clients >= 10).sum()
+            hits[clients] += 1
+    share = np.array([0.8, 0.4, 0.3, 0.3])
+    np.testing.assert_allclose(new.mean(axis=1), 5 * share, atol=0.15)
+    np.testing.assert_allclose(new.var(axis=1), 5 * share * (1 - share), atol=0.15)
+    np.testing.assert_allclose(hits[10:] / hits[10:].mean(), 1, atol=0.15)
+    choose = bind_policy("pisces:exploration=0,least=0")(PRIOR).choose
+    assert sorted(choose(seen, np.array([0, 1, 15, 16]), 4).clients) == [0, 1, 15, 16], "more of the other kind"
+    choose = bind_policy("pisces:exploration=1,least=1")(PRIOR).choose
+    assert sorted(choose(seen, np.array([0, 1, 15, 16]), 3).clients) == [1, 15, 16]
+
+
+def test_pisces_draws_among_equal_scores_and_ranks_what_diverged_last():
+    rows = [(2, 1.0, 0.0, math.nan), *((i, 1.0, 0.0, (1 + 1e-9 * i) / PRIOR.examples[i]) for i in (3, 4, 5, 6))]
+    hits = np.zeros(N)
+    for seed in range(400):
+        choose = bind_policy("pisces:exploration=0,least=0")(PRIOR._replace(seed=seed)).choose
+        hits[choose(view(rows, staleness=np.zeros(5, int)), np.arange(2, 7), 2).clients] += 1
+    np.testing.assert_allclose(hits[2:7] / 400, [0, 0.5, 0.5, 0.5, 0.5], atol=0.1)
 
 
 def test_linear_draws_by_the_softmax_of_its_scores():

@@ -61,7 +61,9 @@ test_the_clock_must_advance = refusals(
 )
 
 
-@pytest.mark.parametrize("timing", ["every", "window", "cohort", "compass", "hurry:size=2", "polling:size=2", "midway"])
+@pytest.mark.parametrize(
+    "timing", ["every", "window", "cohort", "compass", "hurry:size=2", "polling:size=2", "midway", "pace"]
+)
 def test_times_that_are_not_finite_are_called_so_and_short_ones_name_their_client(timing):
     def of_client_3(*seconds):
         return table_of(*([1e9, 1e9] if i != 3 else seconds for i in range(N)))

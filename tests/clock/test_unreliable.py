@@ -68,6 +68,7 @@ def test_the_specs_cover_the_registries():
         "compass",
         "hurry",
         "midway",
+        "pace",
         "polling",
         "turns",
     }

@@ -7,14 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, clock, data, resume, simulate
+from fedjax_async import Method, Settings, clock, data, resume, simulate
 from fedjax_async.clock import Choice, Policy
-from fedjax_async.config import execute, execute_group, prepare
+from fedjax_async.config import execute, execute_group, prepare, trajectory
 from fedjax_async.config.adaptive import WithPolicy
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import explain, gantt, load
 from fedjax_async.results.sweep_table import EXECUTION
+from fedjax_async.server import fedbuff
 from fedjax_async.types import Stop
 from tests.results.folders import Killed
 from tests.told import same
@@ -260,6 +261,22 @@ def test_an_explained_run_is_trained_again_along_its_own_schedule(oort):
     told = explain(oort[0], say=lambda line: None, dataset=DATA)
     np.testing.assert_array_equal(told.arrivals["client"], oort[0].updates["client"])
     assert told.drift < 1e-6
+
+
+def test_a_method_may_bring_its_policy_and_a_setting_replaces_it():
+    brought, given, planned = (prepare_of({"method": "pisces"} | one).settings.policy
+                               for one in ({}, {"policy": "oort"}, {"policy": "uniform"}))  # fmt: skip
+    assert (brought, given, planned) == ("pisces", "oort", "uniform")
+    rule = Method(fedbuff, "buffer:size=2,concurrency=3", policy="oort:every=2")
+    mine, want = run(method=rule), run(method="fedbuff@buffer:size=2,concurrency=3", policy="oort:every=2")
+    same(learned(mine), learned(want))
+    assert mine.settings["policy"] == "oort:every=2"
+    assert run(method="pisces", time=30.0, updates=None).probes["chosen"]["client"].size > 5
+
+
+def test_a_method_that_brings_a_policy_has_no_trajectory():
+    with pytest.raises(ValueError, match=r"^method = 'pisces': must be a method without a policy, which plans the run"):
+        trajectory(Settings(method="pisces", model="logistic", clients=3, updates=4, steps=1))
 
 
 def test_a_policy_of_your_own():

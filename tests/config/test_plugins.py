@@ -175,6 +175,8 @@ def test_a_sweep_over_an_option_shares_one_program():
     ("delay", "mine", {"timing": "every"}, rule, r"preset = \['timing'\]: must be left out unless a method is reg"),
     ("method", "mine", {"timing": "evry"}, rule, "timing = 'evry': unknown; did you mean 'every'"),
     ("method", "mine", {"timing": 3}, rule, "preset.timing = 3: must be a text"),
+    ("method", "mine", {"policy": "ort"}, rule, "policy = 'ort': unknown; did you mean 'oort'"),
+    ("method", "mine", {"policy": 3}, rule, "preset.policy = 3: must be a text, a name of clock.POLICIES"),
     ("method", "mine", {"proximal": "a"}, rule, "preset.proximal = 'a': must be a finite number >= 0"),
     ("method", "mine", {"compress": "topkk"}, rule, "compress = 'topkk': unknown; did you mean 'topk'"),
     ("method", "mine", {"feedback": "x"}, rule, "preset.feedback = 'x': must be one of off, ef, ef21"),
@@ -418,6 +420,7 @@ def test_a_factory_that_takes_a_compressor_gets_the_one_of_the_run():
 
 @pytest.mark.parametrize(("preset", "factory", "message"), [
     ({"timing": "every"}, lambda stays: 1, "preset.timing = 'every': must be left out of a method without a serv"),
+    ({"policy": "oort"}, lambda stays: 1, "preset.policy = 'oort': must be left out of a method without a server"),
     ({"topology": "ring"}, lambda *, x=1: x, "preset.topology = 'ring': must be left out of a method with a serv"),
     ({"exchange": "mea"}, lambda stays: 1, "exchange = 'mea': unknown; did you mean 'mean'"),
     ({"topology": 3}, lambda stays: 1, "preset.topology = 3: must be a text, a name of peers.TOPOLOGIES"),

@@ -15,7 +15,7 @@ from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import arrival, received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
-AVERAGING += ["fedstale", "mifa", "ace", "malenia", "ringleader", "area", "port", "fedstaleweight"]
+AVERAGING += ["fedstale", "mifa", "ace", "malenia", "ringleader", "area", "port", "fedstaleweight", "pisces"]
 CORRECTED = ["dc_asgd", "dc_asgd_a", "orthograd", "orthopos", "orthostrict", "orthodyn"]
 
 
