@@ -60,11 +60,12 @@ LEFT_OUT = """\
 
 A method of a paper is here only if the text of the paper or the code of its authors could be read.
 
-Only abstracts, introductions and other people's code could be read of **TimelyFL** (Zhang et al. 2023), **FedPSA** (Lu
-et al. 2026), **FedAC** (Zang et al. 2024), **ACED** (Chang et al. 2025), **FAVAS** (Leconte et al. 2023) and **FedFa** (Xu
-et al. 2024). Summaries of FedPSA leave open whether sensitivities have a sign and what the temperature is before its
-queue is full, and two programs for FedAC differ in what they do with a cosine below 0. The authors' code of **Polaris**
-(Kang et al. 2024) solves for the logarithms of its probabilities, and draws clients by them as if they were these.
+Only abstracts, introductions and other people's code could be read of **TimelyFL** (Zhang et al. 2023), **FedPSA**
+(Lu et al. 2026), **FedAC** (Zang et al. 2024), **ACED** (Chang et al. 2025), **FAVAS** (Leconte et al. 2023) and
+**FedFa** (Xu et al. 2024). Summaries of FedPSA leave open whether sensitivities have a sign and what the temperature
+is before its queue is full, and two programs for FedAC differ in what they do with a cosine below 0. The authors'
+code of **Polaris** (Kang et al. 2024) solves for the logarithms of its probabilities, and draws clients by them as if
+they were these.
 
 **FedASMU** (Liu et al. 2024) is left out: neither could be read, and what others write about it does not settle its
 formulas. Its message in mid-job is there without it: the timing `midway` sends each client the server's present model
