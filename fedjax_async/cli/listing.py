@@ -72,7 +72,7 @@ def _about(entry: object) -> str:
 
 # Fields of a method that are specs of other kinds -> the kind. An option of the clock is set after an @.
 CLOCKS = {"timing": "timings", "exchange": "exchanges"}
-SETTINGS = {"topology": "topologies", "compress": "compressors", "optimizer": "optimizers"}
+SETTINGS = {"policy": "policies", "topology": "topologies", "compress": "compressors", "optimizer": "optimizers"}
 
 
 def _of_others(entry: object, name: str) -> dict[str, str]:
@@ -99,18 +99,18 @@ def _documented(entry: Any) -> list[Callable[..., Any]]:
         from fedjax_async.base.method import factory_of  # noqa: PLC0415 (needs JAX)
 
         made = [factory_of(entry.rule), factory_of(entry.client)]
-        specs = {kind: getattr(entry, field, None) for field, kind in CLOCKS.items()}
+        specs = {kind: getattr(entry, field, None) for field, kind in (CLOCKS | {"policy": "policies"}).items()}
         clocks = [entries(kind)[spec.partition(":")[0]] for kind, spec in specs.items() if spec is not None]
     groups = [group for factory in made for group in getattr(factory, "groups", {}).values()]
     found = [getattr(each, "func", each) for each in made + groups + clocks]
-    return list({each.__name__: each for each in found}.values())  # a delay is made of a group of its own name
+    return list({(each.__module__, each.__name__): each for each in found}.values())  # a delay has a group of its name
 
 
 def explain(kind: str, name: str) -> str:
     """All that is documented of one name: its options with their defaults, then the docstrings that explain them."""
     entry = registry.find(_singular(kind), entries(kind), name)
     lines = [f"{name}: {_about(entry)}", ""]
-    fields = (*CLOCKS, "topology", "compress", "feedback", "optimizer", "lr")
+    fields = (*CLOCKS, "policy", "topology", "compress", "feedback", "optimizer", "lr")
     usual = {field: getattr(entry, field, None) for field in fields}
     if any(usual.values()):
         lines += ["usually: " + ", ".join(f"{key} {value}" for key, value in usual.items() if value is not None), ""]

@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_async.base import check, factories, registry
 from fedjax_async.base.method import GIVEN, LOCAL, Method, factory_of, ignored_by, positional
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import TIMINGS, bind_policy
+from fedjax_async.clock import POLICIES, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import objects
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS
@@ -90,7 +90,7 @@ def check_fields(given: Method, kind: str) -> None:
     check.require(given.has_server or given.policy is None, f"{kind}.policy", given.policy, f"left out: {nodes}")
     if given.policy is not None:
         check.require(isinstance(given.policy, str), f"{kind}.policy", given.policy, "a text, a name of clock.POLICIES")
-        bind_policy(given.policy)  # checks names and ranges
+        registry.spec("policy", POLICIES, given.policy).make()
     check.require(given.has_server or given.feedback is None, f"{kind}.feedback", given.feedback, f"left out: {nodes}")
     check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
     check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")

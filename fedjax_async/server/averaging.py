@@ -97,7 +97,7 @@ def pisces(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) ->
 
     ``x <- x + eta sum_i (n_i / sum_j n_j) s(tau_i) Delta_i``, n_i examples, ``s = (1 + tau)^-0.5`` by default. The
     method's policy ``pisces`` chooses clients by their losses and their staleness, and its timing ``pace`` sets steps
-    apart so that no upload becomes too stale. Another policy in its place: ``policy="uniform"`` chooses none.
+    as far apart as the slowest client under way needs. Another policy replaces it: ``policy="uniform"`` chooses none.
 
     Args:
       server_lr: ``eta > 0``; 1 in the authors' code, which has none.

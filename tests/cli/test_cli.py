@@ -186,6 +186,14 @@ def test_list_explains_one_name(capsys):
     assert "method = 'orthofll': unknown; did you mean 'orthofl'?" in refused(capsys, "list", "methods", "orthofll")
 
 
+def test_list_explains_the_policy_that_a_method_brings(capsys):
+    out = ok(capsys, "list", "methods", "pisces")
+    assert "usually: timing pace:bound=20, policy pisces, optimizer sgd" in out
+    assert "options after --policy pisces: penalty=0.5, recent=5" in out
+    for line in ("Mean of the staleness-weighted deltas of a server step", "Clients of high score: number of examples"):
+        assert out.count(line) == 1, line
+
+
 def test_list_explains_several_names_and_the_options_of_what_they_are_joined_with(capsys):
     out = ok(capsys, "list", "methods", "fedbuff", "pushcen")
     assert "fedbuff: Mean of K" in out and "\npushcen: Push-sum of" in out
