@@ -112,7 +112,8 @@ def pace(
     Source: Jiang, Wang, Li, Li (2022), "Pisces: efficient federated learning via guided asynchronous training", in the
     authors' code (``plato/client_managers/sirius.py`` and ``plato/servers/base.py`` of github.com/SamuelGong/Pisces),
     with its numbers: looks every 5 seconds, 180 seconds for new clients, 20 jobs in flight and a bound of 20.
-    Deviation: new jobs are sent at every look, there only at looks with an upload that waits or a step.
+    Deviations: new jobs are sent at every look, there only where an upload waits; clients whose uploads are in a step
+    may train again at once, there from the next look on.
     """
     check.whole("bound", bound)
     check.real_positive("length", length)

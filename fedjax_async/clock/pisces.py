@@ -32,8 +32,9 @@ def pisces(
 
     Source: Jiang, Wang, Li, Li (2022), "Pisces: efficient federated learning via guided asynchronous training", in the
     authors' code (``plato/client_managers/sirius.py`` of github.com/SamuelGong/Pisces) with the options of their
-    examples (``statistical_only``, without the detection of outliers by their losses). Deviations: the losses are those
-    of all of a client's examples under its start model, there those of its first local epoch.
+    examples (``statistical_only``, without the detection of outliers by their losses). Deviation: the losses are those
+    of all of a client's examples under its start model, there a moving average over the batches of its first local
+    epoch (of the squares where the loss of each example is known, else of the losses).
     """
     check.real_non_negative("penalty", penalty)
     check.whole("recent", recent)
