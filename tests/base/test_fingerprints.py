@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import os
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 
 from fedjax_async import Method, models, server
 from fedjax_async.base.factories import options_of
-from fedjax_async.base.fingerprints import LENGTH, fingerprint, package_of
+from fedjax_async.base.fingerprints import LENGTH, _sequence, fingerprint, package_of
 from fedjax_async.clock import DELAYS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import PARTITIONERS
@@ -291,3 +292,12 @@ def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_pat
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [usual]
+
+
+def test_fields_that_methods_got_later_do_not_count_while_they_are_not_given():
+    older = collections.namedtuple("Method", [name for name in Method._fields if name not in {"joint", "policy"}])
+    method = Method(max, "every")
+    before = older(*(getattr(method, name) for name in older._fields))
+    parts = [list(_sequence(each))[2:] for each in (before, method)]  # without the class
+    assert parts[0] == parts[1]
+    assert fingerprint(method) != fingerprint(method._replace(policy="uniform"))
