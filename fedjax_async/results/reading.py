@@ -85,12 +85,16 @@ def require_same_seeds(folder: str | Path, runs: Mapping[str, Sequence[Run]]) ->
 
 
 def mixed_settings(runs: Mapping[str, Sequence[Run]]) -> str:
-    """How the settings of a method's runs differ besides the seed, in a few words; empty if they do not.
+    """How the settings of a method's runs differ besides the seed, or which seed is there twice; empty if all is well.
 
-    A folder has runs of several settings if it was used for other seeds with other settings.
+    A folder has runs of several settings if it was used for other seeds with other settings, and a run twice if it was
+    copied.
     """
     for name, (first, *others) in runs.items():
-        for other in others:
+        seeds = [run.settings.get("seed") for run in runs[name]]
+        for index, other in enumerate(others, 1):
+            if seeds[index] in seeds[:index]:
+                return f"{name} has seed {seeds[index]} twice"
             found, wanted = (run.settings | {"seed": None} for run in (first, other))
             if text := identity.difference(found, wanted):
                 return f"{name}, seed {other.settings.get('seed')} against {first.settings.get('seed')}: {text}"

@@ -194,6 +194,11 @@ def test_seeds_with_other_settings_are_not_averaged(comparison):
         redraw(comparison, plots=False)
     found = html_folders.read(comparison)
     assert found.tables == [] and "fedavg, seed 2 against 0" in found.notes[0]
+    shutil.rmtree(place)
+    shutil.copytree(comparison / "runs" / "fedavg", comparison / "runs" / "a copy")
+    shutil.rmtree(comparison / "runs" / "Ours")
+    with pytest.raises(ValueError, match="but fedavg has seed 0 twice"):
+        redraw(comparison, plots=False)
 
 
 def test_a_folder_that_is_overwritten_is_of_the_new_kind(tmp_path, monkeypatch):
