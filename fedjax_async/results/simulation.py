@@ -94,6 +94,8 @@ def simulate(
         check.require(isinstance(value, bool), name, value, "True or False")
     for name, value in (("overwrite", overwrite), ("again", again)):
         check.require(out is not None or not value, name, value, "left out without a folder (out)")
+    drawn = out is not None and plots
+    check.require(drawn or drawing == SCREEN, "drawing", drawing, "left out without a folder (out) or with plots=False")
     folder = None if out is None else check.path("out", out)
     if folder is not None and plots:
         require_matplotlib("plots=False")

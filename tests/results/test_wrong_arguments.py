@@ -9,6 +9,7 @@ import pytest
 from fedjax_async import results, simulate
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
+from fedjax_async.results.figure import Drawing
 from fedjax_async.results.metrics import mean_curve
 from fedjax_async.results.sweep_table import swept_runs
 from fedjax_async.results.sweeps import Sweep
@@ -54,6 +55,7 @@ CALLS = [
     (lambda: results.write_sweep(Sweep((), None), TESTS), "at least one finished run"),
     (lambda: swept_runs(SWEEP, target=70), "target = 70"),
     (lambda: simulate(overwrite=True, updates=1), "overwrite = True: must be left out without a folder (out)"),
+    (lambda: simulate(drawing=Drawing(x="bytes"), updates=1), "must be left out without a folder (out) or with plots"),
     (lambda: simulate(again=True, updates=1), "again = True: must be left out without a folder (out)"),
     (lambda: results.comparison(3), f"runs = 3: must be {OF_METHODS}"),
     (lambda: results.comparison({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
