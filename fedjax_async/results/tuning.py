@@ -50,6 +50,7 @@ class Tuning(NamedTuple):
     runs: int  # over all settings and seeds
     part: str  # the part that orders them: ``validation``, or ``test`` if any run has no validation part
     labelled: tuple[str, ...] = ()  # the paths whose values are labels
+    metric: str = "accuracy"  # that orders them, or ``loss`` if no run of them has class labels
 
     @property
     def trials(self) -> int:
@@ -73,13 +74,13 @@ def tunings(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None =
     """One :class:`Tuning` for each method in each world; worlds and methods in order of first use.
 
     Settings are ordered by the mean over seeds of the final accuracy on the validation part, or of the loss if no run
-    has class labels; ties go to the smaller deviation. Settings without a finite mean come last. If any run of a tuning
-    has no validation scores, those on the test set order its settings.
+    of the tuning has class labels; ties go to the smaller deviation. Settings without a finite mean come last. If any
+    run of a tuning has no validation scores, those on the test set order its settings.
 
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``roles`` as in
     :func:`fedjax_async.config.roles.roles_of`.
     """
-    columns, metric = columns_of(found), metric_of(found)
+    columns = columns_of(found)
     known = _roles(columns, roles)
     groups = list(by_setting(found).values())
     values = [group[0].point.shown(columns) for group in groups]
@@ -91,13 +92,14 @@ def tunings(found: Sequence[SweptRun], final: str = FINAL, roles: Roles | None =
     made = []
     for members in together.values():
         part = "validation" if all(has_validation(groups[index]) for index in members) else "test"
+        metric = metric_of(each for index in members for each in groups[index])  # one world may have class labels
         column = f"validation_{metric}" if part == "validation" else metric
         spreads = {index: spread_of(groups[index], column, final) for index in members}
         order = sorted(members, key=lambda index: _merit(spreads[index], metric))
         world, compared = ({path: values[members[0]][path] for path in axes[role]} for role in ("world", "compared"))
         settings = [groups[index][0].point.settings for index in order]
         count, labelled = sum(len(groups[index]) for index in members), groups[members[0]][0].point.labelled
-        made.append(Tuning(world, compared, order, settings, count, part, labelled))
+        made.append(Tuning(world, compared, order, settings, count, part, labelled, metric))
     worlds = [tuning.world for tuning in made]
     return sorted(made, key=lambda tuning: worlds.index(tuning.world))  # tunings of one world follow each other
 
@@ -184,6 +186,7 @@ def explained(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     part = {tuning.part for tuning in made if tuning.trials > 1}
     metric = plain(_ranked(made, metric_of(found), options.final).metric)
     by = metric if part == {"validation"} else f"test {metric}"
+    by += ", or the loss where there are no class labels" if len({tuning.metric for tuning in made}) > 1 else ""
     lines = [
         f"Best of {count} settings by the {by}, averaged over {over}; ties by the smaller standard deviation.",
         f"Tuned: {of['tuned']}{each}{within}.",

@@ -218,3 +218,18 @@ def test_a_heat_map_marks_what_validation_chose_apart_from_the_best_on_test():
     assert alone.marks == {ON_TEST: [(0, 0)]} and set(MARKS) == {CHOSEN, BEST, ON_TEST}
     compared = {"method.mixing": "compared", "lr": "compared"}
     assert cells(made_up(scores, GRID_OF_NUMBERS, base), "accuracy", roles=compared)[0].marks == {}
+
+
+def test_a_world_without_class_labels_is_tuned_by_its_loss():
+    """Beside one with labels its accuracies are all NaN, so that the first setting would be chosen."""
+
+    def run_of(point):
+        run = make_run([0.1, 0.5 + point.settings.lr])
+        scores = {"accuracy": np.full(2, np.nan), "loss": np.array([2.0, 1 - point.settings.lr])}
+        return run if point.settings.clients == 5 else run._replace(evaluations=run.evaluations | scores)
+
+    points = expand(Settings(updates=9), {"clients": [5, 6], "lr": [0.1, 0.3]})
+    found = [swept_run(point, run_of(point)) for point in points]
+    made = tunings(found)
+    assert [(each.best.lr, each.metric) for each in made] == [(0.3, "accuracy"), (0.3, "loss")]
+    assert "or the loss where there are no class labels" in best(found)
