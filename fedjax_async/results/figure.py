@@ -124,11 +124,23 @@ def verbatim(texts: Sequence[str]) -> list[str]:
     return [text.replace("$", r"\$") for text in texts]
 
 
+def _formulas(text: str) -> str:
+    """A text of the user's, with its formulas; what is between two ``$`` and is no formula is drawn as it is."""
+    from matplotlib.mathtext import MathTextParser  # noqa: PLC0415 (an extra)
+
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return verbatim([text])[0]
+    return text
+
+
 def finish(figure: Figure, drawing: Drawing) -> Figure:
     """Set the title and, for a paper's width, text sizes of at most 8 points; call it when everything is drawn."""
     from matplotlib.text import Text  # noqa: PLC0415
 
-    title = None if drawing.title is None else figure.suptitle(drawing.title, fontsize=10, color=INK)
+    words = "" if drawing.title is None else _formulas(drawing.title)
+    title = None if drawing.title is None else figure.suptitle(words, fontsize=10, color=INK)
     if drawing.width is not None:
         for axes in figure.axes:
             axes.tick_params(labelsize=PAPER_TEXT - 1)
@@ -137,7 +149,7 @@ def finish(figure: Figure, drawing: Drawing) -> Figure:
     length = 0 if title is None else len(title.get_text())
     while title is not None and length > 1 and title.get_window_extent().width > figure.bbox.width:
         length = int(0.95 * length)
-        title.set_text(textwrap.fill(str(drawing.title), length))
+        title.set_text(textwrap.fill(words, length))
     if title is not None and "\n" in title.get_text():
         more = title.get_text().count("\n")
         figure.set_figheight(figure.get_figheight() + ROW * float(title.get_fontsize()) * more)

@@ -149,3 +149,10 @@ def test_a_name_with_dollar_signs_is_no_formula(end):
     results.accuracy_curve({f"5 $x_{{ $ each{end}": [make_run()], "fedavg": [make_run()]}).draw_without_rendering()
     map_of = heat_map.Cells(("row", ["$x_{ $"]), ("column", ["$y_{ $"]), np.ones((1, 1)), np.ones((1, 1)), "$z_{ $")
     heat_map.heat_map([map_of], "accuracy").draw_without_rendering()
+
+
+@pytest.mark.parametrize(("title", "shown"), [("$\\alpha$ = 1", "$\\alpha$ = 1"), ("a $x_{ $", r"a \$x_{ \$")])
+def test_a_title_may_have_formulas_and_need_not(title, shown):
+    figure = results.accuracy_curve({"fedavg": [make_run()]}, drawing=Drawing(title=title))
+    figure.draw_without_rendering()
+    assert figure.get_suptitle() == shown
