@@ -22,6 +22,7 @@ from fedjax_async.config.settings import as_dict, require_named
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import completed
+from fedjax_async.models.weights import arrays_of
 from fedjax_async.results import begun, files, provenance, store, streams
 from fedjax_async.results.callbacks import (
     NO_CALLBACKS,
@@ -84,6 +85,8 @@ def run(
         if begin is not None and member not in finished:
             begin(member)
         chosen, one = NO_CALLBACKS if member in finished else callbacks, runs[member]
+        if one.folder is not None:
+            arrays_of(experiment.params)  # refuses names that a file of parameters cannot have, before the training
         watches.append(watch_of(chosen, experiment, one.folder, one.name))
         return watches[-1]
 

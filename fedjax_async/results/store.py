@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -75,6 +76,20 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
     return tree
 
 
+def _quoted(name: str) -> str:
+    """A name of a probe or of its column in an archive, whose entries ``/`` and ``:`` would divide."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+
+
+def _probes_of(flat: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """The tables of the probes from ``probe/column`` -> array."""
+    tables: dict[str, dict[str, np.ndarray]] = {}
+    for path, values in flat.items():
+        name, _, column = path.rpartition("/")
+        tables.setdefault(unquote(name), {})[unquote(column)] = values
+    return tables
+
+
 def _contents(run: Run) -> dict[str, bytes]:
     # on one line each, so that no name can make the table unreadable; client_names.json has them as they are
     names = (
@@ -89,7 +104,9 @@ def _contents(run: Run) -> dict[str, bytes]:
         disk.npz_bytes(run.per_client),
         disk.npz_bytes(flatten(run.params)),
     )
-    tables = {f"{name}/{column}": v for name, table in run.probes.items() for column, v in table.items()}
+    tables = {
+        f"{_quoted(name)}/{_quoted(column)}": v for name, table in run.probes.items() for column, v in table.items()
+    }
     found = dict(zip(FILES, contents, strict=True)) | ({PROBES: disk.npz_bytes(tables)} if tables else {})
     if run.stopped is not None:
         found[STOPPED] = files.json_bytes(run.stopped)
@@ -333,7 +350,7 @@ def load(folder: str | Path) -> Run:
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
         counters=counters_in(content["counters.json"], updates),
         schedule=(load_peer_schedule if is_peer_schedule(folder / SCHEDULE) else load_schedule)(folder / SCHEDULE),
-        probes=unflatten(probes),
+        probes=_probes_of(probes),
         stopped=stopped,
         best=best,
         client_names=tuple(json.loads(content[CLIENT_NAMES])) if CLIENT_NAMES in content else None,

@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedjax_async import models, simulate
 from fedjax_async.base import disk
+from fedjax_async.config import named, sweeping
 from fedjax_async.results import files, load, save, store, versions
 from fedjax_async.results.store import MANIFEST, counters_in
 from tests.results.folders import contents
 from tests.results.made_up import make_run
+from tests.results.test_claim import never
 
 
 def assert_same(ours, theirs):
@@ -230,3 +233,24 @@ def test_counters_of_earlier_versions_are_read_in_the_words_of_today():
     found = counters_in(kept, {"accepted": np.array([True, False, False])})
     assert found == {"rejected": 2, "dropped_stale": 3, "device_memory_bytes": 64}
     assert counters_in(b'{"rejected": 2, "dropped_stale": 0}', {}) == {"rejected": 2, "dropped_stale": 0}
+
+
+def test_probes_of_any_name_come_back(tmp_path):
+    tables = {
+        name: {column: np.arange(3.0) for column in ("loss", "per/client: 50%")} for name in ("a/b", "a:b", "a%2Fb")
+    }
+    store.save(make_run()._replace(probes=tables), tmp_path)
+    read = store.load(tmp_path).probes
+    assert {name: list(table) for name, table in read.items()} == {name: list(table) for name, table in tables.items()}
+
+
+def test_names_of_parameters_that_no_file_can_have_are_refused_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeping, "execute", never)
+    plain = models.make("logistic", num_classes=10, input_shape=(28, 28, 1))
+
+    def apply(params, x, key=None):
+        return plain.apply(params["w/1"], x)
+
+    odd = plain._replace(init=lambda key: {"w/1": plain.init(key)}, apply=apply)
+    with pytest.raises(ValueError, match="parameter name = 'w/1'"):
+        simulate(model=named("odd", odd), clients=3, updates=3, steps=1, out=tmp_path / "run", plots=False)
