@@ -265,6 +265,10 @@ def relative_time(
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
+    orders = {name: [str(run.settings.get("seed")) for run in seeds] for name, seeds in runs.items()}
+    for name, order in orders.items():
+        alike = order == orders[baseline] or sorted(order) != sorted(orders[baseline])
+        check.require(alike, f"seeds of runs[{name!r}]", order, f"in the order of {baseline}'s: {orders[baseline]}")
     goals = target_accuracy(_final_accuracies(runs, final), target, specs_in(runs))
     time = {
         name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])

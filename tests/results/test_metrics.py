@@ -222,3 +222,13 @@ def test_a_label_that_looks_like_a_target_does_not_replace_it():
     """As of sparsities: the default target would be the final accuracy of the label ``95%``."""
     final = {"90%": np.array([0.4]), "95%": np.array([0.8]), "5": np.array([0.6])}
     assert target_accuracy(final) == 0.95 * 0.4 and target_accuracy(final, "5") == 0.6
+
+
+def test_seeds_in_another_order_have_no_ratio():
+    """The k-th runs of two methods would be of different seeds, with other data and delays."""
+    zero, one = (make_run()._replace(settings={"method": "asgd", "seed": seed}) for seed in (0, 1))
+    assert relative_time({"a": [zero, one], "b": [zero, one]}, "a").ratio.keys() == {"a", "b"}
+    with pytest.raises(
+        ValueError, match=r"seeds of runs\['b'\] = \['1', '0'\]: must be in the order of a's: \['0', '1'\]"
+    ):
+        relative_time({"a": [zero, one], "b": [one, zero]}, "a")
