@@ -72,6 +72,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
     for field, owners, rows in (("groups", d.groups, d.x), ("test_groups", d.test_groups, d.test_x)):
         if owners is not None:
             require(len(owners) == len(rows), f"{d.name}.{field}", f"{len(owners)} entries", f"{len(rows)} entries")
+            _check_owners(f"{d.name}.{field}", np.asarray(owners), field == "groups" and d.group_names is not None)
     if d.class_names is not None:
         count = _classes(d) or 0
         allowed = f"{count} names, one per class"
@@ -86,6 +87,16 @@ def check_dataset(dataset: Dataset) -> Dataset:
         require(len(d.group_names) >= count, f"{d.name}.group_names", f"{len(d.group_names)} names", allowed)
     check_about(d.name, d.decode or usual(d.x), _classes(d))
     return dataset
+
+
+def _check_owners(name: str, owners: np.ndarray, named: bool) -> None:
+    """``ValueError`` for an owner that is NaN, and, with ``named``, for one that is no index of the names."""
+    if owners.dtype.kind == "f" and np.isnan(owners).any():
+        first = int(np.argmax(np.isnan(owners)))
+        require(False, f"{name}[{first}]", "nan", "an owner: all rows without one would be one client")
+    if named and len(owners):
+        require(owners.dtype.kind in "iu", name, owners.dtype.name, "numbers of group_names")
+        require(int(owners.min()) >= 0, f"{name}, smallest", int(owners.min()), "at least 0, an index of group_names")
 
 
 def federate(
@@ -224,10 +235,10 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray], names: tuple[str, ...] 
 
 def _own_tests(data: FederatedData, dataset: Dataset) -> FederatedData:
     """With ``test_groups``, give each client the test examples of its owners as its test part."""
-    groups, tested = dataset.groups, dataset.test_groups
-    if groups is None or tested is None:
+    if dataset.groups is None or dataset.test_groups is None:
         return data
-    owner = groups[data.order]  # order lists the clients' parts one after the other
+    tested, owner = np.asarray(dataset.test_groups), np.asarray(dataset.groups)[data.order]
+    # order lists the clients' parts one after the other
     client_of = dict(zip(owner.tolist(), np.repeat(np.arange(len(data.size)), data.size).tolist()))
     client = np.array([client_of.get(owner, len(data.size)) for owner in tested.tolist()], np.int64)
     size = np.bincount(client, minlength=len(data.size) + 1)[:-1].astype(np.int32)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base.notices import RunWarning
@@ -16,6 +17,7 @@ from fedjax_async.types import FederatedData
 
 SAMPLE = 256  # rows that are looked at, evenly spaced
 BRIGHT = 20.0  # inputs scaled or standardised by usage stay below
+LOST = 0.1  # the part of a deviation that rounding may cost
 WHITE = 200  # vectors of whole numbers that reach it look like pixels, others like counts or token ids
 
 
@@ -26,7 +28,8 @@ class DataWarning(RunWarning):
 def warn_of_looks(data: FederatedData) -> None:
     """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 
-    Also of sequences of test labels that are padding alone, which lower the accuracy of any model.
+    Also of sequences of test labels that are padding alone, which lower the accuracy of any model, and of inputs that
+    differ by less than their last digit in float32.
 
     Values are read only where they are in memory; at most 256 rows of x are.
     """
@@ -34,6 +37,8 @@ def warn_of_looks(data: FederatedData) -> None:
     if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
         _warn(data.name, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
     if plain and (said := _pixels(data)):
+        _warn(data.name, said)
+    if said := _unresolved(data):
         _warn(data.name, said)
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
@@ -66,6 +71,21 @@ def _pixels(data: FederatedData) -> str:
     advice = "divide them by 255"
     advice += ", or set normalise='training'" if x.dtype.kind == "f" else ", or pass them as uint8" if images else ""
     return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled: {advice}"
+
+
+def _unresolved(data: FederatedData) -> str:
+    """Which input the device cannot tell apart in float32, such as a time in seconds since 1970; else ``""``."""
+    x = data.x
+    if not isinstance(x, np.ndarray) or data.streamed or x.dtype != np.float64 or jnp.result_type(float) == x.dtype:
+        return ""
+    seen = x[:: max(1, len(x) // SAMPLE)][:SAMPLE].reshape(-1, math.prod(x.shape[1:]))
+    lost = np.abs(seen - seen.astype(np.float32)).max(axis=0) > seen.std(axis=0) * LOST
+    if not (bad := np.flatnonzero(lost & (seen.max(axis=0) > seen.min(axis=0)))).size:
+        return ""
+    first = bad[0]
+    place = ", ".join(map(str, np.unravel_index(first, x.shape[1:])))
+    around = f"near {seen[:, first].mean():g}, the deviation is {seen[:, first].std():.3g}"
+    return f"x[:, {place}] is rounded to float32, which loses its differences ({around}): subtract its mean first"
 
 
 def warn_of_numbering(name: str, labels: Sequence[np.ndarray]) -> None:

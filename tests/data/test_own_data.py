@@ -340,6 +340,17 @@ def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
     return [line.removeprefix("data own: ") for line in lines]
 
 
+def test_inputs_that_float32_cannot_tell_apart_are_remarked_on():
+    times = 1.7e9 + np.arange(60.0) / 60
+    assert said(np.stack([times / 1e9 - 1.7, times - times.mean(), np.full(60, 1e9 + 0.1)], axis=1)) == []
+    (found,) = said(np.stack([times, times - times.mean()], axis=1))
+    assert found.startswith(
+        "x[:, 0] is rounded to float32, which loses its differences (near 1.7e+09, the deviation is"
+    )
+    (found,) = said(1e-60 * RNG.standard_normal((60, 2, 3)))
+    assert found.startswith("x[:, 0, 0] is rounded to float32")
+
+
 def test_sequences_without_any_label_are_said_to_count_as_wrong():
     y = np.array([[1, 2, 0]] * 60)
     assert said(y=y, test_y=y) == []

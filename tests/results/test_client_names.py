@@ -56,6 +56,10 @@ def test_only_natural_clients_with_one_owner_have_its_name():
     ):
         with pytest.raises(ValueError, match=message):
             federate(owned._replace(group_names=wrong), "natural")
+    with pytest.raises(ValueError, match=r"^own.groups, smallest = -1: must be at least 0, an index of group_names"):
+        federate(owned._replace(groups=groups - 1), "natural")
+    with pytest.raises(ValueError, match=r"^own.groups\[1\] = 'nan': must be an owner"):
+        federate(owned._replace(groups=np.array([0, np.nan, np.nan, 1, 1, 0]), group_names=None), "natural")
 
 
 def test_a_folder_of_clients_keeps_their_names(tmp_path):
