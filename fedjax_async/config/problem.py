@@ -300,13 +300,21 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
     if given is not None:
         allowed = "left out with an object as initial, which has the model's own names"
         check.require(renamed is None, "initial_rename", s.initial_rename, allowed)
-        return filled(params, arrays_of(given), "initial"), key
+        return _finite(filled(params, arrays_of(given), "initial")), key
     allowed = f"a file of weights ({', '.join(READERS)}) or the folder of a run, but there is none"
     check.require(check.path("initial", str(s.initial)).exists(), "initial", s.initial, allowed)
     try:
-        return _read_start(s, params, data, renamed), key
+        return _finite(_read_start(s, params, data, renamed)), key
     except ValueError as error:
         raise ValueError(f"initial = {s.initial!r}: {error}") from error
+
+
+def _finite(params: Params) -> Params:
+    """The params; ``ValueError`` for one that is not finite, as in a run that diverged: it would never train."""
+    for name, leaf in arrays_of(params).items():
+        good = bool(np.isfinite(np.asarray(leaf)).all())
+        check.require(good, f"initial, {name}", "NaN or infinite", "finite numbers")
+    return params
 
 
 def _read_start(s: Settings, params: Params, data: FederatedData, renamed: dict[str, str] | None) -> Params:

@@ -38,13 +38,17 @@ def arrays_of(params: Params) -> dict[str, Any]:
 def filled(like: Params, arrays: Mapping[str, Any], source: str) -> Params:
     """The ``arrays`` in the structure and dtypes of ``like``, on the device.
 
-    Raises: ``ValueError`` naming an array of ``source`` that is missing, unused or of another shape.
+    Raises: ``ValueError`` naming an array of ``source`` that is missing, unused, of another shape or not real.
     """
     wanted = arrays_of(like)
     for name in sorted({*arrays, *wanted}):
         found, want = (np.shape(each[name]) if name in each else "none" for each in (arrays, wanted))
         check.require(found == want, f"shape of {name} in {source}", found, f"{want}, as the model has it")
-    made = [jnp.asarray(np.asarray(arrays[name]).astype(leaf.dtype)) for name, leaf in wanted.items()]
+    made = []
+    for name, leaf in wanted.items():
+        found = np.asarray(arrays[name])
+        check.require(found.dtype.kind not in "cSUO", f"type of {name} in {source}", found.dtype.name, "real numbers")
+        made.append(jnp.asarray(found.astype(leaf.dtype)))
     return jax.tree.unflatten(jax.tree.structure(like), made)
 
 
