@@ -57,7 +57,7 @@ def row_mask(mask: Array, x: Array) -> Array:
     return _valid(rows | ~jnp.any(rows), x.ndim)
 
 
-def _precise(x: Array) -> Array:
+def precise(x: Array) -> Array:
     """``x`` in float32 or better."""
     return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
@@ -124,7 +124,7 @@ class BatchNorm(nn.Module):
         var = self.variable(STATISTICS, "var", jnp.ones, shape, jnp.float32)
         scale = self.param("scale", nn.initializers.ones_init(), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), shape, jnp.float32)
-        x = _precise(x)
+        x = precise(x)
         scale, bias = scale.astype(x.dtype), bias.astype(x.dtype)
         if not train and self.running:
             variance = jnp.maximum(var.value, 0).astype(x.dtype)
@@ -157,7 +157,7 @@ class GroupNorm(nn.Module):
         groups = next(g for g in range(min(self.groups, channels), 0, -1) if channels % g == 0)
         scale = self.param("scale", nn.initializers.ones_init(), (channels,), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), (channels,), jnp.float32)
-        x = _precise(x).reshape(full[0], -1, groups, channels // groups)
+        x = precise(x).reshape(full[0], -1, groups, channels // groups)
         x = x - x.mean(axis=(1, 3), keepdims=True)
         x = x * lax.rsqrt(jnp.square(x).mean(axis=(1, 3), keepdims=True) + self.eps)
         out = x.reshape(full) * _expand(scale.astype(x.dtype), len(full)) + _expand(bias.astype(x.dtype), len(full))

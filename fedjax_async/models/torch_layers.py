@@ -19,7 +19,7 @@ from jax import lax
 
 from fedjax_async.base import check
 from fedjax_async.models.conv import avg_pool, conv_general_dilated, conv_pool, convolved, max_pool
-from fedjax_async.models.norm import batch_normalised, standardised
+from fedjax_async.models.norm import batch_normalised, precise, standardised
 from fedjax_async.models.torch_ops import Shape
 from fedjax_async.types import Array, Key
 
@@ -246,11 +246,12 @@ def _batch_norm(
     eps: float,
     cudnn: bool = False,
 ) -> Tensor:
-    """In training, moments are those of the rows with mask 1; ``running = (1 - momentum) running + momentum batch``."""
+    """In float32 or better. Training: moments of used rows; ``running = (1 - momentum) running + momentum batch``."""
     spatial = len(x.shape) > 2
     data = channels_last(x) if spatial or isinstance(x, ChannelsLast) else x
-    scale = jnp.ones(data.shape[-1], data.dtype) if scale is None else scale
-    bias = jnp.zeros(data.shape[-1], data.dtype) if bias is None else bias
+    given, data = data.dtype, precise(data)
+    affine = (1 if scale is None else scale, 0 if bias is None else bias)
+    scale, bias = (jnp.full(data.shape[-1], one, data.dtype) for one in affine)
     if training:
         mask = None if context.mask is None else context.mask.astype(data.dtype)
         if mask is not None:
@@ -264,7 +265,7 @@ def _batch_norm(
     else:
         moments = jnp.asarray(mean, data.dtype), jnp.maximum(jnp.asarray(var, data.dtype), 0)
         out = standardised(data, *moments, scale, bias, eps)
-    return ChannelsLast(out) if spatial else out
+    return ChannelsLast(out.astype(given)) if spatial else out.astype(given)
 
 
 def _group_norm(
@@ -288,9 +289,8 @@ def _group_norm(
 def _instance_norm(
     x: Tensor, scale: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool = False
 ) -> ChannelsLast:
-    check.require(
-        mean is None and own, "running statistics of InstanceNorm", "kept", "none (track_running_stats=False)"
-    )
+    none = mean is None and own
+    check.require(none, "running statistics of InstanceNorm", "kept", "none (track_running_stats=False)")
     return _group_norm(x, x.shape[1], scale, bias, eps)
 
 

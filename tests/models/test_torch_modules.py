@@ -19,7 +19,7 @@ from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.local import local_training, run_job
 from fedjax_async.local.batches import seed_of
-from fedjax_async.models import from_flax, from_torch, from_torch_module, read_arrays, to_torch
+from fedjax_async.models import from_flax, from_torch, from_torch_module, in_dtype, read_arrays, to_torch
 from fedjax_async.types import ClientData, Message
 from tests.local import textbook
 from tests.models import torch_networks as networks
@@ -120,6 +120,15 @@ def test_evaluation_takes_any_number_of_examples_and_keeps_the_statistics():
     _, changed = model.train(params, jnp.asarray(x, jnp.float32), KEY, jnp.ones(7))
     assert set(changed["batch_stats"]["1"]) == {"running_mean", "running_var"}
     assert np.abs(model.apply(changed, jnp.asarray(x, jnp.float32)) - whole).max() > 1e-3
+
+
+def test_statistics_are_those_of_float32_whatever_it_computes_in():
+    model = from_torch_module(nn.Sequential(nn.BatchNorm1d(2, momentum=1.0), nn.Linear(2, 3)))
+    x = np.random.default_rng(0).normal(100, 1, (64, 2)).astype(jnp.bfloat16)
+    _, after = in_dtype(model, jnp.bfloat16).train(model.init(KEY), jnp.asarray(x), KEY, jnp.ones(64, bool))
+    found, exact = after["batch_stats"]["0"], x.astype(np.float64)
+    np.testing.assert_allclose(found["running_mean"], exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found["running_var"], exact.var(0, ddof=1), rtol=1e-4)
 
 
 def test_dropout_follows_the_key_and_is_off_without_one():
