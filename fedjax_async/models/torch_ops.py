@@ -190,9 +190,9 @@ def _gather(x: Array, dim: int, index: Array) -> Array:
 
 
 def _embedding(table: Array, index: Array, padding: int = -1, scaled: bool = False, sparse: bool = False) -> Array:
-    """Row ``padding`` gets no gradient."""
+    """Row ``padding`` gets no gradient. A row that is not there is NaN: PyTorch raises, indexing would take another."""
     check.require(not scaled, "scale_grad_by_freq", scaled, "false")
-    rows = table[index]
+    rows = table.at[index].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
     return rows if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
 
 

@@ -131,6 +131,12 @@ def test_statistics_are_those_of_float32_whatever_it_computes_in():
     np.testing.assert_allclose(found["running_var"], exact.var(0, ddof=1), rtol=1e-4)
 
 
+def test_rows_that_an_embedding_lacks_are_not_others():
+    model = from_torch_module(nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(2, 3)))
+    out = model.apply(model.init(KEY), jnp.array([[3], [4], [-1]]))
+    assert np.isfinite(out).all(axis=1).tolist() == [True, False, False]
+
+
 def test_dropout_follows_the_key_and_is_off_without_one():
     model = from_torch_module(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Dropout(0.25), nn.Identity()))
     params, x = {"0": {"weight": jnp.eye(4)}}, jnp.ones((500, 4))
