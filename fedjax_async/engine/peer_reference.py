@@ -27,6 +27,7 @@ from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event
 from fedjax_async.peers.schedule import PeerSchedule
+from fedjax_async.peers.statistics import mass_after_mixing
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, ClientData, Key, Params, State
 
@@ -104,8 +105,7 @@ class _Nodes:
             self.readers[pair] = self.readers.get(pair, 0) + 1
         pushes = zip(schedule.push_event.tolist(), schedule.push_fragment.tolist(), schedule.receiver.tolist())
         self.corrupt = {push for push, bad in zip(pushes, schedule.corrupt.tolist()) if bad}
-        sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
-        self.mass = schedule.mass + sent  # of the event's node after mixing, before the push splits it
+        self.mass = mass_after_mixing(schedule)
 
     def event(self, e: int) -> dict[str, Any]:
         """Mix, train and push; returns what is recorded of the event."""

@@ -26,8 +26,7 @@ from fedjax_async.engine.tables import (
     padded_length,
 )
 from fedjax_async.engine.widths import ladder
-from fedjax_async.peers.schedule import PeerSchedule
-from fedjax_async.peers.statistics import corrupt_entries
+from fedjax_async.peers.statistics import corrupt_entries, mass_after_mixing
 from fedjax_async.types import Array, FederatedData, Key
 
 # The least number of slots, so that small runs of different methods share programs.
@@ -54,7 +53,7 @@ class PeerTables(NamedTuple):
     steps: Array  # int32[E']
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
-    mass: Array  # float[E']  see _mass_after_mixing
+    mass: Array  # float[E']  see ``peers.statistics.mass_after_mixing``
     kept: Array  # float[E']  the node's part of it
     slot: Array  # int32[E', F]  where its messages are written; -1: nobody reads them
     train_order: Array  # int32[E']
@@ -106,7 +105,7 @@ def make_peer_tables(
     found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
     found |= of_jobs(column, shape, layout, data, jobs, begins, feed)
     found |= {
-        "mass": column([_mass_after_mixing(s) for s in schedules], real),
+        "mass": column([mass_after_mixing(s) for s in schedules], real),
         "kept": column([s.mass for s in schedules], real),
         "slot": slot,
         "inbox_bounds": padded(layout.slots.bounds, shape.positions + 1, np.int32, fill=layout.slots.bounds[-1]),
@@ -119,10 +118,3 @@ def make_peer_tables(
         },
     }
     return PeerTables(**to_devices(found, sharding))
-
-
-def _mass_after_mixing(schedule: PeerSchedule) -> np.ndarray:
-    """The mass of each event's node after mixing, before the push splits it; float64[E]."""
-    sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
-    found: np.ndarray = schedule.mass + sent
-    return found

@@ -125,21 +125,13 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
     if there is none. A node that divides its mass into more parts than it sends loses the rest when it pushes
     (``reference=released``).
     """
-    times = _moments(schedule, times)
-    events, before = len(schedule.client), previous_events(schedule.client)
+    times, events = _moments(schedule, times), len(schedule.client)
     if not schedule.sent_mass.any():
         return Masses(*np.full((4, len(times)), math.nan))
-    sending = (schedule.push_event, schedule.receiver, schedule.arrival)
-    reader = first_reader(schedule.num_clients, schedule.client, schedule.mixed_at, *sending)
     mass, pushed = schedule.sent_mass, schedule.end[schedule.push_event]
     lost = schedule.outcome == Delivery.LOST
-    dropped = schedule.outcome == Delivery.OVERFLOWED
-    if not schedule.carries:
-        dropped |= schedule.outcome == Delivery.SUPERSEDED
-    taken = (reader < events) & ~dropped
-    gained = np.bincount(reader[taken], mass[taken], events)
     first = first_masses(schedule.joined, schedule.late_mass)
-    held = np.where(before >= 0, schedule.mass[before], first[schedule.client])
+    reader, dropped, held, gained = _mixing(schedule)
     given = held + gained - schedule.mass  # by each event at its end, sent or not
     unsent = given - np.bincount(schedule.push_event, mass, events)
     leaves = np.append(schedule.mixed_at, 0.0)[reader]
@@ -158,6 +150,38 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
         received - mixed - gone,
         astray + gone + wasted,
     )
+
+
+def _mixing(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The event that can mix each push first, int64[P], and whether the buffer drops its mass before, bool[P].
+
+    And the mass that each event's node has before, and what it gains when it mixes, float64[E] both.
+    """
+    events, before = len(schedule.client), previous_events(schedule.client)
+    sending = (schedule.push_event, schedule.receiver, schedule.arrival)
+    reader = first_reader(schedule.num_clients, schedule.client, schedule.mixed_at, *sending)
+    dropped = schedule.outcome == Delivery.OVERFLOWED
+    if not schedule.carries:
+        dropped |= schedule.outcome == Delivery.SUPERSEDED
+    taken = (reader < events) & ~dropped
+    gained = np.bincount(reader[taken], schedule.sent_mass[taken], events)
+    first = first_masses(schedule.joined, schedule.late_mass)
+    return reader, dropped, np.where(before >= 0, schedule.mass[before], first[schedule.client]), gained
+
+
+def mass_after_mixing(schedule: PeerSchedule) -> np.ndarray:
+    """The push-sum mass of each event's node after mixing, before it splits it; float64[E], 1 without masses.
+
+    It is what the node keeps and sends, and what it divides among receivers that are not online
+    (``reference=released``), to whom it sends nothing.
+    """
+    sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
+    kept: np.ndarray = schedule.mass + sent
+    if not schedule.sent_mass.any():
+        return kept
+    _, _, held, gained = _mixing(schedule)
+    whole = held + gained
+    return np.where(whole - kept > schedule.mass / 2, whole, kept)  # a part has the mass that the node keeps
 
 
 def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
