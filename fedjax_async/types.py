@@ -292,6 +292,7 @@ class PeerAlgorithm(NamedTuple):
     fragments: int = 1  # F
     wire: Callable[[Any], int] | None = None
     early: bool = False  # whether messages hold nothing of the event's training, so that they may leave before it
+    cumulative: bool = False  # whether receivers add up what a node sends: each message must reach them exactly once
 
 
 class DataParts(NamedTuple):

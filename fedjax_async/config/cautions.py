@@ -20,6 +20,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
+from fedjax_async.peers.statistics import not_mixed_once
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Run, Schedule
 
 
@@ -111,6 +112,19 @@ def _trains_offline(s: Settings, schedule: Schedule) -> bool:
     online = together([source.interval for source in sources])
     jobs = zip(schedule.client.tolist(), schedule.dispatch_time.tolist())
     return online is not None and any(online(client, time)[0] > time * SLACK for client, time in jobs)
+
+
+def caution_copies(method: str, schedule: PeerSchedule) -> None:
+    """Warn of a plan in which nodes that add up what others send (``PeerAlgorithm.cumulative``) miss messages."""
+    missed = not_mixed_once(schedule)
+    if missed:
+        warnings.warn(
+            f"method = {method!r}: {missed} messages of the plan do not reach their receivers exactly once (lost, "
+            "corrupt, late, or a node was away), so nodes keep different copies of each other's models for the rest of "
+            "the run, and need not agree; it is for synchronous rounds on a fixed graph in which nothing fails",
+            RunWarning,
+            stacklevel=2,
+        )
 
 
 def caution_fragments(schedule: PeerSchedule) -> None:

@@ -24,6 +24,7 @@ class Node(NamedTuple):
     params: Params  # x_i
     copy: Params  # x_hat_i, its own public copy
     others: Params  # sum_j w_ij x_hat_j over its neighbours
+    weight: Array  # sum_j w_ij over its neighbours, float[]: the largest of an inbox so far
 
 
 class Inbox(NamedTuple):
@@ -52,7 +53,8 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
 
     Every node that has q_i then updates its copy, ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in
     ``x_i - x_hat_i`` and is sent later. Each message must reach all neighbours once, in order: the clock's exchange is
-    synchronous and its coefficients w_ij are constant. If a message is lost, the copies differ for the rest of the run.
+    synchronous and its coefficients w_ij are constant. If a message is lost, or does not come as its receiver or sender
+    is away, the copies differ for the rest of the run, and a run warns. A copy from which nothing comes stays as it is.
 
     Args:
       compressor: C.
@@ -76,7 +78,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
 
     def init(params: Params) -> Node:
         zeros = jax.tree.map(jnp.zeros_like, compressed(params)[1])
-        return Node(params, zeros, zeros)
+        return Node(params, zeros, zeros, jnp.zeros((), jnp.result_type(float)))
 
     def add(inbox: Inbox, row: Node, message: Difference, weight: Array) -> Inbox:
         decoded = read(compressed(row.params)[0], message)
@@ -86,11 +88,13 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
     def wake(row: Node, inbox: Inbox, event: Event) -> Node:
         del event
         others = jax.tree.map(jnp.add, row.others, inbox.change)
+        weight = jnp.maximum(row.weight, inbox.weight)
 
         def pull(other: Array, own: Array) -> Array:
-            return jnp.asarray(gamma, own.dtype) * (other - inbox.weight.astype(own.dtype) * own)
+            return jnp.asarray(gamma, own.dtype) * (other - weight.astype(own.dtype) * own)
 
-        return row._replace(params=changed(row.params, jax.tree.map(pull, others, row.copy)), others=others)
+        mixed = changed(row.params, jax.tree.map(pull, others, row.copy))
+        return row._replace(params=mixed, others=others, weight=weight)
 
     def push(row: Node, upload: Params, event: Event) -> tuple[Node, Difference, Mapping[str, Array]]:
         params = jax.tree.map(jnp.add, row.params, upload)
@@ -102,7 +106,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
             message = message._replace(counts=sends)
         decoded = read(code, message)
         left = tree.norm(jax.tree.map(jnp.subtract, gap, decoded))
-        row = Node(params, jax.tree.map(jnp.add, row.copy, decoded), row.others)
+        row = row._replace(params=params, copy=jax.tree.map(jnp.add, row.copy, decoded))
         return row, jax.tree.map(lambda leaf: leaf[None], message), {"residual_norm": left, **record}
 
     return PeerAlgorithm(
@@ -113,4 +117,5 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
         lambda row: Message(row.params),
         push,
         lambda row: row.params,
+        cumulative=True,
     )

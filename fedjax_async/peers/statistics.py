@@ -97,6 +97,26 @@ def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:
     return np.isin(read, pushed[schedule.corrupt])
 
 
+def not_mixed_once(schedule: PeerSchedule) -> int:
+    """How many messages are not mixed exactly once by each receiver: lost, corrupt, too late to count, or repeated.
+
+    Also those that are not sent because the receiver is away, if the sender has more receivers at another event.
+    Messages after which their receiver has no event any more do not count.
+    """
+    shape = (len(schedule.client), schedule.fragments, schedule.num_clients)
+    pushed = np.ravel_multi_index((schedule.push_event, schedule.push_fragment, schedule.receiver), shape)
+    counts = schedule.weight > 0
+    entries = (schedule.source, schedule.fragment, schedule.client[readers(schedule)])
+    read = np.ravel_multi_index(tuple(column[counts] for column in entries), shape)
+    order = np.argsort(pushed)
+    times = np.bincount(order[np.searchsorted(pushed[order], read)], minlength=len(pushed))
+    pending = (_mixing(schedule)[0] == shape[0]) & np.isfinite(schedule.arrival)
+    degree, most = np.bincount(schedule.push_event, minlength=shape[0]), np.zeros(schedule.num_clients, np.int64)
+    np.maximum.at(most, schedule.client, degree)
+    wrong = ((times != 1) & ~pending) | schedule.corrupt
+    return int(np.sum(wrong)) + int(np.sum(most[schedule.client] - degree))
+
+
 def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
     """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
 

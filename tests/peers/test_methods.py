@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from fedjax_async.clock import Until
 from fedjax_async.compress import topk
+from fedjax_async.config import Settings, prepare
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.local import local_training
@@ -183,3 +186,28 @@ def test_choco_compresses_with_random_numbers_that_no_local_step_draws():
     peer.push(row, row.params, Event(key, jnp.int32(0)))
     training = [key, *(jax.random.fold_in(key, k) for k in range(50))]
     assert len(seen) == 1 and seen[0] not in [jax.random.key_data(one).tolist() for one in training]
+
+
+def test_a_copy_from_which_nothing_comes_stays_and_still_counts_with_its_weight():
+    """Node i mixes a full inbox of weight 1/2, and then an empty one, as its neighbour has crashed."""
+    peer = choco(nothing_stays, topk(ratio=1.0), gamma=0.4)
+    row = peer.init({"w": jnp.ones((1, 2))})
+    event = Event(jax.random.key(0), jnp.ones(()))
+    row, sent, _ = peer.push(row, {"w": jnp.ones((1, 2))}, event)  # its copy is now 2
+    q = jax.tree.map(lambda leaf: 3 * leaf[0] if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0], sent)  # 6
+    row = peer.wake(row, peer.add(peer.open(row), row, q, jnp.asarray(0.5)), event)
+    np.testing.assert_allclose(row.params["w"], 2 + 0.4 * 0.5 * (6 - 2), rtol=1e-6)
+    before = row.params["w"]
+    row = peer.wake(row, peer.open(row), event)
+    np.testing.assert_allclose(row.params["w"], before + 0.4 * 0.5 * (6 - 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "says"), [({}, ""), ({"faults": "drop:probability=0.3"}, "messages of the plan")]
+)
+def test_choco_warns_of_plans_in_which_copies_differ(disturbed, says):
+    given = {"model": "logistic", "clients": 4, "steps": 1, "updates": 40, "delay": "exponential", "topology": "ring"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepare(Settings(method="choco", **given, **disturbed))
+    assert bool(told) == bool(disturbed) and all("nodes keep different copies" in str(one.message) for one in told)
