@@ -32,6 +32,7 @@ def sgp(stays: Stays) -> PeerAlgorithm:
     """Stochastic gradient push: full models with push-sum masses, steps divided by the node's mass.
 
     ``x <- x + upload(z)`` with ``z = x / s`` is kept as ``z <- z + upload(z) / s``: what is mixed and evaluated is z.
+    A node without mass (``push_sum:late_mass=0``, until its first message) trains as if it had the mass 1.
 
     Source: Assran et al., "Stochastic gradient push for distributed deep learning" (2019), algorithm 1.
     """
@@ -55,7 +56,8 @@ def osgp(stays: Stays) -> PeerAlgorithm:
 
 
 def _divided(upload: Params, mass: Array | float) -> Params:
-    return jax.tree.map(lambda leaf: leaf / jnp.asarray(mass).astype(leaf.dtype), upload)
+    some = jnp.where(jnp.asarray(mass) > 0, mass, 1.0)
+    return jax.tree.map(lambda leaf: leaf / some.astype(leaf.dtype), upload)
 
 
 def _full_models(stays: Stays, step: Callable[[Params, Event], Params], early: bool = False) -> PeerAlgorithm:

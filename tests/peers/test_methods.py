@@ -211,3 +211,11 @@ def test_choco_warns_of_plans_in_which_copies_differ(disturbed, says):
         warnings.simplefilter("always")
         prepare(Settings(method="choco", **given, **disturbed))
     assert bool(told) == bool(disturbed) and all("nodes keep different copies" in str(one.message) for one in told)
+
+
+def test_a_node_without_mass_trains_with_plain_steps():
+    """As a late one that starts with mass 0, before it has heard of anyone."""
+    peer, step = sgp(nothing_stays), {"w": jnp.full((1, 2), 0.5)}
+    row = peer.init({"w": jnp.ones((1, 2))})
+    for mass, want in ((0.0, 1.5), (0.25, 3.0)):
+        np.testing.assert_allclose(peer.push(row, step, Event(jax.random.key(0), jnp.asarray(mass)))[0]["w"], want)
