@@ -10,6 +10,7 @@ import warnings
 import jax
 import numpy as np
 
+from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import Limits
 from fedjax_async.clock.availability import together
@@ -18,6 +19,7 @@ from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
+from fedjax_async.local import DECAYS, WithinJob
 from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
 from fedjax_async.peers.statistics import not_mixed_once
@@ -41,6 +43,21 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
         warnings.warn(
             f"{whose}: a batch of fewer than two examples has no variance, so it leaves the running statistics of the "
             f"model (BatchNorm) as they are; {advice}, or a model without such statistics, avoids it",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+# Timings in which a job has as many local steps as it turns out to have made when the server wants its upload.
+UNFORESEEN = ("hurry", "participation", "polling")
+
+
+def caution_decay(s: Settings, timing: str) -> None:
+    """Warn of a learning rate that falls within each job, if ``timing`` ends jobs unforeseen."""
+    if timing in UNFORESEEN and isinstance(registry.spec("decay", DECAYS, s.decay).make(), WithinJob):
+        warnings.warn(
+            f"decay = {s.decay!r}: falls over the local steps that a job turns out to have, which its client cannot "
+            f"know with the timing {timing}; a decay over the server's steps, such as cosine, avoids it",
             RunWarning,
             stacklevel=2,
         )

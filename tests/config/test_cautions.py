@@ -125,3 +125,10 @@ def test_fragments_that_travel_together_are_said_and_change_nothing():
     (line,) = said(apart | {"topology": "gossip:receivers=3"})  # all other nodes
     assert line.startswith("topology: each receiver")
     assert said(apart | {"topology": "ring", "faults": "drop:probability=0.3"}) == []
+
+
+def test_a_decay_within_jobs_that_end_unforeseen_is_said():
+    polled = WORLD | UPDATES | {"method": "quafl:size=2", "timing": "polling:length=7,size=2"}
+    (line,) = said(polled | {"decay": "linear"})
+    assert line.startswith("decay = 'linear': falls over the local steps that a job turns out to have")
+    assert said(polled | {"decay": "cosine"}) == said(WORLD | UPDATES | {"decay": "linear"}) == []
