@@ -2,62 +2,99 @@
 
 import functools
 import inspect
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedjax_async.server import SERVERS, begun, rebased
-from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
-from tests.server.made_up import arrival, received, uploading
+from fedjax_async.server import SERVERS, rebased
+from fedjax_async.types import Arrival, Info, Message, ServerAlgorithm
+from tests.server.made_up import receive_all, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
 AVERAGING += ["fedstale", "mifa", "ace", "malenia", "ringleader", "area", "port", "fedstaleweight", "pisces"]
 CORRECTED = ["dc_asgd", "dc_asgd_a", "orthograd", "orthopos", "orthostrict", "orthodyn"]
+ALONG_A_CURVE = {"asynccurve"}  # its models and statistics move a part of the way together
+RATED = sorted(name for name, rule in SERVERS.items() if "server_lr" in inspect.signature(rule).parameters)
 
 
 def params_of(weight, statistic):
-    return {"params": {"w": jnp.full(3, weight)}, "batch_stats": {"var": jnp.full(2, statistic)}}
+    """Leading axes of the numbers are those of the leaves."""
+    return {
+        "params": {"w": jnp.multiply.outer(weight, jnp.ones(3))},
+        "batch_stats": {"var": jnp.multiply.outer(statistic, jnp.ones(2))},
+    }
+
+
+def ends(name, start, change, staleness=None, **options):
+    """The server's statistics [R, 2] and weights [R, 3] after R runs of two clients, of one program.
+
+    ``start``, ``change``, ``staleness``: [R, steps, 2], of the statistics; options: [R] each.
+    """
+
+    @jax.jit
+    @jax.vmap
+    def run(start, change, staleness, options):
+        client = jnp.arange(start.size, dtype=jnp.int32) % 2
+        weights = jnp.where(client == 1, 2.0, 1.0)
+        upload, begun_at = params_of(weights, change.ravel()), params_of(jnp.zeros(start.size), start.ravel())
+        time, weight, ones = jnp.zeros(start.size), jnp.full(start.size, 4.0), jnp.ones_like(client)
+        arrivals = Arrival(upload, begun_at, staleness.ravel(), weight, client, time, client == 1, ones)
+        rule, params = SERVERS[name](**options), params_of(jnp.asarray(0.0), jnp.asarray(1.0))
+        _, path, _ = receive_all(rule, params, uploading(name, arrivals), clients=2)
+        return path["batch_stats"]["var"][-1], path["params"]["w"][-1]
+
+    start, change = np.asarray(start, float), np.asarray(change, float)
+    late = np.zeros(start.shape, np.int32) if staleness is None else np.asarray(staleness, np.int32)
+    return [np.asarray(end) for end in run(start, change, late, {key: np.array(v) for key, v in options.items()})]
+
+
+# two steps in which one client started where both of the first did, another elsewhere
+STARTS, CHANGES = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
+
+
+def drawn(count=300):
+    """Statistics at the starts and ends of jobs, and staleness [count, 2, 2], zeros and equal numbers among them."""
+    chance = np.random.default_rng(5)
+    pairs = chance.choice([0.0, 1.0, 10.0, np.nan], size=(2, count, 2, 2), p=[0.1, 0.1, 0.1, 0.7])
+    start, end = np.where(np.isnan(pairs), chance.uniform(0.0, 10.0, pairs.shape), pairs)
+    return start, end, chance.integers(0, 31, start.shape) * chance.integers(0, 2, start.shape)
+
+
+class Runs(NamedTuple):
+    slow: Any  # of the two steps, at a low and at a high rate of the server; each (statistics, weights)
+    fast: Any
+    small: Any  # of clipped uploads with small and with large statistics
+    large: Any
+    usual: Any  # of the two steps by the rule's defaults
+    drawn: Any  # of the drawn jobs, [300, 2] and [300, 3]
 
 
 @functools.cache
-def run_of(name, **options):
-    """From (start, change, staleness), [steps, 2] each, to the server's statistics and weights after these steps."""
-    server = SERVERS[name](**options)
-
-    def function(start, change, staleness):
-        state, row = begun(server, params_of(0.0, 1.0), Facts(2))
-        rows = [row, row]
-        for step, client in np.ndindex(start.shape):
-            upload, begun_at = params_of(1.0 + client, change[step, client]), params_of(0.0, start[step, client])
-            given = arrival(upload, begun_at, staleness[step, client], client, weight=4.0, closes=client == 1)
-            state, rows[client], _ = received(server)(state, rows[client], uploading(name, given))
-        end = server.params(state)
-        return end["batch_stats"]["var"], end["params"]["w"]
-
-    return jax.jit(function)
-
-
-def after_steps(name, start, change, staleness=None, **options):
-    staleness = np.zeros(np.shape(start)) if staleness is None else staleness
-    found = run_of(name, **options)(
-        np.asarray(start, float), np.asarray(change, float), np.asarray(staleness, np.int32)
-    )
-    return [np.asarray(each) for each in found]
+def runs(name):
+    """All runs of a rule, in one program."""
+    first, last, late = drawn()
+    none, many = np.zeros((1, 2, 2)), len(first) + 1
+    starts = np.concatenate([[STARTS] * 2, [none[0] + 1] * 2, [STARTS], first])
+    changes = np.concatenate([[CHANGES] * 2, none, none + 100.0, [CHANGES], last - first])
+    parameters = inspect.signature(SERVERS[name]).parameters
+    rates = {"server_lr": [0.05, 0.5, *[parameters["server_lr"].default] * (2 + many)]} if name in RATED else {}
+    clip = [np.inf, np.inf, 1.5, 1.5, *[np.inf] * many]
+    first_late = none + 1 if name == "fedstaleweight" else none  # its fresh uploads weigh nothing
+    found = ends(name, starts, changes, np.concatenate([*[first_late] * 5, late]), clip=clip, **rates)
+    return Runs(*([each[i] for each in found] for i in range(5)), [each[5:] for each in found])
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("name", AVERAGING + CORRECTED)
 def test_statistics_become_the_mean_of_the_clients_own(name):
-    """For any staleness: in the second step one client started where those of the first did, another elsewhere."""
-    weak = {"strength": 0.01} if name == "dc_asgd_a" else {}  # a strong correction turns the weights around
-    stale = np.ones((2, 2)) if name == "fedstaleweight" else None  # its fresh uploads weigh nothing
-    statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]], stale, **weak)
+    """For any staleness."""
+    statistics, weights = runs(name).usual
     np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
-    assert np.all(weights > 0)
+    turned = name == "dc_asgd_a"  # its strong correction turns the weights around
+    assert np.all((weights > 0) != turned)
 
 
 def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
@@ -79,42 +116,31 @@ def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
 
     monkeypatch.setitem(SERVERS, "by_hand", by_hand)
     with jax.enable_x64(True):
-        uploads = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
-        for ours, theirs in zip(
-            after_steps("by_hand", *uploads), after_steps("fedbuff", *uploads, server_lr=1.0), strict=True
-        ):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
-ALONG_A_CURVE = {"asynccurve"}  # its models and statistics move a part of the way together
-RATED = sorted(name for name, rule in SERVERS.items() if "server_lr" in inspect.signature(rule).parameters)
+        theirs = ends("fedbuff", [STARTS], [CHANGES], server_lr=[1.0])
+        for one, other in zip(ends("by_hand", [STARTS], [CHANGES]), theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("name", sorted({*RATED} - ALONG_A_CURVE))
 def test_the_servers_rate_moves_weights_and_not_statistics(name):
-    steps = [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]]
-    (slow, _), (usual, _) = (after_steps(name, *steps, server_lr=rate) for rate in (0.05, 0.5))
-    np.testing.assert_allclose(slow, usual, rtol=1e-12)
-
-
-PAIRS = st.tuples(*[st.tuples(*[st.floats(0.0, 10.0)] * 2)] * 2)
-LATE = st.tuples(*[st.tuples(*[st.integers(0, 30)] * 2)] * 2)
+    (slow, little), (fast, far), *_ = runs(name)
+    np.testing.assert_allclose(slow, fast, rtol=1e-12)
+    assert np.all(little != far)
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("name", sorted(SERVERS))
-@given(start=PAIRS, end=PAIRS, staleness=LATE)
-def test_no_rule_leaves_the_range_of_what_clients_hold(name, start, end, staleness):
+def test_no_rule_leaves_the_range_of_what_clients_hold(name):
     """So no running variance becomes negative, for any staleness."""
-    statistics, _ = after_steps(name, start, np.subtract(end, start), staleness)
-    held = [1.0, *np.ravel(end)]
-    assert np.all(statistics >= min(held) - 1e-9)
-    assert np.all(statistics <= max(held) + 1e-9)
+    _, end, _ = drawn()
+    statistics, _ = runs(name).drawn
+    held = np.concatenate([np.ones((len(end), 1)), end.reshape(len(end), -1)], axis=1)
+    assert np.all(statistics >= held.min(axis=1, keepdims=True) - 1e-9)
+    assert np.all(statistics <= held.max(axis=1, keepdims=True) + 1e-9)
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("name", AVERAGING + CORRECTED)
 def test_statistics_have_no_part_in_how_weights_move(name):
-    small, large = (after_steps(name, [[1.0, 1.0]], [[s, s]], clip=1.5)[1] for s in (0.0, 100.0))
-    np.testing.assert_array_equal(small, large)
+    np.testing.assert_array_equal(runs(name).small[1], runs(name).large[1])
