@@ -30,6 +30,7 @@ from tests.server.made_up import (
     KEY,
     LENGTH,
     D,
+    arrival,
     closing,
     flat,
     random_uploads,
@@ -51,8 +52,8 @@ def averaging(lr=1.0, **options):
 
 
 def moments(rule):
-    """The rule by its name in the textbook, of numbers, with uniform weights."""
-    return lambda *numbers: Rule(*rule(*numbers))
+    """The rule by its name in the textbook, of numbers."""
+    return lambda *numbers: Rule(*rule(*numbers), by_examples=True)
 
 
 def later(p):
@@ -61,7 +62,7 @@ def later(p):
 
 
 def curving(lr, lowest, swa, momentum, fraction, decay):
-    return textbook_loops.asynccurve(lr, lowest, swa, momentum, orthodyn((fraction,), decay=decay), cycle=4)
+    return textbook_loops.asynccurve(lr, lowest, swa, momentum, orthodyn((fraction,), decay=decay), cycle=4, inner=2)
 
 
 def pairs(pairing, lr=1.0):
@@ -151,19 +152,6 @@ def swept(name, uploads, fixed, values):
     return flat(path), weights
 
 
-@pytest.mark.float64
-@pytest.mark.parametrize("name", SERVERS)
-def test_a_rule_with_and_without_guard_rails_equals_its_numpy_loop(name):
-    (options, book), uploads = RULES[name], random_uploads(31)
-    paths, weights = swept(name, uploads, options, dict(zip(GUARDS, zip(*GUARDED))))
-    books = [textbook.play(flat(start_params()), uploads, book, guards) for guards in GUARDED]
-    for have, weight, (expected, effective) in zip(paths, weights, books, strict=True):
-        np.testing.assert_allclose(have, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weight, effective, rtol=1e-12)
-    plain, *guarded = (expected for expected, _ in books)
-    assert len(np.unique(plain[:, 0])) > 10 and all(np.abs(path - plain).max() > 1e-4 for path in guarded)
-
-
 UNIFORM, LR, EXPONENT = {"weighting": "uniform"}, {"server_lr": [1.0, 0.3]}, {"exponent": [0.0, 2.0]}
 MIXING, HINGE = {"mixing": [0.6, 1.0]}, {"staleness": "hinge", "slope": [10.0, 1.0], "threshold": [4.0, 0.0]}
 MOMENTS = {"server_lr": [0.1, 0.3], "b1": [0.9, 0.5], "b2": [0.99, 0.9], "eps": [1e-3, 0.1]}
@@ -175,20 +163,11 @@ SWITCHES = {
 # every choice of the others.
 SWEEPS = [
     ("fedavg", UNIFORM | LR, averaging),
-    ("fedavgm", UNIFORM | {"server_lr": [0.5, 0.3], "momentum": [0.9, 0.1]}, moments(textbook.momentum)),
-    (
-        "fedadagrad",
-        UNIFORM | {"server_lr": [0.1, 0.3], "eps": [1e-3, 0.5], "initial": [0.0, 0.1]},
-        moments(textbook.adagrad),
-    ),
-    ("fedadam", UNIFORM | MOMENTS, moments(textbook.adam)),
-    ("fedyogi", UNIFORM | MOMENTS, moments(textbook.yogi)),
+    ("fedavgm", {"server_lr": [0.5, 0.3], "momentum": [0.9, 0.1]}, moments(textbook.momentum)),
+    ("fedadagrad", {"server_lr": [0.1, 0.3], "eps": [1e-3, 0.5], "initial": [0.0, 0.1]}, moments(textbook.adagrad)),
+    ("fedadam", MOMENTS, moments(textbook.adam)),
+    ("fedyogi", MOMENTS, moments(textbook.yogi)),
     ("fedasync", MIXING | EXPONENT, lambda a, p: textbook.mixing(a, later(p))),
-    (
-        "fedasync",
-        HINGE | {"mixing": [0.6, 0.2]},
-        lambda slope, b, a: textbook.mixing(a, lambda tau: textbook.hinge(tau, slope, b)),
-    ),
     ("asgd", LR, averaging),
     (
         "delay_adaptive_asgd",
@@ -210,9 +189,9 @@ SWEEPS = [
     ),
     ("asynfl", LR, lambda lr: textbook.over_all(CLIENTS, lr)),
     ("fedcompass", LR | EXPONENT, lambda lr, p: textbook.over_all(CLIENTS, lr, later(p))),
-    ("fedcompass", HINGE, lambda slope, b: textbook.over_all(CLIENTS, 0.9, lambda tau: textbook.hinge(tau, slope, b))),
     ("ca2fl", LR, textbook_loops.ca2fl),
-    *(("adpsgd", {"pairing": name} | LR, functools.partial(pairs, name)) for name in PAIRINGS),
+    ("adpsgd", LR, functools.partial(pairs, "complete")),
+    ("adpsgd", {"pairing": "ring"} | LR, functools.partial(pairs, "ring")),  # the others in ``test_adpsgd.py``
     ("malenia", LR, textbook_loops.malenia),
     ("ringleader", LR, textbook_loops.ringleader),
     (
@@ -278,7 +257,14 @@ SWEEPS = [
     ("fedmrur", LR, reaggregated),
     (
         "asynccurve",
-        {"cycle": 4, "server_lr": [0.6, 1.0], "lowest": [0.2, 1.0], "swa": [0.5, 0.2], "momentum": [0.5, 0.2]}
+        {
+            "cycle": 4,
+            "curve": "cubic",
+            "server_lr": [0.6, 1.0],
+            "lowest": [0.2, 1.0],
+            "swa": [0.5, 0.2],
+            "momentum": [0.5, 0.2],
+        }
         | {"fraction": [0.9, 0.7], "decay": [0.5, 0.2]},
         curving,
     ),
@@ -311,41 +297,77 @@ SWEEPS = [
     ),
     (
         "asynccurve",
-        {"step": "line", "warm": "off", "switch": "share", "fraction": 0.3} | LR,
-        lambda lr: textbook_loops.asynccurve(lr, step="line", correct=orthodyn((0.3,), share=True)),
+        {"step": "line", "warm": "off", "switch": "share", "fraction": 0.3, "weighting": "examples"} | LR,
+        lambda lr: textbook_loops.asynccurve(lr, step="line", correct=orthodyn((0.3,), share=True), by_examples=True),
     ),
-    ("asynccurve", {"curve": "cubic"} | LR, lambda lr: textbook_loops.asynccurve(lr, inner=2)),
-    ("asynccurve", {"weighting": "examples"} | LR, lambda lr: textbook_loops.asynccurve(lr, by_examples=True)),
+    ("asynccurve", LR, textbook_loops.asynccurve),
     (
         "asynccurve",
         {"curve": "chain", "bends": 3, "control": "none"} | LR,
         lambda lr: textbook_loops.asynccurve(lr, control="none", curve=polygon, inner=3),
     ),
 ]
-DISCOUNT = set(factories.options_of(discount))
 
 
-def test_every_rule_and_every_option_has_a_textbook_version():
-    assert set(GUARDS) == set(factories.options_of(guard_rails))
-    assert set(RULES) == set(SERVERS)
-    for name, factory in SERVERS.items():
-        tried = {*RULES[name][0], *(key for other, options, _ in SWEEPS if other == name for key in options)}
-        own = set(factories.options_of(factory))
-        assert own - DISCOUNT - {*GUARDS} <= tried and own >= {*GUARDS}
-        assert not own & DISCOUNT or (own >= DISCOUNT and "exponent" in tried)
-    assert {key for _, options, _ in SWEEPS for key in options} >= DISCOUNT
+def split(options):
+    """The fixed options, and the columns of those that are traced."""
+    traced = {key: value for key, value in options.items() if isinstance(value, list)}
+    return {key: options[key] for key in options.keys() - traced.keys()}, traced
+
+
+# what an option is by its default None
+BY_DEFAULT = {"exponent": 0.5, "tolerated": CLIENTS}
+
+
+def numbers_of(name):
+    """The values of the options that may be traced, by default, as far as these are numbers."""
+    traced = {key: p.default for key, p in factories.options_of(SERVERS[name]).items() if factories.is_traced(p)}
+    return {key: BY_DEFAULT.get(key) if value is None else value for key, value in traced.items()}
+
+
+def is_of_the_rule(name, options):
+    """Whether a sweep can be run together with the rule's defaults: it fixes the same, and the defaults are numbers."""
+    (fixed, traced), numbers = split(options), numbers_of(name)
+    same = {key: value for key, value in RULES[name][0].items() if key not in numbers}
+    return fixed == same and all(numbers[key] is not None for key in traced)
+
+
+ALONE = [sweep for sweep in SWEEPS if not is_of_the_rule(*sweep[:2])]
+
+
+def equal(paths, weights, books, uploads):
+    """Compare with the textbook's rules, (rule, guards) each; return the textbook's paths."""
+    expected = [textbook.play(flat(start_params()), uploads, *book) for book in books]
+    for have, weight, (path, effective) in zip(paths, weights, expected, strict=True):
+        np.testing.assert_allclose(have, path, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(weight, effective, rtol=1e-12)
+    return [path for path, _ in expected]
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(("name", "options", "book"), SWEEPS, ids=[f"{n}-{'-'.join(o)}" for n, o, _ in SWEEPS])
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_rule_its_guard_rails_and_its_numbers_equal_its_numpy_loop(name):
+    """One program: the defaults under every guard, then the sweeps over numbers that leave other options alone."""
+    (options, book), uploads, numbers = RULES[name], random_uploads(31), numbers_of(name)
+    given = {key: value for key, value in options.items() if key in numbers}
+    books, rows = [(book, guards) for guards in GUARDED], [given | guards._asdict() for guards in GUARDED]
+    for columns, of in (sweep[1:] for sweep in SWEEPS if sweep[0] == name and sweep not in ALONE):
+        traced = split(columns)[1]
+        books += [(of(*values), GUARDED[0]) for values in zip(*traced.values())]
+        rows += [GUARDED[0]._asdict() | dict(zip(traced, values)) for values in zip(*traced.values())]
+    columns = {key: [row.get(key, numbers[key]) for row in rows] for row in rows for key in row}
+    fixed = {key: value for key, value in options.items() if key not in numbers}
+    plain, *others = equal(*swept(name, uploads, fixed, columns), books, uploads)
+    assert len(np.unique(plain[:, 0])) > 10
+    assert all(np.abs(path - plain).max() > 1e-4 for path in others[: len(GUARDED) - 1])
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize(("name", "options", "book"), ALONE, ids=[f"{n}-{'-'.join(o)}" for n, o, _ in ALONE])
 def test_options_are_those_of_the_numpy_loop_and_numbers_may_be_traced(name, options, book):
-    traced = {key: value for key, value in options.items() if isinstance(value, list)}
-    uploads = random_uploads(12, 30)
-    paths, weights = swept(name, uploads, {key: options[key] for key in options.keys() - traced.keys()}, traced)
-    for have, weight, values in zip(paths, weights, zip(*traced.values()), strict=True):
-        expected, effective = textbook.play(flat(start_params()), uploads, book(*values))
-        np.testing.assert_allclose(have, expected, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(weight, effective, rtol=1e-12)
+    (fixed, traced), uploads = split(options), random_uploads(12, 30)
+    books = [(book(*values),) for values in zip(*traced.values())]
+    equal(*swept(name, uploads, fixed, traced), books, uploads)
 
 
 @pytest.mark.float64
@@ -356,6 +378,36 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
     expected, effective = textbook.play(flat(start_params()), uploads, book)
     np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(weights, effective, rtol=1e-12)
+
+
+OPTIMISERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+WEIGHTED = [
+    *((name, {"weighting": kind}, weight) for name in OPTIMISERS for kind, weight in (("uniform", 1), ("examples", 7))),
+    ("fedcompass", {"staleness": "hinge", "slope": 3.0, "threshold": 2.0}, textbook.hinge(6, 3.0, 2.0)),
+    ("fedasync", {"staleness": "hinge", "slope": 3.0, "threshold": 2.0}, 0.6 * textbook.hinge(6, 3.0, 2.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "weight"), WEIGHTED)
+def test_choices_of_a_weight_give_it(name, options, weight):
+    """What the weight does is that of the loops above."""
+    rule = SERVERS[name](**options)
+    given = arrival(jnp.ones(3), jnp.zeros(3), 6, weight=7.0)
+    np.testing.assert_allclose(received(rule)(*rule.init(jnp.zeros(3)), given)[2].weight, weight, rtol=1e-6)
+
+
+DISCOUNT = set(factories.options_of(discount))
+
+
+def test_every_rule_and_every_option_has_a_textbook_version():
+    assert set(GUARDS) == set(factories.options_of(guard_rails))
+    assert set(RULES) == set(SERVERS)
+    for name, factory in SERVERS.items():
+        tried = {*RULES[name][0], *(key for other, options, _ in SWEEPS + WEIGHTED if other == name for key in options)}
+        own = set(factories.options_of(factory))
+        assert own - DISCOUNT - {*GUARDS} <= tried and own >= {*GUARDS}
+        assert not own & DISCOUNT or (own >= DISCOUNT and "exponent" in tried)
+    assert {key for _, options, _ in SWEEPS for key in options} >= DISCOUNT
 
 
 # --- identities --------------------------------------------------------------------------------
