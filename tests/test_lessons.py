@@ -127,17 +127,20 @@ SETTING = {
 }
 
 
-def test_equal_weights_are_the_run_of_asgd(files):
-    run = files.bound.problem(SETTING)
+@pytest.fixture(scope="module")
+def run(files):
+    return files.bound.problem(SETTING)
+
+
+def test_equal_weights_are_the_run_of_asgd(run):
     (loss, scores), _ = run.value(run.start)
-    evaluations = simulate(**SETTING).evaluations
-    np.testing.assert_allclose(scores["loss"], evaluations["loss"], rtol=1e-5)
-    assert float(loss) == pytest.approx(float(np.mean(evaluations["validation_loss"][-2:])), rel=1e-5)
-    np.testing.assert_array_equal(run.staleness, simulate(**SETTING).updates["staleness"])
+    simulated = simulate(**SETTING)
+    np.testing.assert_allclose(scores["loss"], simulated.evaluations["loss"], rtol=1e-5)
+    assert float(loss) == pytest.approx(float(np.mean(simulated.evaluations["validation_loss"][-2:])), rel=1e-5)
+    np.testing.assert_array_equal(run.staleness, simulated.updates["staleness"])
 
 
-def test_the_gradient_by_weights_is_that_of_differences(files):
-    run = files.bound.problem(SETTING)
+def test_the_gradient_by_weights_is_that_of_differences(run):
     (_, _), gradient = run.value(run.start)
     for place in (0, 7):
         moved = [
@@ -146,8 +149,7 @@ def test_the_gradient_by_weights_is_that_of_differences(files):
         assert float(moved[0] - moved[1]) / 0.04 == pytest.approx(float(gradient["weights"][place]), rel=0.02)
 
 
-def test_each_family_ends_no_higher_than_the_one_before(files):
-    run = files.bound.problem(SETTING)
+def test_each_family_ends_no_higher_than_the_one_before(files, run):
     first = before = files.bound.descended(run, files.bound.groups("one weight", run.staleness), run.start, 0)
     assert np.array_equal(first[1]["weights"], run.start["weights"])
     for family in files.bound.FAMILIES:
