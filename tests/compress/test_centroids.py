@@ -62,10 +62,10 @@ def encoded(k, reference="paper"):
 
 def test_leaves_are_clustered_by_the_stated_rule():
     params = model()
-    clustered = encoded(4)(params, None, KEY)
+    clustered = encoded(40)(params, None, KEY)
     for layer in ("conv", "dense"):
         kernel = params[layer]["kernel"]
-        assert clustered.tables[layer]["kernel"].shape == (4,)
+        assert clustered.tables[layer]["kernel"].shape == (40,)
         index = clustered.indices[layer]["kernel"]
         assert index.dtype == jnp.uint8 and index.shape == kernel.shape
         assert clustered.rest[layer]["kernel"] is None and clustered.tables[layer]["bias"] is None
@@ -191,7 +191,7 @@ def test_equal_centroids_send_all_entries_to_the_lower_one():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_layer_that_is_not_finite_decodes_to_no_finite_number(bad):
-    for k in (1, 4):
+    for k in (1, 40):
         params = model()
         params["conv"]["kernel"] = params["conv"]["kernel"].at[0, 1, 1, 2].set(bad)
         clustered = encoded(k)(params, None, KEY)
@@ -201,16 +201,16 @@ def test_a_layer_that_is_not_finite_decodes_to_no_finite_number(bad):
     assert np.isnan(arrived["conv"]["kernel"]).all() and arrived["dense"]["kernel"][0] == 0
     with pytest.raises(ValueError, match="must be finite"):
         encode(payloads(clustered))
-    init = encoded(4)(model(), None, KEY).tables
+    init = encoded(40)(model(), None, KEY).tables
     init["dense"]["kernel"] = init["dense"]["kernel"].at[2].set(bad)
-    assert np.isnan(encoded(4)(model(), init, None).tables["dense"]["kernel"]).all()
+    assert np.isnan(encoded(40)(model(), init, KEY).tables["dense"]["kernel"]).all()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_magnitudes_do_not_matter(scale):
     params = model()
     far = jax.tree.map(lambda leaf: leaf * np.float32(scale), params)
-    one, other = (encoded(4)(p, None, KEY, 20, 0.0).tables["conv"]["kernel"] for p in (params, far))
+    one, other = (encoded(40)(p, None, KEY, 20, 0.0).tables["conv"]["kernel"] for p in (params, far))
     np.testing.assert_allclose(other, one * np.float32(scale), rtol=1e-5)
 
 

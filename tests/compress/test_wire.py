@@ -1,6 +1,5 @@
 """The wire format: exact round trips, true sizes, safe decoding of foreign bytes."""
 
-import functools
 import zlib
 
 import jax
@@ -34,6 +33,7 @@ from fedjax_async.compress import (
     wire_bytes,
 )
 from tests.compress import textbook
+from tests.compress.programs import compiled
 
 KEY = jax.random.key(3)
 ANY_LENGTH = st.integers(0, 70)
@@ -115,22 +115,11 @@ def test_reported_bits_are_the_bytes(payload):
 
 
 MADE = {
-    **{name: factory() for name, factory in COMPRESSORS.items()},
-    "cast float16": cast(dtype="float16"), "qsgd 127": qsgd(levels=127),
-    "qsgd in buckets": qsgd(levels=7, bucket=64, norm="max"), "topk of few": topk(ratio=0.001),
-    "topk of many": topk(ratio=0.7), "chain": chain(topk(ratio=0.3), scaled_sign()),
+    **{name: (factory, {}) for name, factory in COMPRESSORS.items()},
+    "cast float16": (cast, {"dtype": "float16"}), "qsgd 127": (qsgd, {"levels": 127}),
+    "qsgd in buckets": (qsgd, {"levels": 7, "bucket": 64, "norm": "max"}), "topk of few": (topk, {"ratio": 0.001}),
+    "topk of many": (topk, {"ratio": 0.7}), "chain": (lambda: chain(topk(ratio=0.3), scaled_sign()), {}),
 }  # fmt: skip
-
-
-@functools.cache
-def compiled(name):
-    compressor = MADE[name]
-
-    def everything(x):
-        payload = compressor.compress(KEY, x)
-        return payload, compressor.decompress(payload), compressor.bits(payload)
-
-    return jax.jit(everything)
 
 
 CASES = [*((name, 1000) for name in MADE), *((name, size) for name in COMPRESSORS for size in (0, 1))]
@@ -138,13 +127,14 @@ CASES = [*((name, 1000) for name in MADE), *((name, size) for name in COMPRESSOR
 
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_what_compressors_send_arrives(name, size):
+    factory, options = MADE[name]
     for kind in ("gaussian", "ties", "constant"):
-        payload, x_hat, reported = compiled(name)(textbook.vector(kind, size))
+        payload, x_hat, reported = compiled(factory, **options)(KEY, textbook.vector(kind, size))
         data = encode(payload)
         assert reported == 8 * len(data) and most_bits(payload) >= reported
         same(decode(data), jax.device_get(payload))
         if size < 1000 or kind == "gaussian":
-            np.testing.assert_allclose(MADE[name].decompress(decode(data)), x_hat, rtol=1e-6)
+            np.testing.assert_allclose(factory(**options).decompress(decode(data)), x_hat, rtol=1e-6)
 
 
 def test_what_trees_send_arrives():
