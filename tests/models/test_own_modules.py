@@ -55,7 +55,31 @@ def as_usual():
         yield
 
 
-MODELS = {"linen": lambda: from_flax(Linen(), input_shape=(FEATURES,)), "nnx": lambda: from_nnx(Nnx)}
+MODELS = {"linen": from_flax(Linen(), input_shape=(FEATURES,)), "nnx": from_nnx(Nnx)}
+
+
+@functools.cache
+def started(kind):
+    return jax.jit(MODELS[kind].init)(jax.random.key(1))
+
+
+@functools.cache
+def programs(kind):
+    """``run_job`` of SGD, and the gradient of the mean loss of a batch with the changed statistics."""
+    model = MODELS[kind]
+    client = local_training(model, optimizer=optax.sgd(LR), batch_size=BATCH)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def job(params, data, steps):
+        return run_job(client, KEY, Message(params), (), data, steps)[0]
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def slope(weights, before, x, y):
+        outputs, changed = model.train({**before, "params": weights}, x, KEY, jnp.ones(len(x)))
+        return model.loss(outputs, y).mean(), changed
+
+    return job, slope
 
 
 @pytest.mark.float64
@@ -64,18 +88,9 @@ MODELS = {"linen": lambda: from_flax(Linen(), input_shape=(FEATURES,)), "nnx": l
 @pytest.mark.usefixtures("as_usual")
 def test_padded_rows_enter_neither_statistics_nor_weights(kind, size):
     """One epoch against a loop over batches of their own size; one example alone has no variance to take."""
-    model = MODELS[kind]()
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model.init(jax.random.key(1)))
-    steps = -(-size // BATCH)
-    client = local_training(model, optimizer=optax.sgd(LR), batch_size=BATCH)
-    upload, _ = jax.jit(run_job, static_argnums=(0, 5))(client, KEY, Message(params), (), client_data(size=size), steps)
-
-    @jax.jit
-    @functools.partial(jax.grad, has_aux=True)
-    def slope(weights, before, x, y):
-        outputs, changed = model.train({**before, "params": weights}, x, KEY, jnp.ones(len(x)))
-        return model.loss(outputs, y).mean(), changed
-
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), started(kind))
+    (job, slope), steps = programs(kind), -(-size // BATCH)
+    upload = job(params, client_data(size=size), steps)
     x, y, _ = pool()
     after = params
     for positions in textbook.batches(tuple(int(word) for word in seed_of(KEY)), size, BATCH, steps):
@@ -90,8 +105,7 @@ def test_padded_rows_enter_neither_statistics_nor_weights(kind, size):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_in_evaluation_the_running_statistics_are_used_and_stay(kind):
-    model = MODELS[kind]()
-    params = model.init(jax.random.key(1))
+    model, params = MODELS[kind], started(kind)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, FEATURES)), jnp.float32)
     whole = model.apply(params, x)
     np.testing.assert_allclose(whole[:2], model.apply(params, x[:2]), rtol=1e-6)
@@ -220,7 +234,7 @@ class Convolutions(nn.Module):
 
 def test_convolutions_of_a_module_use_our_lowerings_and_are_equal_in_values_and_gradients():
     model, x = from_flax(Convolutions(), input_shape=(12, 12, 1)), jax.random.normal(KEY, (5, 12, 12, 1))
-    params = model.init(jax.random.key(1))
+    params = jax.jit(model.init)(jax.random.key(1))
     text = jax.jit(model.apply).lower(params, x).as_text()
     assert text.count("stablehlo.convolution") < jax.jit(Convolutions().apply).lower(
         {"params": params}, x
