@@ -18,7 +18,7 @@ from fedjax_async.cli.parsing import in_free_folder
 from fedjax_async.cli.runs import drawing_of
 from fedjax_async.config import Settings
 from fedjax_async.config.inputs import with_files
-from fedjax_async.config.problem import data_of, initial, model_of
+from fedjax_async.config.problem import data_of, initial, model_of, params_dtype
 from fedjax_async.config.settings import from_dict
 from fedjax_async.engine.devices import require_backend
 from fedjax_async.models import arrays_of, filled
@@ -76,7 +76,7 @@ def _landscape_in(out: Path, arguments: argparse.Namespace, drawing: Drawing) ->
     with precision(settings):
         data = data_of(with_files(settings, only=("dataset", "partition", "model")))
         model = model_of(settings, data)
-        like, _ = initial(model, settings.compute)(jax.random.key(settings.seed))
+        like, _ = initial(model.init, params_dtype(settings.compute))(jax.random.key(settings.seed))
         models = [_params_of(*each, like, best=arguments.best) for each in zip(runs, arguments.folders)]
         _check_distinct(models, arguments.folders)
         subject = _subject(model, data, arguments)

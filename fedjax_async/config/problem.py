@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -264,13 +265,13 @@ def params_dtype(compute: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def initial(model: Model, compute: str) -> Any:
-    """Jitted ``root -> (params, key of the run)``."""
+def initial(init: Callable[[Key], Params], dtype: str) -> Any:
+    """Jitted ``root -> (params, key of the run)``, for all models that start by this ``init``."""
 
     def make(root: Key) -> tuple[Params, Key]:
         init_key, run_key = jax.random.split(root)
-        params = model.init(init_key)
-        if params_dtype(compute) == "float64":
+        params = init(init_key)
+        if dtype == "float64":
             params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
         return params, run_key
 
@@ -292,7 +293,7 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
     A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``); ``initial_rename`` gives
     the layers that have another name there. Raises ``ValueError`` naming the file and the array that does not fit.
     """
-    params, key = initial(model, s.compute)(jax.random.key(s.seed))
+    params, key = initial(model.init, params_dtype(s.compute))(jax.random.key(s.seed))
     if s.initial is None:
         return params, key
     renamed = layer_names("initial_rename", s.initial_rename)

@@ -29,6 +29,7 @@ from fedjax_async.config.problem import (
     check_model,
     initial,
     model_of,
+    params_dtype,
     usual_partition,
 )
 from fedjax_async.config.registries import REGISTRIES
@@ -220,7 +221,7 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
     model = model_of(s, data)
     if own.is_own(s, "model"):
         contracts.check_own_model(model, data)
-    shapes, _ = initial(model, s.compute).eval_shape(jax.random.key(s.seed))
+    shapes, _ = initial(model.init, params_dtype(s.compute)).eval_shape(jax.random.key(s.seed))
     if s.personal is not None:
         model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)
