@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": (2, 4)}, "scale": ()}
+SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": ()}}
 GROUPS = {
-    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")], [("scale",)]],
-    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")], [("scale",)]],
-    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel"), ("scale",)]],
+    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")]],
+    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")]],
+    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel")]],
 }
 
 
